@@ -1,0 +1,1 @@
+"""Torch-free words that every other package speaks."""

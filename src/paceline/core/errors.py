@@ -1,0 +1,53 @@
+"""The errors a user can meet. Each is one line that names the place, the value and the fix."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PacelineError(ValueError):
+    """Say in one line what was wrong and how to mend it; `exit_code` is the process's.
+
+    Anything else that escapes the program is a bug of ours and keeps its traceback.
+    """
+
+    exit_code = 2
+
+
+class RecipeError(PacelineError):
+    """A recipe, preset or override that cannot be used."""
+
+
+class DataError(PacelineError):
+    """A data set that cannot be read: a path, a class list, an image."""
+
+
+class WorldError(PacelineError):
+    """Ranks, devices, hosts or ports that do not fit together."""
+
+
+class CheckpointError(PacelineError):
+    """No usable checkpoint where one is needed."""
+
+    exit_code = 4
+
+
+class NonFiniteLossError(PacelineError):
+    """The loss stopped being a number: the run ends before the weights follow it."""
+
+    exit_code = 1
+
+
+class PeerLostError(PacelineError):
+    """A rank failed because another one did. `is_explained` says that the other one speaks for itself."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, is_explained: bool) -> None:
+        super().__init__(message)
+        self.is_explained = is_explained
+
+
+def near_miss(word: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'x'?)` for the known word closest to `word`, or an empty string."""
+    matches = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean '{matches[0]}'?)" if matches else ""

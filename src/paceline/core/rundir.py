@@ -1,0 +1,111 @@
+"""The run directory: one folder a run, the only thing its two halves share."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.results import RunResult
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write `text` beside `path` and move it into place, so that no reader ever sees half a file."""
+    beside = path.with_name(f".{path.name}.tmp")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Where everything a run writes is found."""
+
+    path: Path
+
+    @classmethod
+    def default(cls, recipe_name: str, now: datetime) -> "RunDir":
+        """Return a new name under `runs/`; a number is added when the second is taken."""
+        stem = Path("runs") / f"{recipe_name}-{now:%Y%m%d-%H%M%S}"
+        candidates = [stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 100))]
+        return cls(next(path for path in candidates if not path.exists()))
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints, one folder each."""
+        return self.path / "checkpoints"
+
+    @property
+    def steps(self) -> Path:
+        """One JSON line a logged step."""
+        return self.path / "steps.jsonl"
+
+    @property
+    def evals(self) -> Path:
+        """One JSON line an evaluation."""
+        return self.path / "evals.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One CSV row an evaluation."""
+        return self.path / "metrics.csv"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    def samples(self, rank: int) -> Path:
+        """Return the file of the samples that `rank` trained on, one JSON line a step."""
+        return self.path / f"steps.rank{rank}.jsonl"
+
+    def refuse_another_run(self, *, resume: bool) -> None:
+        """Raise `RecipeError` when the folder already holds a run that is not to be resumed."""
+        if self.recipe.exists() and not resume:
+            raise RecipeError(f"--run-dir: {self.path} already holds a run (add --resume, or name another)")
+
+    def create(self, *, resume: bool) -> None:
+        """Make the folder. Raise `RecipeError` when it cannot be, or holds a run that is not to be resumed."""
+        self.refuse_another_run(resume=resume)
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecipeError(f"--run-dir: {self.path} cannot be made: {error.strerror} (name another)") from None
+
+    def write_json(self, name: str, values: Any) -> None:
+        """Write `values` to file `name`, atomically."""
+        write_atomic(self.path / name, json.dumps(values, indent=2) + "\n")
+
+    def write_result(self, result: RunResult) -> None:
+        """Write `result.json`, which marks the run as finished."""
+        write_atomic(self.path / "result.json", result.model_dump_json(indent=2) + "\n")
+
+    def read_result(self) -> RunResult:
+        """Return the result. Raise `PacelineError` when there is none or it cannot be read."""
+        path = self.path / "result.json"
+        try:
+            return RunResult.model_validate_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise PacelineError(f"{path}: the run has not finished (continue it with --resume)") from None
+        except ValueError as error:
+            first = str(error).splitlines()[0]
+            raise PacelineError(f"{path}: is not a result: {first} (run it again)") from None
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a JSON-lines file; a last line cut off by a kill is left out."""
+    if path.exists():
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    yield json.loads(line)

@@ -1,0 +1,49 @@
+"""Who this process is among the processes of a run. How it is found out lives in `parallel.environ`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Launcher = Literal["single", "local", "torchrun", "slurm"]
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place: `rank` of `world_size`, `local_rank` of `local_world_size` on its node.
+
+    `launcher` says who started the ranks, `launcher_pid` is its process where that is ours (0 elsewhere). `store_fd`
+    is an open listening socket for the rendezvous store, handed to rank 0 by the local launcher so that no port is
+    ever chosen twice (-1 when there is none). `attempt` counts restarts of the ranks, and `agent_hosts_store` says
+    that torchrun's agent, not rank 0, runs the store.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    launcher: Launcher = "single"
+    store_fd: int = -1
+    attempt: int = 0
+    agent_hosts_store: bool = False
+    launcher_pid: int = 0
+
+    @classmethod
+    def single(cls) -> "World":
+        """Return the world of one process."""
+        return cls()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes the run directory and speaks to the user."""
+        return self.rank == 0
+
+    @property
+    def is_node_main(self) -> bool:
+        """Whether this rank does what is done once a node, such as a download."""
+        return self.local_rank == 0
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes the ranks are on, when every node has as many ranks as this one."""
+        return -(-self.world_size // self.local_world_size)
