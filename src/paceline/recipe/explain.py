@@ -1,0 +1,106 @@
+"""Turn pydantic's report into one line that names the field, the value and the fix."""
+
+import re
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from paceline.core.errors import near_miss
+from paceline.recipe.schema import Recipe
+
+
+def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
+    """Return (dotted path, message) of the first field in `error`; `values` is what was validated."""
+    details = error.errors(include_url=False)
+    paths = [_path(detail["loc"], values, detail["type"] == "missing") for detail in details]
+    # An unknown key explains what follows from it better than the other way round.
+    first = next(
+        (path for path, detail in zip(paths, details, strict=True) if detail["type"] == "extra_forbidden"),
+        paths[0],
+    )
+    same = [detail for path, detail in zip(paths, details, strict=True) if path == first]
+    message = _message(first, same)
+    others = len(set(paths)) - 1
+    return first, message + (f"; {others} more like this" if others else "")
+
+
+def _path(loc: tuple[str | int, ...], values: Any, missing: bool) -> str:
+    """Drop from `loc` the names of union branches, which are no part of a recipe."""
+    path = ""
+    for position, part in enumerate(loc):
+        if isinstance(values, dict) and part in values:
+            path, values = f"{path}.{part}", values[str(part)]
+        elif isinstance(values, list | tuple) and isinstance(part, int):
+            path, values = f"{path}[{part}]", values[part]
+        elif missing and position == len(loc) - 1:
+            path = f"{path}.{part}"
+    return path.lstrip(".")
+
+
+def _message(path: str, details: list[ErrorDetails]) -> str:
+    detail = details[0]
+    leaf = path.rpartition(".")[2]
+    match detail["type"]:
+        case "extra_forbidden":
+            known = _siblings(detail["loc"][:-1])
+            return "is not a field" + (near_miss(leaf, known) or f" (one of {', '.join(known)})")
+        case "missing":
+            return f"is needed (set {path}=...)"
+        case "union_tag_invalid":
+            known = re.findall(r"'([^']+)'", detail["ctx"]["expected_tags"])
+            tag = detail["ctx"]["tag"]
+            return f"{tag!r} is not one of {', '.join(known)}{near_miss(tag, known)}"
+        case "union_tag_not_found":
+            return f"{_shown(detail['input'])} names no variant (write {{name: ...}})"
+        case "value_error":
+            return str(detail["ctx"]["error"])
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"{_shown(detail['input'])} is a value where a section is needed (set a field below it)"
+    wanted = ", or ".join(dict.fromkeys(_wanted(each) for each in details))
+    return f"{_shown(detail['input'])} should be {wanted}"
+
+
+def _wanted(detail: ErrorDetails) -> str:
+    """Return what one branch of a union would have taken."""
+    if detail["type"] == "value_error":
+        return str(detail["ctx"]["error"]).rpartition("(")[2].rstrip(")")
+    text = detail["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    return text.partition(", unable to parse")[0]
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _siblings(loc: tuple[str | int, ...]) -> list[str]:
+    """Return the fields of the section at `loc`, by walking the JSON schema of a recipe."""
+    schema = Recipe.model_json_schema()
+    node: dict[str, Any] = schema
+    for part in loc:
+        node = _step(_resolve(node, schema), part, schema)
+    return list(_resolve(node, schema).get("properties", {}))
+
+
+def _resolve(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    while "$ref" in node:
+        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    return node
+
+
+def _step(node: dict[str, Any], part: str | int, schema: dict[str, Any]) -> dict[str, Any]:
+    """Go one part of a pydantic location down: into a property, a list item, or the variant of a union."""
+    if part in node.get("properties", {}):
+        child: dict[str, Any] = node["properties"][part]
+        return child
+    if isinstance(part, int):
+        item: dict[str, Any] = node.get("items", {})
+        return item
+    mapping = node.get("discriminator", {}).get("mapping", {})
+    if part in mapping:
+        return _resolve({"$ref": mapping[part]}, schema)
+    for option in node.get("anyOf", []):
+        if _resolve(option, schema).get("title") == part:
+            return _resolve(option, schema)
+    return node

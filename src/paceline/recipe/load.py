@@ -1,0 +1,108 @@
+"""From a name and overrides to a recipe: find it, follow `extends`, lay the patch on top, check the types."""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.core.errors import RecipeError, near_miss
+from paceline.recipe.explain import explain
+from paceline.recipe.layers import Layer, Stack, merge
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+from paceline.recipe.yamlfile import read_file
+
+DEFAULT = "digits"
+PRESETS = Path(str(resources.files("paceline.recipe") / "presets"))
+RUN_RECIPE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A recipe, the short name it goes by, and where each of its values came from."""
+
+    recipe: Recipe
+    name: str
+    stack: Stack
+
+
+def load(name: str = DEFAULT, patch: Patch | None = None) -> Loaded:
+    """Load preset, file or run directory `name` with `patch` over it. Raise `RecipeError`."""
+    path = find(name)
+    layers = [*_chain(path, name), Layer((patch or Patch()).values(), "command line")]
+    stack = merge(layers)
+    return Loaded(validate(stack), _short_name(path), stack)
+
+
+def validate(stack: Stack) -> Recipe:
+    """Return the typed recipe, or raise `RecipeError` for the first field that does not fit."""
+    try:
+        return Recipe.model_validate(stack.values)
+    except ValidationError as error:
+        path, message = explain(error, stack.values)
+        origin = stack.origin(path)
+        prefix = "" if origin in ("default", "command line") else f"{origin}: "
+        raise RecipeError(f"{prefix}{path or 'recipe'}: {message}") from None
+
+
+def find(name: str) -> Path:
+    """Return the file that `name` means: a preset, a YAML file, or a run directory's recipe."""
+    path = Path(name).expanduser()
+    if (path / RUN_RECIPE).is_file():
+        return path / RUN_RECIPE
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise RecipeError(f"{path}: no such recipe file (see `paceline recipes` for the presets)")
+        return path
+    preset = PRESETS / f"{name}.yaml"
+    if name in preset_names():
+        return preset
+    if path.is_dir():
+        raise RecipeError(f"{path}: is a folder without {RUN_RECIPE}, so not a run (name a run directory or a preset)")
+    hint = near_miss(name, preset_names()) or " (see `paceline recipes`)"
+    raise RecipeError(f"{name!r}: is neither a preset, a recipe file nor a run directory{hint}")
+
+
+def preset_names() -> list[str]:
+    """Return the names of the shipped recipes, sorted."""
+    return sorted(str(path.relative_to(PRESETS).with_suffix("")) for path in PRESETS.rglob("*.yaml"))
+
+
+def preset_summary(name: str) -> str:
+    """Return the first line of a preset's header."""
+    first = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip()
+
+
+def _chain(path: Path, name: str) -> list[Layer]:
+    """Return the layers from the root of the `extends` chain to `path`."""
+    layers: list[Layer] = []
+    seen: list[Path] = []
+    while True:
+        if path.resolve() in seen:
+            raise RecipeError(f"{path}: extends itself (mend the chain of `extends`)")
+        seen.append(path.resolve())
+        document = read_file(path)
+        values: dict[str, Any] = dict(document.values)
+        base = values.pop("extends", None)
+        layers.insert(0, Layer(values, _origin(path), document.lines))
+        if base is None:
+            return layers
+        if not isinstance(base, str):
+            raise RecipeError(f"{_origin(path)}: extends: {base!r} is not a name (write a preset or a file)")
+        beside = path.parent / base
+        path = beside if beside.suffix in (".yaml", ".yml") else find(base)
+
+
+def _origin(path: Path) -> str:
+    """Name a preset by its name and a file by its path."""
+    return str(path.relative_to(PRESETS)) if path.is_relative_to(PRESETS) else str(path)
+
+
+def _short_name(path: Path) -> str:
+    """Return a name fit for a folder: the preset's, the file's, or the run's."""
+    if path.is_relative_to(PRESETS):
+        return str(path.relative_to(PRESETS).with_suffix("")).replace("/", "-")
+    return path.parent.name if path.name == RUN_RECIPE else path.stem

@@ -1,0 +1,43 @@
+"""A patch: ordered dotted-path assignments, the only way to vary a recipe."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Self
+
+from paceline.core.errors import RecipeError
+from paceline.recipe.yamlfile import read_value
+
+_KEY = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Assignments of plain values to dotted paths, applied together: `optim.name` before `optim.lr`."""
+
+    assignments: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def parse(cls, words: list[str]) -> Self:
+        """Read `KEY=VALUE` words; the value is YAML, so `1e-3` is a number and `[flip]` a list."""
+        return cls(tuple(_assignment(word) for word in words))
+
+    def values(self) -> dict[str, Any]:
+        """Return the assignments as one nested mapping. A later assignment to the same path wins."""
+        nested: dict[str, Any] = {}
+        for path, value in self.assignments:
+            *parents, leaf = path.split(".")
+            section = nested
+            for parent in parents:
+                child = section.setdefault(parent, {})
+                if not isinstance(child, dict):
+                    raise RecipeError(f"{path}: {parent} was just set to {child!r}, so it has no fields (drop one)")
+                section = child
+            section[leaf] = value
+        return nested
+
+
+def _assignment(word: str) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if not equals or not _KEY.fullmatch(key):
+        raise RecipeError(f"{word!r}: is not an override (write KEY=VALUE, such as optim.lr=0.4)")
+    return key, read_value(text, key)

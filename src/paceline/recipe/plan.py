@@ -1,0 +1,172 @@
+"""The integers of a run, derived once from the recipe, the world and the data set."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+from paceline.core.dataset import DatasetInfo
+from paceline.core.errors import DataError, RecipeError
+from paceline.core.units import Duration, count
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.optim import OneCycle
+
+DEFAULT_PHOTO_SIZE = 224
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do, in steps and images. Every error of divisibility is raised while making one.
+
+    `batch_size` is global; `rank_batch` is a rank's share of it and `micro_batch` what a rank computes at once.
+    `dropped_images` are left out at the end of each epoch, other ones every time. A cadence of 0 means never.
+    """
+
+    world_size: int
+    batch_size: int
+    rank_batch: int
+    micro_batch: int
+    eval_batch: int
+    train_images: int
+    val_images: int
+    num_classes: int
+    channels: int
+    image_size: int
+    steps_per_epoch: int
+    dropped_images: int
+    total_steps: int
+    eval_every: int
+    checkpoint_every: int
+    log_every: int
+    peak_lr: float
+    lr_sentence: str
+
+    @classmethod
+    def derive(cls, recipe: Recipe, world_size: int, train: DatasetInfo, val: DatasetInfo) -> Self:
+        """Resolve `recipe` for `world_size` ranks. Raise `RecipeError` or `DataError` for what does not fit."""
+        data = recipe.data
+        micro_batch = divide_batch(recipe, world_size)
+        steps_per_epoch = train.num_images // data.batch_size
+        if steps_per_epoch == 0:
+            unit = world_size * recipe.train.accumulate
+            fits = train.num_images // unit * unit
+            raise RecipeError(
+                f"data.batch_size: {data.batch_size} is more than the {train.num_images} training images (try {fits})"
+            )
+        if val.num_images == 0 and recipe.train.eval_every != "off":
+            raise DataError("data.source: the validation split is empty (set train.eval_every=off or name another)")
+        _check_statistics(recipe, train)
+        total_steps = _total_steps(recipe, steps_per_epoch)
+
+        def every(duration: Duration | Literal["off"]) -> int:
+            if duration == "off":
+                return 0
+            return max(1, _steps(duration, steps_per_epoch, data.batch_size, total_steps))
+
+        peak_lr = recipe.optim.lr * lr_factor(recipe)
+        eval_batch = 2 * micro_batch if data.eval_batch_size == "auto" else data.eval_batch_size
+        return cls(
+            world_size=world_size,
+            batch_size=data.batch_size,
+            rank_batch=micro_batch * recipe.train.accumulate,
+            micro_batch=micro_batch,
+            eval_batch=eval_batch,
+            train_images=train.num_images,
+            val_images=val.num_images,
+            num_classes=train.num_classes,
+            channels=train.channels,
+            image_size=_image_size(recipe, train),
+            steps_per_epoch=steps_per_epoch,
+            dropped_images=train.num_images - steps_per_epoch * data.batch_size,
+            total_steps=total_steps,
+            eval_every=every(recipe.train.eval_every),
+            checkpoint_every=every(recipe.checkpoint.every),
+            log_every=every(recipe.log.every),
+            peak_lr=peak_lr,
+            lr_sentence=lr_sentence(recipe, peak_lr),
+        )
+
+    def steps(self, duration: Duration) -> int:
+        """Return how many steps of this run `duration` is."""
+        return _steps(duration, self.steps_per_epoch, self.batch_size, self.total_steps)
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch, from 0, that global step `step` (from 0) belongs to."""
+        return step // self.steps_per_epoch
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values, for `plan.json`."""
+        return asdict(self)
+
+
+def divide_batch(recipe: Recipe, world_size: int) -> int:
+    """Return the images a rank computes at once, or raise `RecipeError` when the batch does not divide."""
+    batch_size, accumulate = recipe.data.batch_size, recipe.train.accumulate
+    unit = world_size * accumulate
+    if batch_size % unit:
+        over = count(world_size, "rank") + (f" x {count(accumulate, 'micro-batch')}es" if accumulate > 1 else "")
+        nearest = max(unit, round(batch_size / unit) * unit)
+        raise RecipeError(f"data.batch_size: {batch_size} does not divide over {over} (try {nearest})")
+    return batch_size // unit
+
+
+def lr_factor(recipe: Recipe) -> float:
+    """Return what the learning rate is multiplied by for the batch size.
+
+    Linear: Goyal et al. 2017 (arXiv 1706.02677); square root: Krizhevsky 2014 (arXiv 1404.5997).
+    """
+    base = recipe.optim.base_batch_size
+    if recipe.optim.lr_scaling == "none" or base == "auto":
+        return 1.0
+    ratio = recipe.data.batch_size / base
+    return ratio if recipe.optim.lr_scaling == "linear" else math.sqrt(ratio)
+
+
+def lr_sentence(recipe: Recipe, peak_lr: float) -> str:
+    """Return the learning-rate decision, such as `0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up`."""
+    optim, batch_size = recipe.optim, recipe.data.batch_size
+    if optim.lr_scaling == "none":
+        scaled = f"{optim.lr:g} at {batch_size}, not scaled"
+    else:
+        scaled = f"{optim.lr:g} at {optim.base_batch_size} -> {peak_lr:.4g} at {batch_size}, {optim.lr_scaling}"
+    if isinstance(recipe.schedule, OneCycle):
+        return f"{scaled}, rising for {_spoken(recipe.schedule.peak_at)}"
+    warmup = recipe.schedule.warmup
+    return f"{scaled}, " + (f"{_spoken(warmup)} of warm-up" if warmup.value else "no warm-up")
+
+
+def _spoken(duration: Duration) -> str:
+    if duration.unit == "%":
+        return f"{duration.value:g} % of the run"
+    return count(duration.value, {"ep": "epoch", "st": "step", "img": "image"}[duration.unit])
+
+
+def _steps(duration: Duration, steps_per_epoch: int, batch_size: int, total_steps: int) -> int:
+    return duration.steps(steps_per_epoch=steps_per_epoch, batch_size=batch_size, total_steps=total_steps)
+
+
+def _total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
+    train = recipe.train
+    if train.epochs == "auto":
+        assert train.steps != "auto", "the schema lets exactly one through"
+        return train.steps
+    return max(1, round(train.epochs * steps_per_epoch))
+
+
+def _image_size(recipe: Recipe, info: DatasetInfo) -> int:
+    if recipe.data.image_size != "auto":
+        return recipe.data.image_size
+    if info.image_size is None:
+        return DEFAULT_PHOTO_SIZE
+    height, width = info.image_size
+    if height != width:
+        raise RecipeError(f"data.image_size: the images are {width}x{height}, not square (set data.image_size)")
+    return height
+
+
+def _check_statistics(recipe: Recipe, info: DatasetInfo) -> None:
+    for name, values in (("mean", recipe.data.mean), ("std", recipe.data.std)):
+        if values != "auto" and len(values) != info.channels:
+            wanted = count(info.channels, "number")
+            raise RecipeError(
+                f"data.{name}: {list(values)} does not fit {count(info.channels, 'channel')} (give {wanted})"
+            )

@@ -1,0 +1,50 @@
+"""The base of every recipe section, and the types that several sections share."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+
+from paceline.core.units import Duration
+
+Auto = Literal["auto"]
+Off = Literal["off"]
+Switch = Literal["on", "off"]
+
+
+class Section(BaseModel):
+    """A frozen part of a recipe. Unknown keys are errors; a docstring under a field is its documentation."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+def _parse(value: object) -> Duration:
+    return value if isinstance(value, Duration) else Duration.parse(value)
+
+
+def _parse_training(value: object) -> Duration:
+    duration = _parse(value)
+    if duration.is_time:
+        raise ValueError(f"'{duration}' is wall-clock time, which differs between machines (use ep, st, img or %)")
+    return duration
+
+
+def _parse_time(value: object) -> Duration:
+    duration = _parse(value)
+    if not duration.is_time or duration.seconds <= 0:
+        raise ValueError(f"'{duration}' is not a wall-clock time (use s, min or h)")
+    return duration
+
+
+def _annotated(parse: Any, pattern: str) -> Any:
+    return Annotated[
+        Duration,
+        BeforeValidator(parse),
+        PlainSerializer(str, return_type=str),
+        WithJsonSchema({"type": "string", "pattern": pattern}),
+    ]
+
+
+TrainingDuration = _annotated(_parse_training, r"^\d+(\.\d+)?\s*(ep|st|img|%)$")
+TimeDuration = _annotated(_parse_time, r"^\d+(\.\d+)?\s*(s|min|h)$")

@@ -1,0 +1,120 @@
+"""Read YAML 1.2 as data and nothing else: no tags, no aliases, no duplicate keys; every key knows its line."""
+
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent
+
+from paceline.core.errors import RecipeError
+
+MAX_FILE_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Document:
+    """A mapping read from YAML: plain `values`, and for each dotted path the line (1-based) it stands on."""
+
+    values: dict[str, Any]
+    lines: dict[str, int] = field(default_factory=dict)
+
+
+def read_file(path: Path) -> Document:
+    """Read the mapping in `path`. Raise `RecipeError` as `file:line: what is wrong`."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise RecipeError(f"{path}: is over {MAX_FILE_BYTES:,} bytes, which no recipe is (name another file)")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror} (name a recipe file)") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path}: is not UTF-8 text (name a recipe file)") from None
+    return read_text(text, str(path))
+
+
+def read_text(text: str, name: str) -> Document:
+    """Read the mapping in `text`; `name` is what errors call it."""
+    loaded = _load(text, name)
+    if loaded is None:
+        return Document({})
+    if not isinstance(loaded, CommentedMap):
+        raise RecipeError(
+            f"{name}:1: a recipe is a mapping of sections, not a list or a value (write `train: {{epochs: 10}}`)"
+        )
+    lines: dict[str, int] = {}
+    _collect_lines(loaded, "", lines)
+    values = _plain(loaded, name)
+    assert isinstance(values, dict)
+    return Document(values, lines)
+
+
+def read_value(text: str, name: str) -> Any:
+    """Read one YAML value, such as the right side of `optim.lr=0.4`."""
+    return _plain(_load(text, name), name)
+
+
+def write_text(values: dict[str, Any]) -> str:
+    """Return `values` as YAML 1.2 that `read_text` reads back to an equal mapping."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.allow_unicode = True
+    yaml.width = 110
+    out = StringIO()
+    yaml.dump(values, out)
+    return out.getvalue()
+
+
+def _load(text: str, name: str) -> Any:
+    yaml = YAML(typ="rt", pure=True)
+    try:
+        for event in yaml.parse(text):
+            line = event.start_mark.line + 1
+            if isinstance(event, AliasEvent):
+                raise RecipeError(f"{name}:{line}: aliases are not allowed in a recipe (write the value out)")
+            tag = getattr(event, "ctag", None)
+            if tag is not None:
+                raise RecipeError(f"{name}:{line}: tag {tag} is not allowed in a recipe (write a plain value)")
+        return YAML(typ="rt", pure=True).load(text)
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        problem = " ".join(str(error.problem).split())
+        raise RecipeError(f"{name}:{line}: {problem} (mend the YAML)") from None
+    except (YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, RecipeError):
+            raise
+        raise RecipeError(f"{name}: is not YAML: {' '.join(str(error).split())[:120]} (mend the file)") from None
+
+
+def _collect_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
+    if isinstance(node, CommentedMap):
+        for key, value in node.items():
+            path = f"{prefix}{key}"
+            lines[path] = node.lc.key(key)[0] + 1
+            _collect_lines(value, f"{path}.", lines)
+
+
+def _plain(node: Any, name: str) -> Any:
+    """Turn ruamel's round-trip types into plain Python values."""
+    if isinstance(node, CommentedMap):
+        for key in node:
+            if not isinstance(key, str):
+                raise RecipeError(f"{name}: key {key!r} is not a word (quote it or mend it)")
+        return {str(key): _plain(value, name) for key, value in node.items()}
+    if isinstance(node, CommentedSeq):
+        return [_plain(value, name) for value in node]
+    if node is None or isinstance(node, bool):
+        return node
+    if isinstance(node, int):
+        return int(node)
+    if isinstance(node, float):
+        return float(node)
+    if isinstance(node, str):
+        return str(node)
+    raise RecipeError(
+        f"{name}: {node!r} is a {type(node).__name__}, which a recipe has no use for (write a number or text)"
+    )
