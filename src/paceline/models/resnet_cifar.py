@@ -1,0 +1,111 @@
+"""Residual networks for small images: a stem of stride 1 and no pooling, so the first stage sees every pixel.
+
+He et al. 2015, Deep Residual Learning for Image Recognition (arXiv 1512.03385). Blocks and strides are
+torchvision's: a bottleneck strides in its 3x3 convolution. The stem's kernel tells `resnet*_cifar` (3x3) from
+`resnet50_nersc` (7x7).
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.models.norms import Layers, NormName, build_layers, scaled
+
+STEM_CHANNELS = 64
+STAGE_CHANNELS = (64, 128, 256, 512)
+BOTTLENECK_EXPANSION = 4
+
+
+class Residual(nn.Module):
+    """Compute relu(branch(x) + shortcut(x)): [N, C, H, W] to [N, out_channels, H / stride, W / stride]."""
+
+    def __init__(self, branch: nn.Module, shortcut: nn.Module, out_channels: int) -> None:
+        super().__init__()
+        self.branch = branch
+        self.shortcut = shortcut
+        self.out_channels = out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output in the input's dtype."""
+        return F.relu(self.branch(x) + self.shortcut(x), inplace=True)
+
+
+MakeBlock = Callable[[Layers, int, int, int], Residual]
+
+
+def basic_block(layers: Layers, in_channels: int, channels: int, stride: int) -> Residual:
+    """Return a block of two 3x3 convolutions, for 18 and 34 layers."""
+    branch = nn.Sequential(
+        layers.conv(in_channels, channels, 3, stride),
+        layers.norm(channels),
+        nn.ReLU(inplace=True),
+        layers.last_conv(channels, channels, 3),
+        layers.norm(channels),
+    )
+    return Residual(branch, _shortcut(layers, in_channels, channels, stride), channels)
+
+
+def bottleneck_block(layers: Layers, in_channels: int, channels: int, stride: int) -> Residual:
+    """Return a block of 1x1, 3x3 and 1x1 convolutions with `4 * channels` outputs, for 50 layers."""
+    out_channels = BOTTLENECK_EXPANSION * channels
+    branch = nn.Sequential(
+        layers.conv(in_channels, channels, 1),
+        layers.norm(channels),
+        nn.ReLU(inplace=True),
+        layers.conv(channels, channels, 3, stride),
+        layers.norm(channels),
+        nn.ReLU(inplace=True),
+        layers.last_conv(channels, out_channels, 1),
+        layers.norm(out_channels),
+    )
+    return Residual(branch, _shortcut(layers, in_channels, out_channels, stride), out_channels)
+
+
+def _shortcut(layers: Layers, in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    if stride == 1 and in_channels == out_channels:
+        return nn.Identity()
+    return nn.Sequential(layers.conv(in_channels, out_channels, 1, stride), layers.norm(out_channels))
+
+
+class ResNet(nn.Module):
+    """A residual network of four stages; each but the first halves the image.
+
+    Maps images, float [N, channels, H, W], to logits, float [N, num_classes]. `depths` counts the blocks of
+    each stage. The classifier keeps torch's initialisation, U(-1, 1) / sqrt(features).
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        channels: int,
+        width: float,
+        norm: NormName,
+        make_block: MakeBlock,
+        depths: Sequence[int],
+        stem_kernel: int,
+    ) -> None:
+        super().__init__()
+        layers = build_layers(norm)
+        num_features = scaled(STEM_CHANNELS, width)
+        self.stem = nn.Sequential(
+            layers.conv(channels, num_features, stem_kernel), layers.norm(num_features), nn.ReLU(inplace=True)
+        )
+        self.stages = nn.Sequential()
+        for stage, (stage_channels, depth) in enumerate(zip(STAGE_CHANNELS, depths, strict=True)):
+            blocks = nn.Sequential()
+            for index in range(depth):
+                stride = 2 if stage > 0 and index == 0 else 1
+                block = make_block(layers, num_features, scaled(stage_channels, width), stride)
+                blocks.append(block)
+                num_features = block.out_channels
+            self.stages.append(blocks)
+        self.classifier = nn.Linear(num_features, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of `images`."""
+        features = self.stages(self.stem(images))
+        # A mean and not AdaptiveAvgPool2d, whose backward is not deterministic on CUDA.
+        logits: Tensor = self.classifier(features.mean(dim=(2, 3)))
+        return logits
