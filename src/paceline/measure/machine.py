@@ -1,0 +1,64 @@
+"""What a number was measured on, as plain values for `machine.json`. No host name, no user, no paths."""
+
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from paceline import __version__
+
+PROC: Final = Path("/proc")
+
+
+def describe_machine(proc: Path = PROC) -> dict[str, Any]:
+    """Return versions, the CPU and what this process may use of it, and the GPUs when torch sees some.
+
+    `logical_cores` are those available to this process, `threads` what torch computes with, `memory_bytes` the
+    machine's. A value that cannot be read is "". `proc` is the kernel's table of facts.
+    """
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "paceline": __version__,
+        "torch": str(torch.__version__),
+        "torchvision": _version("torchvision"),
+        "numpy": _version("numpy"),
+        "cpu": _find(r"^model name\s*:\s*(.+)$", proc / "cpuinfo") or platform.machine(),
+        "logical_cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "threads": torch.get_num_threads(),
+        **(_describe_cuda(proc) if torch.cuda.is_available() else {}),
+    }
+
+
+def _describe_cuda(proc: Path) -> dict[str, Any]:
+    import torch
+
+    has_nccl = torch.distributed.is_nccl_available()
+    nccl = torch.cuda.nccl.version() if has_nccl else ()  # type: ignore[no-untyped-call]
+    return {
+        "cuda_devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "cuda": str(torch.version.cuda),
+        "driver": _find(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", proc / "driver" / "nvidia" / "version"),
+        "nccl": ".".join(str(part) for part in nccl),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _find(pattern: str, path: Path) -> str:
+    """Return the first match's group in a file, or "" when there is no file or no match."""
+    try:
+        match = re.search(pattern, path.read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    return match[1].strip() if match else ""

@@ -1,0 +1,78 @@
+"""`measure.clock` on a real GPU: what the device did, found out without waiting for it on a step."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from paceline.measure import build_clock
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    # torch says so, once, of the debug mode that these tests are about
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
+NUM_KERNELS = 30
+
+
+@pytest.fixture
+def matrix() -> torch.Tensor:
+    """Return a 4096 x 4096 matrix whose product has been taken once, so that cuBLAS is ready."""
+    matrix = torch.eye(4096, device="cuda")
+    multiply(matrix, 2)
+    torch.cuda.synchronize()
+    return matrix
+
+
+@pytest.fixture
+def synchronising_raises() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def multiply(matrix: torch.Tensor, times: int = NUM_KERNELS) -> torch.Tensor:
+    product = matrix
+    for _ in range(times):
+        product = product @ matrix
+    return product
+
+
+def test_device_time_is_what_the_kernels_take(matrix: torch.Tensor) -> None:
+    """20 %: host launches and the synchronisation itself are in the reference, and not in the events."""
+    start_s = time.perf_counter()
+    multiply(matrix)
+    torch.cuda.synchronize()
+    expected_s = time.perf_counter() - start_s
+    clock = build_clock("on", device_type="cuda", warmup_steps=1)
+    for _ in range(4):
+        with clock.stage("forward"):
+            multiply(matrix)
+        clock.end_step(images=1)
+
+    summary = clock.drain()
+
+    assert summary.n == 3
+    assert summary.stages["forward"].device_s / summary.n == pytest.approx(expected_s, rel=0.2)
+
+
+@pytest.mark.usefixtures("synchronising_raises")
+def test_no_step_waits_for_the_device(matrix: torch.Tensor) -> None:
+    """When the steps are over the device is still at work, so nothing on them can have waited for it."""
+    clock = build_clock("on", device_type="cuda", warmup_steps=1)
+    for _ in clock.batches(range(5)):
+        with clock.stage("forward"):
+            multiply(matrix)
+        clock.end_step(images=1)
+    last = torch.cuda.Event()
+    last.record()
+    still_at_work = not last.query()
+
+    torch.cuda.set_sync_debug_mode("default")
+    summary = clock.drain()
+
+    assert still_at_work
+    assert last.query()
+    assert summary.stages["forward"].device_s > summary.stages["forward"].host_s
