@@ -1,0 +1,1 @@
+"""Ranks: who they are, how they are started, and how they work together."""

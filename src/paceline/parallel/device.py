@@ -1,0 +1,38 @@
+"""Choose the device and the threads of a rank."""
+
+import os
+
+import torch
+
+from paceline.core.errors import WorldError
+from paceline.core.units import count
+from paceline.core.world import World
+from paceline.recipe.schema.recipe import Parallel
+
+
+def choose_device(section: Parallel, world: World) -> torch.device:
+    """Return this rank's device, one a rank. Raise `WorldError` when the node has fewer GPUs than ranks."""
+    available = torch.cuda.device_count() if section.device != "cpu" else 0
+    if section.device == "cpu" or (section.device == "auto" and not available):
+        if section.backend == "nccl":
+            raise WorldError("parallel.backend: nccl needs GPUs, and this run is on CPUs (use parallel.backend=gloo)")
+        return torch.device("cpu")
+    if world.local_world_size > available:
+        ranks, gpus = count(world.local_world_size, "rank"), count(available, "GPU")
+        fix = f"start {available}, or set parallel.device=cpu" if available else "set parallel.device=cpu"
+        raise WorldError(f"parallel.device: {section.device}: {ranks} on a node with {gpus} ({fix})")
+    device = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def usable_cores() -> int:
+    """Return how many CPU cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def set_threads(section: Parallel, world: World) -> int:
+    """Set and return the CPU threads a rank computes with: its share of the node's cores, unless told."""
+    threads = max(1, usable_cores() // world.local_world_size) if section.threads == "auto" else section.threads
+    torch.set_num_threads(threads)
+    return threads

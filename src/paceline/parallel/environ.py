@@ -1,0 +1,140 @@
+"""Read the world from environment variables, and write it for processes started here. Torch-free.
+
+Who started this process is decided by what only that launcher sets: torchrun by RANK and WORLD_SIZE, `srun` by
+SLURM_STEP_NUM_TASKS (a batch script has SLURM_PROCID too, but is no task of a step).
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.core.errors import WorldError
+from paceline.core.world import Launcher, World
+
+_STORE_FD = "PACELINE_STORE_FD"
+_LAUNCHER_PID = "PACELINE_LAUNCHER_PID"
+_SLURM_PORTS = range(20_000, 30_000)
+
+
+def world_from_environ(environ: Mapping[str, str]) -> World:
+    """Return this process's place. Raise `WorldError` for variables that contradict one another."""
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return _checked(_from_torchrun(environ))
+    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
+        return _checked(_from_slurm(environ))
+    return World.single()
+
+
+def rank_environ(environ: Mapping[str, str], world: World) -> dict[str, str]:
+    """Return `environ` with the variables that make a new process the rank `world` describes."""
+    return {
+        **environ,
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.world_size),
+        "LOCAL_RANK": str(world.local_rank),
+        "LOCAL_WORLD_SIZE": str(world.local_world_size),
+        "MASTER_ADDR": world.master_addr,
+        "MASTER_PORT": str(world.master_port),
+        _LAUNCHER_PID: str(world.launcher_pid),
+        _STORE_FD: str(world.store_fd),
+    }
+
+
+def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """Return how many NVIDIA GPUs this process may use, without loading a driver library."""
+    present = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return len(present)
+    named = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
+    return min(len(present), len(named))
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> World:
+    launcher_pid = _number(environ, _LAUNCHER_PID, 0)
+    launcher: Launcher = "local" if launcher_pid else "torchrun"
+    world_size = _number(environ, "WORLD_SIZE")
+    rank = _number(environ, "RANK")
+    return World(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number(environ, "LOCAL_RANK", rank),
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
+        master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=_number(environ, "MASTER_PORT", 29_500),
+        launcher=launcher,
+        store_fd=_number(environ, _STORE_FD, -1) if launcher == "local" else -1,
+        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+        launcher_pid=launcher_pid,
+        agent_hosts_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _from_slurm(environ: Mapping[str, str]) -> World:
+    world_size = _number(environ, "SLURM_STEP_NUM_TASKS")
+    job = _number(environ, "SLURM_JOB_ID", 0)
+    hosts = expand_hosts(environ.get("SLURM_STEP_NODELIST", "127.0.0.1"))
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size))
+    return World(
+        rank=_number(environ, "SLURM_PROCID"),
+        world_size=world_size,
+        local_rank=_number(environ, "SLURM_LOCALID", 0),
+        local_world_size=_tasks_on_node(tasks, _number(environ, "SLURM_NODEID", 0)),
+        master_addr=environ.get("MASTER_ADDR", hosts[0]),
+        master_port=_number(environ, "MASTER_PORT", _SLURM_PORTS[job % len(_SLURM_PORTS)]),
+        launcher="slurm",
+        attempt=_number(environ, "SLURM_RESTART_COUNT", 0),
+    )
+
+
+def expand_hosts(nodelist: str) -> list[str]:
+    """Return the hosts of a Slurm list, in order: `n[01-03,7],login` -> n01, n02, n03, n7, login."""
+    hosts: list[str] = []
+    for item in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", nodelist):
+        hosts += _expand_item(item)
+    if not hosts:
+        raise WorldError(f"SLURM_STEP_NODELIST: {nodelist!r} names no host (start with srun)")
+    return hosts
+
+
+def _expand_item(item: str) -> list[str]:
+    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", item)
+    if match is None:
+        return [item]
+    before, ranges, after = match.groups()
+    names: list[str] = []
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            names += _expand_item(f"{before}{number:0{len(first)}d}{after}")
+    return names
+
+
+def _tasks_on_node(tasks_per_node: str, node: int) -> int:
+    """Read Slurm's `2(x3),1`: two tasks on each of three nodes, then one."""
+    counts: list[int] = []
+    for part in tasks_per_node.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise WorldError(f"SLURM_STEP_TASKS_PER_NODE: {tasks_per_node!r} cannot be read (start with srun)")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts[min(node, len(counts) - 1)]
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise WorldError(f"{name}: {text!r} is not a number (unset it, or start with torchrun or srun)") from None
+
+
+def _checked(world: World) -> World:
+    if not (0 <= world.rank < world.world_size and 0 <= world.local_rank < world.local_world_size):
+        raise WorldError(
+            f"RANK: rank {world.rank} of {world.world_size}, local rank {world.local_rank} of "
+            f"{world.local_world_size} is no place in a world (unset the variables, or start with torchrun or srun)"
+        )
+    return world
