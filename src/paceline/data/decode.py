@@ -1,0 +1,136 @@
+"""From the bytes of an image file to 8-bit pixels: what Pillow leaves to its caller, decided once. Torch-free.
+
+EXIF orientation is applied, and ignored where it is not one of 1..8. Alpha is dropped: what shows is the colour
+stored below it, not a blend with a background. Of an animation the first frame counts. 16-bit grey is scaled to
+8 bits; Pillow alone would clip it. Colour profiles are not applied. Sizing is not done here.
+"""
+
+import re
+import struct
+import threading
+import warnings
+from io import BytesIO
+from typing import Literal, NamedTuple
+
+import numpy as np
+from PIL import Image
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.PpmImagePlugin import PpmImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from paceline.core.errors import DataError
+
+MAX_PIXELS = 128_000_000
+"""The largest image that is decoded, by its header: 384 MB as RGB. A phone's largest mode makes 108 Mpx; a few
+kilobytes of PNG can claim thousands of Mpx."""
+
+
+class _Kind(NamedTuple):
+    """A file format. Pillow can warn about a file that contains `warns_at`; `None`: about no file."""
+
+    signature: re.Pattern[bytes]
+    plugin: type[ImageFile]
+    warns_at: bytes | None
+
+
+# The plug-ins are called directly, not through Image.open: the pixel limit is then ours and not Pillow's global,
+# and its forty other formats, rarely read and rarely checked, are out of reach of a data set.
+_KINDS = (
+    _Kind(re.compile(rb"\xff\xd8\xff"), JpegImageFile, b"Exif\0\0"),
+    _Kind(re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile, b"acTL"),
+    _Kind(re.compile(rb"RIFF.{4}WEBP", re.DOTALL), WebPImageFile, None),
+    _Kind(re.compile(rb"BM"), BmpImageFile, None),
+    _Kind(re.compile(rb"GIF8[79]a"), GifImageFile, b""),
+    _Kind(re.compile(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), TiffImageFile, b""),
+    _Kind(re.compile(rb"P[1-6f]\s"), PpmImageFile, None),
+)
+_SILENCE = threading.Lock()
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
+    """Return the image in an encoded file: mode `L` for 1 channel, `RGB` for 3, upright, 8 bits a sample.
+
+    Reads JPEG, PNG, WebP, BMP, GIF, TIFF, PPM and PGM. `name` is what the messages call the file. Raise `DataError`
+    for a file that is empty, broken or none of these, larger than `MAX_PIXELS`, or of 32-bit samples.
+    """
+    if not data:
+        raise DataError(f"{name}: is empty (0 bytes); remove it or replace it")
+    try:
+        file = _load(data)
+        turn = _TURNS.get(_orientation(file.info.get("exif", b"")))
+        image = _convert(file, "L" if channels == 1 else "RGB")
+        return image if turn is None else image.transpose(turn)
+    except Exception as error:  # a broken file makes Pillow raise nearly anything, SyntaxError included
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise DataError(f"{name}: cannot be decoded: {reason}; remove it or replace it") from error
+
+
+def _load(data: bytes) -> ImageFile:
+    kind = next((kind for kind in _KINDS if kind.signature.match(data)), None)
+    if kind is None:
+        raise ValueError(f"it is not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file (it starts with {data[:12]!r})")
+    if kind.warns_at is None or kind.warns_at not in data:
+        image = _checked(kind.plugin(BytesIO(data)))
+    else:
+        # Warnings about metadata that is not used. The filters belong to the process: one thread at a time.
+        with _SILENCE, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = _checked(kind.plugin(BytesIO(data)))
+            if kind.plugin is not JpegImageFile:  # it warns in its header only, and may decode in parallel
+                image.load()
+    image.load()
+    return image
+
+
+def _checked(image: ImageFile) -> ImageFile:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"its header says {width}x{height}, more than {MAX_PIXELS:,} pixels")
+    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+        kind = "float" if image.mode == "F" else "integer"
+        raise ValueError(f"it has 32-bit {kind} samples, whose range is not known (save it with 8 or 16 bits)")
+    return image
+
+
+def _convert(image: ImageFile, mode: Literal["L", "RGB"]) -> Image.Image:
+    if image.mode.startswith("I"):
+        wide = np.asarray(image).astype(np.uint32)
+        return Image.fromarray(((wide + 128) // 257).astype(np.uint8)).convert(mode)
+    # Pillow would carry a transparent colour over to the new mode, and warn where it cannot.
+    image.info.pop("transparency", None)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _orientation(exif: bytes) -> int:
+    """Return the value of tag 0x0112 of an EXIF block, or 1 where it has none or makes no sense.
+
+    Pillow's own reader parses every tag, and warns and raises about broken ones that do not matter here.
+    """
+    tiff = exif.removeprefix(b"Exif\0\0")
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (num_tags,) = struct.unpack_from(f"{order}H", tiff, start)
+        for position in range(start + 2, start + 2 + 12 * num_tags, 12):
+            tag, kind = struct.unpack_from(f"{order}HH", tiff, position)
+            if tag == 0x0112:
+                return int(struct.unpack_from(f"{order}{'I' if kind == 4 else 'H'}", tiff, position + 8)[0])
+    except struct.error:
+        pass
+    return 1

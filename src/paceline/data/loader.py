@@ -1,0 +1,170 @@
+"""Batches, in exact order: a pure function of (seed, step, world), whoever makes them and wherever a run starts."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from paceline.core.dataset import Source
+from paceline.core.errors import PacelineError
+from paceline.core.philox import Stream, uniform
+from paceline.core.process import die_with_parent
+from paceline.data.augment import Augment, build_augments
+from paceline.data.reader import Reader, build_reader
+from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.data.sizing import build_eval_sizing, build_train_sizing
+from paceline.recipe.schema.recipe import Data
+
+_PREFETCH = 2
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A rank's images of one step: uint8 [N, C, H, W], labels int64 [N], sample indices int64 [N]."""
+
+    images: Tensor
+    labels: Tensor
+    indices: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pin_memory(self) -> "Batch":
+        """Return the batch in page-locked memory; DataLoader calls this for a GPU."""
+        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.indices)
+
+    def split(self, parts: int) -> list["Batch"]:
+        """Return the batch as `parts` micro-batches of equal size, in order."""
+        if parts == 1:
+            return [self]
+        images, labels = self.images.chunk(parts), self.labels.chunk(parts)
+        indices = np.split(self.indices, parts)
+        return [Batch(*micro) for micro in zip(images, labels, indices, strict=True)]
+
+
+@dataclass(frozen=True)
+class TrainBatches:
+    """The batch of each global step, augmented by draws keyed by (seed, epoch, sample index)."""
+
+    order: TrainOrder
+    reader: Reader
+    augments: tuple[Augment, ...]
+
+    def __getitem__(self, step: int) -> Batch:
+        indices = self.order.indices(step)
+        num_draws = self.reader.num_draws + sum(augment.num_draws for augment in self.augments)
+        draws = uniform(self.order.seed, Stream.AUGMENT, self.order.epoch(step), indices, num_draws)
+        images, labels = self.reader.read(indices, draws[:, : self.reader.num_draws])
+        used = self.reader.num_draws
+        for augment in self.augments:
+            images = augment(images, draws[:, used : used + augment.num_draws])
+            used += augment.num_draws
+        return Batch(images, labels, indices)
+
+
+@dataclass(frozen=True)
+class EvalBatches:
+    """The batches of a rank's shard of an evaluation, never changed at random."""
+
+    shard: EvalShard
+    reader: Reader
+
+    def __getitem__(self, number: int) -> Batch:
+        indices = self.shard.indices(number)
+        return Batch(*self.reader.read(indices, np.empty((len(indices), 0))), indices)
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are made: at which size in pixels, in how many worker processes, in page-locked memory or not."""
+
+    image_size: int
+    workers: int
+    pin_memory: bool
+
+
+class Loader(Protocol):
+    """Yield the batches numbered `first` to `stop` - 1, in order."""
+
+    def batches(self, first: int, stop: int) -> Iterator[Batch]:
+        """Return an iterator over the batches; it may work ahead."""
+        ...
+
+
+@dataclass(frozen=True)
+class InlineLoader:
+    """Make each batch when it is asked for, in this process."""
+
+    dataset: TrainBatches | EvalBatches
+
+    def batches(self, first: int, stop: int) -> Iterator[Batch]:
+        """Return an iterator over the batches."""
+        return (self.dataset[number] for number in range(first, stop))
+
+
+@dataclass(frozen=True)
+class WorkerLoader:
+    """Make batches ahead in worker processes, each batch whole in one of them."""
+
+    dataset: TrainBatches | EvalBatches
+    workers: int
+    pin_memory: bool
+
+    def batches(self, first: int, stop: int) -> Iterator[Batch]:
+        """Return an iterator over the batches; the workers end with it."""
+        loader: DataLoader[Any] = DataLoader(
+            _Carried(self.dataset),  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=range(first, stop),
+            num_workers=min(self.workers, max(1, stop - first)),
+            prefetch_factor=_PREFETCH,
+            pin_memory=self.pin_memory,
+            worker_init_fn=partial(_start_worker, os.getpid()),
+        )
+        for item in loader:
+            if isinstance(item, PacelineError):
+                raise item
+            yield item
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """Carry a user's error out of a worker as a value: DataLoader would wrap it in the worker's traceback."""
+
+    dataset: TrainBatches | EvalBatches
+
+    def __getitem__(self, number: int) -> Batch | PacelineError:
+        try:
+            return self.dataset[number]
+        except PacelineError as error:
+            return error
+
+
+def _start_worker(parent: int, worker: int) -> None:
+    """Tie a worker to its rank: it ends with it, and leaves signals meant for the run to it."""
+    die_with_parent(parent)
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(ignored, signal.SIG_IGN)
+
+
+def build_train_loader(data: Data, source: Source, order: TrainOrder, options: LoaderOptions) -> Loader:
+    """Return the loader whose batch number s is this rank's part of global step s."""
+    reader = build_reader(source, build_train_sizing(data, options.image_size), options.image_size)
+    return _build(TrainBatches(order, reader, build_augments(data.augment)), options)
+
+
+def build_eval_loader(data: Data, source: Source, shard: EvalShard, options: LoaderOptions) -> Loader:
+    """Return the loader of a rank's shard of an evaluation."""
+    reader = build_reader(source, build_eval_sizing(data, options.image_size), options.image_size)
+    return _build(EvalBatches(shard, reader), options)
+
+
+def _build(dataset: TrainBatches | EvalBatches, options: LoaderOptions) -> Loader:
+    return WorkerLoader(dataset, options.workers, options.pin_memory) if options.workers else InlineLoader(dataset)

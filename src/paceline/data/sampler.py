@@ -1,0 +1,76 @@
+"""Which samples a step takes. Pure: the answer depends on the seed and the step, and on the world only by slicing."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.philox import permutation
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """The exact order of training: global step s takes one slice of its epoch's permutation.
+
+    Rank r of W takes the r-th part of that slice, so another world size divides the same slices differently, and
+    resuming is starting at another step. What does not fill a batch at the end of an epoch is left out.
+    """
+
+    seed: int
+    num_images: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    _cache: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many whole batches an epoch has."""
+        return self.num_images // self.batch_size
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch that global step `step` belongs to, both from 0."""
+        return step // self.steps_per_epoch
+
+    def indices(self, step: int) -> NDArray[np.int64]:
+        """Return the sample indices, int64 [rank_batch], that this rank takes in global step `step`."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        rank_batch = self.batch_size // self.world_size
+        start = position * self.batch_size + self.rank * rank_batch
+        return self._permutation(epoch)[start : start + rank_batch]
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        if epoch not in self._cache:
+            self._cache.clear()  # one epoch at a time: a permutation of 10 M samples is 80 MB
+            self._cache[epoch] = permutation(self.seed, epoch, self.num_images)
+        return self._cache[epoch]
+
+
+@dataclass(frozen=True)
+class EvalShard:
+    """A rank's part of an evaluation: consecutive samples, every sample in exactly one rank, nothing padded."""
+
+    num_images: int
+    batch: int
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first sample of this rank and the one after its last."""
+        return (
+            self.rank * self.num_images // self.world_size,
+            (self.rank + 1) * self.num_images // self.world_size,
+        )
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches this rank evaluates; it may differ between ranks, and be 0."""
+        first, stop = self.bounds
+        return -(-(stop - first) // self.batch)
+
+    def indices(self, number: int) -> NDArray[np.int64]:
+        """Return the sample indices, int64 [<= batch], of batch `number`."""
+        first, stop = self.bounds
+        start = first + number * self.batch
+        return np.arange(start, min(start + self.batch, stop), dtype=np.int64)

@@ -1,0 +1,120 @@
+"""From one image of any size to uint8 pixels of the size the model sees. Resampling is torchvision's, antialiased."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from paceline.recipe.schema.augment import RandomResizedCrop as RandomResizedCropSection
+from paceline.recipe.schema.augment import Resize as ResizeSection
+from paceline.recipe.schema.recipe import Data
+
+Picture = Image.Image | Tensor
+_ATTEMPTS = 10
+
+
+class Sizing(Protocol):
+    """Bring a picture (PIL, or uint8 [C, H, W]) to uint8 [C, size, size], by `num_draws` uniform draws."""
+
+    @property
+    def num_draws(self) -> int:
+        """How many draws a sample uses."""
+        ...
+
+    def __call__(self, picture: Picture, draws: NDArray[np.float64]) -> Tensor:
+        """Return uint8 [C, size, size]; `draws` is float64 [num_draws]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Resize the whole picture, whatever its shape."""
+
+    size: int
+    num_draws: int = 0
+
+    def __call__(self, picture: Picture, draws: NDArray[np.float64]) -> Tensor:
+        """Return uint8 [C, size, size]."""
+        return as_tensor(F.resize(picture, [self.size, self.size], antialias=True))
+
+
+@dataclass(frozen=True)
+class CentreCrop:
+    """Scale the short side to size / share and cut the centre out."""
+
+    size: int
+    share: float
+    num_draws: int = 0
+
+    def __call__(self, picture: Picture, draws: NDArray[np.float64]) -> Tensor:
+        """Return uint8 [C, size, size]."""
+        resized = F.resize(picture, [round(self.size / self.share)], antialias=True)
+        return as_tensor(F.center_crop(resized, [self.size, self.size]))
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """Cut a random area and aspect ratio out and resize it (Szegedy et al. 2015, arXiv 1409.4842).
+
+    As torchvision does it: ten tries for a box inside the picture, then the largest allowed box in the centre.
+    Draws: area and ratio of each try, then the place.
+    """
+
+    size: int
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    num_draws: int = 2 * _ATTEMPTS + 2
+
+    def __call__(self, picture: Picture, draws: NDArray[np.float64]) -> Tensor:
+        """Return uint8 [C, size, size]."""
+        height, width = F.get_size(picture)
+        top, left, box_height, box_width = self.box(height, width, draws)
+        return as_tensor(
+            F.resized_crop(picture, top, left, box_height, box_width, [self.size, self.size], antialias=True)
+        )
+
+    def box(self, height: int, width: int, draws: NDArray[np.float64]) -> tuple[int, int, int, int]:
+        """Return (top, left, height, width) in pixels of the box that `draws` choose."""
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        areas = height * width * (self.scale[0] + draws[0:-2:2] * (self.scale[1] - self.scale[0]))
+        ratios = np.exp(low + draws[1:-2:2] * (high - low))
+        widths, heights = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
+        fits = (widths >= 1) & (heights >= 1) & (widths <= width) & (heights <= height)
+        if not fits.any():
+            return self._fallback(height, width)
+        first = int(np.argmax(fits))
+        box_height, box_width = int(heights[first]), int(widths[first])
+        top = int(draws[-2] * (height - box_height + 1))
+        left = int(draws[-1] * (width - box_width + 1))
+        return top, left, box_height, box_width
+
+    def _fallback(self, height: int, width: int) -> tuple[int, int, int, int]:
+        box_width = min(width, max(1, round(height * self.ratio[1])))
+        box_height = min(height, max(1, round(width / self.ratio[0])))
+        return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def as_tensor(picture: Picture) -> Tensor:
+    """Return uint8 [C, H, W] of a PIL picture in mode L or RGB, or the tensor itself."""
+    return picture if isinstance(picture, torch.Tensor) else F.pil_to_tensor(picture)
+
+
+def build_train_sizing(data: Data, size: int) -> Sizing:
+    """Return what sizes training images: the first of `data.augment` when it does that, else the evaluation's way."""
+    match data.augment[0] if data.augment else None:
+        case RandomResizedCropSection(scale=scale, ratio=ratio):
+            return RandomResizedCrop(size, scale, ratio)
+        case ResizeSection():
+            return Stretch(size)
+    return build_eval_sizing(data, size)
+
+
+def build_eval_sizing(data: Data, size: int) -> Sizing:
+    """Return what sizes evaluation images."""
+    return CentreCrop(size, data.eval_crop) if data.eval_resize == "crop" else Stretch(size)
