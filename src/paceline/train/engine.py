@@ -1,0 +1,125 @@
+"""The training loop. It runs the parts it is given, in order; it reads no recipe and builds nothing."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.philox import step_seed
+from paceline.core.results import EvalResult
+from paceline.data.loader import Batch, Loader
+from paceline.data.placement import Placement
+from paceline.measure import Clock
+from paceline.parallel.strategy import Strategy
+from paceline.train.cadence import Cadence
+from paceline.train.journal import Journal
+from paceline.train.optim import set_lr
+from paceline.train.precision import Precision
+from paceline.train.schedule import Schedule
+from paceline.train.state import TrainState
+from paceline.train.stopping import StopRule
+
+
+class Save(Protocol):
+    """Write a checkpoint."""
+
+    def __call__(self, state: TrainState) -> None:
+        """Write `state` and all that goes with it."""
+        ...
+
+
+class Evaluate(Protocol):
+    """Judge the model."""
+
+    def __call__(self, model: nn.Module) -> EvalResult:
+        """Return what the model is worth; every rank must call it."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepSeed:
+    """Seed what a rank draws inside a step, so that no generator's state has to be carried from step to step."""
+
+    seed: int
+    rank: int
+
+    def at(self, step: int) -> None:
+        """Seed torch for global step `step`."""
+        torch.manual_seed(step_seed(self.seed, step, self.rank))
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Everything a step needs. `model` is what is trained, `replica` what it is called through (`Strategy.prepare`)."""
+
+    model: nn.Module
+    replica: nn.Module
+    criterion: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    precision: Precision
+    strategy: Strategy
+    place: Placement
+    loader: Loader
+    evaluate: Evaluate
+    save: Save
+    stop_rule: StopRule
+    clock: Clock
+    journal: Journal
+    seed: StepSeed
+    evaluation: Cadence
+    saving: Cadence
+    accumulate: int
+    batch_size: int
+    total_steps: int
+
+    def fit(self, state: TrainState) -> None:
+        """Train from `state` to the last step, or to the step at which the stopping rule is met."""
+        for batch in self.clock.batches(self.loader.batches(state.step, self.total_steps)):
+            loss = self.train_step(batch, state.step)
+            self.journal.step(state, batch, loss)
+            state.advance(self.batch_size)
+            self.clock.end_step(self.batch_size)
+            if self.evaluation.due(state.step):
+                self.judge(state)
+            done = self.stop_rule.reached(state)
+            if self.saving.due(state.step) or (done and self.saving.every):
+                with self.clock.paused("checkpoint"):
+                    self.save(state)
+            if done:
+                break
+
+    def train_step(self, batch: Batch, step: int) -> Tensor:
+        """Move the model by one optimizer step; return the mean loss of this rank's images, on the device."""
+        clock = self.clock
+        self.seed.at(step)
+        losses = []
+        for number, micro_batch in enumerate(batch.split(self.accumulate), start=1):
+            with self.strategy.accumulate(final=number == self.accumulate):
+                with clock.stage("h2d"):
+                    images, labels = self.place(micro_batch)
+                with clock.stage("device_augment"):
+                    images = self.place.normalise(images)
+                with self.precision.autocast():
+                    with clock.stage("forward"):
+                        logits = self.replica(images)
+                    with clock.stage("loss"):
+                        loss = self.criterion(logits, labels) / self.accumulate
+                with clock.stage("backward"):
+                    self.precision.backward(loss)
+            losses.append(loss.detach())
+        with clock.stage("optimizer"):
+            set_lr(self.optimizer.param_groups, self.schedule.lr(step))
+            self.precision.step(self.optimizer)
+            self.optimizer.zero_grad(set_to_none=True)
+        return torch.stack(losses).sum()
+
+    def judge(self, state: TrainState) -> None:
+        """Evaluate, and let the schedule and the stopping rule know."""
+        with self.clock.paused("evaluate"):
+            result = self.evaluate(self.model)
+            state.evaluated(result)
+            self.schedule.observe(result.loss)
+            self.journal.evaluated(state)
+            self.stop_rule.judge(result, state)

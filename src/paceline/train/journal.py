@@ -1,0 +1,81 @@
+"""What a run writes down while it trains. A step that is not logged costs one addition on the device."""
+
+import math
+
+from torch import Tensor
+
+from paceline.core.errors import NonFiniteLossError
+from paceline.data.loader import Batch
+from paceline.measure.rate import Stopwatch
+from paceline.parallel.strategy import Strategy
+from paceline.train.cadence import Cadence
+from paceline.train.logsink import EvalRecord, LogSink, SampleTrace, StepRecord
+from paceline.train.schedule import Schedule
+from paceline.train.state import TrainState
+
+
+class Journal:
+    """Turn steps and evaluations into records, at `cadence`, and pass them to `sink`.
+
+    All ranks keep one, since the loss is a mean over ranks; only rank 0's sink writes.
+    """
+
+    def __init__(
+        self,
+        *,
+        cadence: Cadence,
+        batch_size: int,
+        steps_per_epoch: int,
+        strategy: Strategy,
+        schedule: Schedule,
+        sink: LogSink,
+        trace: SampleTrace,
+        watch: Stopwatch,
+    ) -> None:
+        self._cadence = cadence
+        self._batch_size = batch_size
+        self._steps_per_epoch = steps_per_epoch
+        self._strategy = strategy
+        self._schedule = schedule
+        self._sink = sink
+        self._trace = trace
+        self._watch = watch
+        self._loss: Tensor | None = None
+        self._steps = 0
+
+    def step(self, state: TrainState, batch: Batch, loss: Tensor) -> None:
+        """Note step `state.step` (from 0), whose mean loss on this rank is `loss` (float32 [], on the device)."""
+        self._trace.record(state.step, batch)
+        self._loss = loss if self._loss is None else self._loss + loss
+        self._steps += 1
+        self._watch.add(self._batch_size)
+        if self._cadence.due(state.step + 1):
+            self._write(state)
+
+    def evaluated(self, state: TrainState) -> None:
+        """Note the evaluation that `state.last` holds."""
+        assert state.last is not None
+        state.trained_s = self._watch.elapsed_s
+        epoch = state.step / self._steps_per_epoch
+        self._sink.evaluated(EvalRecord(state.step, epoch, state.images_seen, state.trained_s, state.last))
+        self._watch.look()
+
+    def _write(self, state: TrainState) -> None:
+        assert self._loss is not None
+        loss = self._strategy.mean(self._loss / self._steps).item()
+        step = state.step + 1
+        lr = self._schedule.lr(state.step)
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(f"train: the loss is {loss} by step {step}, at lr {lr:.4g} (lower optim.lr)")
+        self._sink.step(
+            StepRecord(
+                step=step,
+                epoch=step / self._steps_per_epoch,
+                images_seen=step * self._batch_size,
+                loss=loss,
+                lr=lr,
+                images_per_s=self._watch.rate(),
+                trained_s=self._watch.elapsed_s,
+            )
+        )
+        self._loss, self._steps = None, 0

@@ -1,0 +1,213 @@
+"""Where the numbers of a run go: files, TensorBoard, a terminal. Only rank 0 has any."""
+
+import csv
+import importlib.util
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol
+
+from paceline.core.errors import RecipeError
+from paceline.core.results import EvalResult
+from paceline.core.rundir import RunDir, read_lines
+from paceline.data.loader import Batch
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema.recipe import Log
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A logged step: `loss` is the mean over all ranks since the last record; `images_per_s` likewise is global."""
+
+    step: int
+    epoch: float
+    images_seen: int
+    loss: float
+    lr: float
+    images_per_s: float
+    trained_s: float
+
+
+@dataclass(frozen=True)
+class EvalRecord:
+    """An evaluation: after which step, how long the run had trained by its end, and what came out."""
+
+    step: int
+    epoch: float
+    images_seen: int
+    trained_s: float
+    result: EvalResult
+
+
+class LogSink(Protocol):
+    """Take note of what happens."""
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Take the plan of the run, and the step it starts from."""
+        ...
+
+    def step(self, record: StepRecord) -> None:
+        """Take a logged step."""
+        ...
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Take an evaluation."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left and let go."""
+        ...
+
+
+class FileSink:
+    """`steps.jsonl`, `evals.jsonl` and `metrics.csv`. Rows after `resume_step` are dropped: they will come again."""
+
+    def __init__(self, rundir: RunDir, resume_step: int) -> None:
+        self._steps = _reopened(rundir.steps, resume_step)
+        self._evals = _reopened(rundir.evals, resume_step)
+        self._metrics = rundir.metrics.open("w", newline="", encoding="utf-8")
+        columns = ["step", "epoch", "images_seen", "trained_s", "images", "top1", "top5", "loss"]
+        self._rows = csv.DictWriter(self._metrics, columns)
+        self._rows.writeheader()
+        for row in read_lines(rundir.evals):
+            self._rows.writerow(row)
+        self._metrics.flush()
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Do nothing: the plan has a file of its own."""
+
+    def step(self, record: StepRecord) -> None:
+        """Append a line to `steps.jsonl`."""
+        _append(self._steps, asdict(record))
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Append a line to `evals.jsonl` and a row to `metrics.csv`."""
+        row = asdict(record)
+        row |= row.pop("result").model_dump()
+        _append(self._evals, row)
+        self._rows.writerow(row)
+        self._metrics.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (self._steps, self._evals, self._metrics):
+            file.close()
+
+
+class TensorBoardSink:
+    """Event files for TensorBoard."""
+
+    def __init__(self, rundir: RunDir, resume_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(rundir.tensorboard), purge_step=resume_step or None)
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Do nothing: TensorBoard shows no plan."""
+
+    def step(self, record: StepRecord) -> None:
+        """Write loss, learning rate and images/s."""
+        self._scalars(
+            {"train/loss": record.loss, "train/lr": record.lr, "images_per_s": record.images_per_s}, record.step
+        )
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Write accuracies and loss."""
+        result = record.result
+        self._scalars({"val/top1": result.top1, "val/top5": result.top5, "val/loss": result.loss}, record.step)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+    def _scalars(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """Several sinks as one; none at all on ranks other than 0."""
+
+    sinks: Sequence[LogSink]
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Pass the plan on."""
+        for sink in self.sinks:
+            sink.started(plan, step)
+
+    def step(self, record: StepRecord) -> None:
+        """Pass a logged step on."""
+        for sink in self.sinks:
+            sink.step(record)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Pass an evaluation on."""
+        for sink in self.sinks:
+            sink.evaluated(record)
+
+    def close(self) -> None:
+        """Close all."""
+        for sink in self.sinks:
+            sink.close()
+
+
+class SampleTrace(Protocol):
+    """Take note of which samples a rank trains on."""
+
+    def record(self, step: int, batch: Batch) -> None:
+        """Take the batch of optimizer step `step`, from 0."""
+        ...
+
+
+class NoTrace:
+    """Take no note."""
+
+    def record(self, step: int, batch: Batch) -> None:
+        """Do nothing."""
+
+
+class FileTrace:
+    """Write sample indices, and a CRC-32 of each image's augmented pixels, a line a step."""
+
+    def __init__(self, rundir: RunDir, rank: int, resume_step: int) -> None:
+        self._file = _reopened(rundir.samples(rank), resume_step - 1)
+
+    def record(self, step: int, batch: Batch) -> None:
+        """Append a line for `step`."""
+        crc32 = [zlib.crc32(image.numpy().tobytes()) for image in batch.images]
+        _append(self._file, {"step": step, "samples": batch.indices.tolist(), "crc32": crc32})
+
+
+def build_sinks(
+    rundir: RunDir, tensorboard: Literal["auto", "on", "off"], resume_step: int, extra: Sequence[LogSink]
+) -> Sinks:
+    """Return rank 0's sinks: files, TensorBoard as asked, and `extra` ones such as a terminal's."""
+    installed = importlib.util.find_spec("tensorboard") is not None
+    if tensorboard == "on" and not installed:
+        raise RecipeError("log.tensorboard: on, but it is not installed (pip install 'paceline[tensorboard]')")
+    sinks: list[LogSink] = [FileSink(rundir, resume_step)]
+    if installed and tensorboard != "off":
+        sinks.append(TensorBoardSink(rundir, resume_step))
+    return Sinks([*sinks, *extra])
+
+
+def build_trace(log: Log, rundir: RunDir, rank: int, resume_step: int) -> SampleTrace:
+    """Return what records the samples of `rank`: a file when `log.samples` asks for it."""
+    return FileTrace(rundir, rank, resume_step) if log.samples else NoTrace()
+
+
+def _reopened(path: Path, last_step: int) -> IO[str]:
+    """Open a JSON-lines file to append to, with the records up to `last_step` that it already has."""
+    kept = [record for record in read_lines(path) if record["step"] <= last_step]
+    file = path.open("w", encoding="utf-8")
+    for record in kept:
+        _append(file, record)
+    return file
+
+
+def _append(file: IO[str], record: dict[str, Any]) -> None:
+    file.write(json.dumps(record) + "\n")
+    file.flush()

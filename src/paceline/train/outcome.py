@@ -1,0 +1,60 @@
+"""From what a run measured to its result."""
+
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from paceline.core.results import RunResult, StageResult, Status, ThroughputResult, TimeResult
+from paceline.measure import ClockSummary
+from paceline.measure.rate import Stopwatch
+from paceline.measure.throughput import throughput
+from paceline.measure.verdict import verdict
+from paceline.parallel.device import usable_cores
+from paceline.train.checkpoint import weights_sha256
+from paceline.train.parts import Parts
+from paceline.train.state import TrainState
+
+
+def summarise(
+    parts: Parts,
+    state: TrainState,
+    model: nn.Module,
+    summary: ClockSummary,
+    watch: Stopwatch,
+    *,
+    status: Status,
+    startup_s: float,
+    provenance: dict[str, Any],
+) -> RunResult:
+    """Return the result of the run that ended in `state`. Times are of this process; seconds throughout."""
+    recipe, plan = parts.recipe, parts.plan
+    rates = throughput(summary.step_s, plan.batch_size, summary.excluded_s)
+    eval_every = None if recipe.train.eval_every == "off" else recipe.train.eval_every
+    cores = max(1, usable_cores() // parts.world.local_world_size)
+    pauses = summary.pauses
+    eval_s, checkpoint_s = pauses.get("evaluate", 0.0), pauses.get("checkpoint", 0.0)
+    return RunResult(
+        status=status,
+        recipe_hash=recipe.hash,
+        world_size=parts.world.world_size,
+        epochs=state.step / plan.steps_per_epoch,
+        steps=state.step,
+        images_seen=state.images_seen,
+        eval=state.last,
+        best=state.best,
+        throughput=ThroughputResult(**asdict(rates)),
+        time=TimeResult(
+            wall_s=startup_s + watch.here_s,
+            startup_s=startup_s,
+            train_s=watch.here_s - eval_s - checkpoint_s,
+            eval_s=eval_s,
+            checkpoint_s=checkpoint_s,
+            to_target_s=state.target_s,
+        ),
+        stages={name: StageResult(**asdict(total)) for name, total in summary.stages.items()},
+        verdict=verdict(summary, workers=parts.workers, cores=cores, eval_every=eval_every).to_dict(),
+        lr=plan.lr_sentence,
+        weights_sha256=weights_sha256(model),
+        provenance=provenance,
+    )

@@ -1,0 +1,186 @@
+"""The composition root: a recipe and a world in, a run directory and a result out. Read it top to bottom."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from paceline.core.results import EvalResult, RunResult
+from paceline.core.rundir import RunDir
+from paceline.core.world import World
+from paceline.data.sources.build import build_datasets
+from paceline.measure import build_clock
+from paceline.measure.machine import describe_machine
+from paceline.measure.rate import Stopwatch
+from paceline.parallel.device import choose_device, set_threads
+from paceline.parallel.group import Meeting, joined, meeting, once_a_node
+from paceline.parallel.strategy import build_strategy
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema import Recipe
+from paceline.train.cadence import Cadence
+from paceline.train.checkpoint import Checkpoints, load_model, load_rest
+from paceline.train.engine import StepSeed, Trainer
+from paceline.train.journal import Journal
+from paceline.train.logsink import LogSink, Sinks, build_sinks, build_trace
+from paceline.train.optim import build_optimizer
+from paceline.train.outcome import summarise
+from paceline.train.parts import Parts
+from paceline.train.precision import build_precision
+from paceline.train.resume import finished, open_rundir
+from paceline.train.schedule import Schedule, build_schedule
+from paceline.train.state import TrainState
+from paceline.train.stopping import build_stop_rule
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """How a run was asked for: when (`time.perf_counter` seconds), in which words, and who listens on rank 0."""
+
+    started_s: float = field(default_factory=time.perf_counter)
+    command: Sequence[str] = ()
+    listeners: Sequence[LogSink] = ()
+
+
+def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, invocation: Invocation) -> RunResult:
+    """Train `recipe` as one rank of `world`; return the result. `rundir` is rank 0's, the others follow it.
+
+    With `resume` the run goes on from its newest checkpoint, or starts when it has none; a run that has ended is
+    left as it is. Raise `PacelineError` for what a user can mend.
+    """
+    with meeting(world, recipe.parallel) as met:
+        if world.is_main:
+            open_rundir(rundir, recipe, resume=resume)
+        rundir = RunDir(Path(met.share("rundir", str(rundir.path))))
+        ended = finished(rundir) if resume else None
+        if ended:
+            return ended
+        with _parts(recipe, met) as parts:
+            return _train(parts, rundir, invocation, resume=resume)
+
+
+def evaluate(recipe: Recipe, world: World, checkpoint: Path) -> EvalResult:
+    """Evaluate the weights in `checkpoint` on the validation split of `recipe`, as one rank of `world`."""
+    with meeting(world, recipe.parallel) as met, _parts(recipe, met) as parts:
+        model = parts.model()
+        load_model(checkpoint, model)
+        return parts.evaluator(build_strategy(world, parts.device))(model)
+
+
+@contextlib.contextmanager
+def _parts(recipe: Recipe, met: Meeting) -> Iterator[Parts]:
+    """Choose the device, join the ranks, read the data and make the plan."""
+    world = met.world
+    device = choose_device(recipe.parallel, world)
+    set_threads(recipe.parallel, world)
+    with joined(met, recipe.parallel, device):
+        datasets = once_a_node(world, lambda is_first: build_datasets(recipe.data.source, may_download=is_first))
+        plan = Plan.derive(recipe, world.world_size, datasets.train.info, datasets.val.info)
+        yield Parts(recipe, world, device, datasets, plan)
+
+
+def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, resume: bool) -> RunResult:
+    recipe, world, device, plan = parts.recipe, parts.world, parts.device, parts.plan
+
+    model = parts.model()
+    optimizer = build_optimizer(recipe.optim, model)
+    schedule = build_schedule(recipe.schedule, plan)
+    checkpoints = Checkpoints(rundir.checkpoints, recipe.checkpoint.keep)
+    state = _restored(checkpoints, model, optimizer, schedule) if resume else TrainState()
+
+    strategy = build_strategy(world, device)
+    replica = strategy.prepare(model)
+    machine = describe_machine()
+    sinks = _sinks(parts, rundir, state, invocation)
+    if world.is_main:
+        rundir.write_json("plan.json", plan.to_dict())
+        rundir.write_json("machine.json", machine)
+    sinks.started(plan, state.step)
+
+    watch = Stopwatch(state.trained_s)
+    clock = build_clock(recipe.measure.clock, device_type=device.type, warmup_steps=recipe.measure.warmup_steps)
+    trainer = Trainer(
+        model=model,
+        replica=replica,
+        criterion=nn.CrossEntropyLoss(label_smoothing=recipe.train.label_smoothing),
+        optimizer=optimizer,
+        schedule=schedule,
+        precision=build_precision(recipe.train.precision, device.type),
+        strategy=strategy,
+        place=parts.placement(),
+        loader=parts.train_loader(),
+        evaluate=parts.evaluator(strategy),
+        save=_Saver(checkpoints, model, optimizer, schedule, watch, parts),
+        stop_rule=build_stop_rule(recipe.train.stop),
+        clock=clock,
+        journal=Journal(
+            cadence=Cadence(plan.log_every, plan.total_steps),
+            batch_size=plan.batch_size,
+            steps_per_epoch=plan.steps_per_epoch,
+            strategy=strategy,
+            schedule=schedule,
+            sink=sinks,
+            trace=build_trace(recipe.log, rundir, world.rank, state.step),
+            watch=watch,
+        ),
+        seed=StepSeed(recipe.seed, world.rank),
+        evaluation=Cadence(plan.eval_every, plan.total_steps),
+        saving=Cadence(plan.checkpoint_every, plan.total_steps),
+        accumulate=recipe.train.accumulate,
+        batch_size=plan.batch_size,
+        total_steps=plan.total_steps,
+    )
+    with contextlib.closing(sinks):
+        trainer.fit(state)
+
+    result = summarise(
+        parts,
+        state,
+        model,
+        clock.drain(),
+        watch,
+        status="target_reached" if trainer.stop_rule.reached(state) else "completed",
+        startup_s=watch.started_s - invocation.started_s,
+        provenance={**machine, "device": device.type, "launcher": world.launcher, "command": list(invocation.command)},
+    )
+    if world.is_main:
+        rundir.write_result(result)
+    return result
+
+
+def _restored(
+    checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule
+) -> TrainState:
+    newest = checkpoints.newest()
+    if newest is None:
+        return TrainState()
+    load_model(newest, model)
+    return load_rest(newest, optimizer, schedule)
+
+
+def _sinks(parts: Parts, rundir: RunDir, state: TrainState, invocation: Invocation) -> Sinks:
+    if not parts.world.is_main:
+        return Sinks(())
+    return build_sinks(rundir, parts.recipe.log.tensorboard, state.step, invocation.listeners)
+
+
+@dataclass(frozen=True)
+class _Saver:
+    """Write a checkpoint from rank 0; the ranks are equal, so the others have nothing to add."""
+
+    checkpoints: Checkpoints
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    watch: Stopwatch
+    parts: Parts
+
+    def __call__(self, state: TrainState) -> None:
+        state.trained_s = self.watch.elapsed_s
+        if self.parts.world.is_main:
+            facts = {"recipe_hash": self.parts.recipe.hash, "world_size": self.parts.world.world_size}
+            self.checkpoints.save(state, self.model, self.optimizer, self.schedule, facts)
+        self.watch.look()

@@ -1,0 +1,187 @@
+"""The learning rate at each step. All but `Plateau` are pure functions of the step."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema import optim as sections
+from paceline.recipe.schema.optim import ScheduleSection
+
+
+class Schedule(Protocol):
+    """Say the learning rate of each step, from 0."""
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of optimizer step `step`."""
+        ...
+
+    def observe(self, val_loss: float) -> None:
+        """Take note of an evaluation."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs, as plain values."""
+        ...
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+        ...
+
+
+class Shape(Protocol):
+    """The learning rate after the warm-up, as a share of the peak."""
+
+    def share(self, step: int) -> float:
+        """Return the share of the peak at global step `step`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Flat:
+    """The peak, all the way."""
+
+    def share(self, step: int) -> float:
+        """Return 1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Fall:
+    """From the peak at step `first` to `final` at step `last`, along half a cosine or a straight line."""
+
+    first: int
+    last: int
+    final: float
+    is_cosine: bool
+
+    def share(self, step: int) -> float:
+        """Return the share of the peak at `step`."""
+        progress = min(1.0, max(0.0, (step - self.first) / max(1, self.last - self.first)))
+        fallen = (1 - math.cos(math.pi * progress)) / 2 if self.is_cosine else progress
+        return 1.0 + (self.final - 1.0) * fallen
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """Multiply by `factor` at each of `steps`."""
+
+    steps: tuple[int, ...]
+    factor: float
+
+    def share(self, step: int) -> float:
+        """Return the share of the peak at `step`."""
+        return self.factor ** sum(step >= milestone for milestone in self.steps)
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """Rise from `start` to the peak at step `peak_at`, fall to `final` at the last step, both along a cosine."""
+
+    peak_at: int
+    last: int
+    start: float
+    final: float
+
+    def share(self, step: int) -> float:
+        """Return the share of the peak at `step`."""
+        if step < self.peak_at:
+            risen = (1 - math.cos(math.pi * step / self.peak_at)) / 2
+            return self.start + (1.0 - self.start) * risen
+        return Fall(self.peak_at, self.last, self.final, is_cosine=True).share(step)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A fixed course: a linear warm-up over `warmup` steps, whose last one has the peak, then `shape`.
+
+    Warm-up as in Goyal et al. 2017 (arXiv 1706.02677), section 2.2.
+    """
+
+    peak: float
+    warmup: int
+    warmup_start: float
+    shape: Shape
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of step `step`."""
+        return self.peak * _warm(step, self.warmup, self.warmup_start) * self.shape.share(step)
+
+    def observe(self, val_loss: float) -> None:
+        """Ignore the evaluation: the course is fixed."""
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: the step says it all."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over nothing."""
+
+
+@dataclass
+class Plateau:
+    """Multiply by `factor` after more than `patience` evaluations without a lower loss, as torch's scheduler does."""
+
+    peak: float
+    warmup: int
+    warmup_start: float
+    factor: float
+    patience: int
+    threshold: float
+    best: float = field(default=math.inf)
+    bad_evaluations: int = field(default=0)
+    share: float = field(default=1.0)
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of step `step`."""
+        return self.peak * _warm(step, self.warmup, self.warmup_start) * self.share
+
+    def observe(self, val_loss: float) -> None:
+        """Count an evaluation without improvement, or forget those before it."""
+        if val_loss < self.best * (1 - self.threshold):
+            self.best, self.bad_evaluations = val_loss, 0
+            return
+        self.bad_evaluations += 1
+        if self.bad_evaluations > self.patience:
+            self.share, self.bad_evaluations = self.share * self.factor, 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what has been seen; an infinite `best` is None, which JSON can hold."""
+        best = None if math.isinf(self.best) else self.best
+        return {"best": best, "bad_evaluations": self.bad_evaluations, "share": self.share}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what had been seen."""
+        self.best = math.inf if state["best"] is None else state["best"]
+        self.bad_evaluations, self.share = state["bad_evaluations"], state["share"]
+
+
+def _warm(step: int, warmup: int, start: float) -> float:
+    return 1.0 if step >= warmup else start + (1.0 - start) * (step + 1) / warmup
+
+
+def build_schedule(section: ScheduleSection, plan: Plan) -> Schedule:
+    """Return the schedule of a run, its durations resolved to steps by `plan`."""
+    last = plan.total_steps
+    if isinstance(section, sections.OneCycle):
+        shape = OneCycle(max(1, plan.steps(section.peak_at)), last, section.start, section.final)
+        return Curve(plan.peak_lr, 0, 0.0, shape)
+    warmup = plan.steps(section.warmup)
+    if isinstance(section, sections.Plateau):
+        return Plateau(plan.peak_lr, warmup, section.warmup_start, section.factor, section.patience, section.threshold)
+    return Curve(plan.peak_lr, warmup, section.warmup_start, _shape(section, plan, warmup))
+
+
+def _shape(
+    section: sections.Constant | sections.Cosine | sections.Linear | sections.Step, plan: Plan, warmup: int
+) -> Shape:
+    match section:
+        case sections.Constant():
+            return Flat()
+        case sections.Cosine(final=final):
+            return Fall(warmup, plan.total_steps, final, is_cosine=True)
+        case sections.Linear(final=final):
+            return Fall(warmup, plan.total_steps, final, is_cosine=False)
+        case sections.Step(milestones=milestones, factor=factor):
+            return Milestones(tuple(plan.steps(milestone) for milestone in milestones), factor)

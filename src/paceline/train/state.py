@@ -1,0 +1,49 @@
+"""What a run knows about its own progress, and what a checkpoint carries of it."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from paceline.core.results import EvalResult
+
+
+@dataclass
+class TrainState:
+    """Progress after `step` optimizer steps: everything but weights, optimizer and schedule.
+
+    `hits` counts evaluations in a row that met the target; `trained_s` is the time since the first step of the
+    run, over all its processes; `target_s` is that time when the target was reached.
+    """
+
+    step: int = 0
+    images_seen: int = 0
+    last: EvalResult | None = None
+    last_step: int = -1
+    best: EvalResult | None = None
+    best_step: int = -1
+    hits: int = 0
+    trained_s: float = 0.0
+    target_s: float | None = None
+
+    def advance(self, images: int) -> None:
+        """Count one optimizer step over `images` images of all ranks."""
+        self.step += 1
+        self.images_seen += images
+
+    def evaluated(self, result: EvalResult) -> None:
+        """Keep the newest evaluation, and the best by top-1."""
+        self.last, self.last_step = result, self.step
+        if self.best is None or result.top1 > self.best.top1:
+            self.best, self.best_step = result, self.step
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name in ("last", "best"):
+            values[name] = values[name].model_dump() if values[name] else None
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Return the state that `to_dict` described."""
+        evals = {name: EvalResult(**values[name]) if values[name] else None for name in ("last", "best")}
+        return cls(**{**values, **evals})

@@ -1,0 +1,53 @@
+"""When to stop before the end. Decided from numbers that are equal on all ranks, so all ranks decide alike."""
+
+from typing import Protocol
+
+from paceline.core.results import EvalResult
+from paceline.recipe.schema.recipe import Stop
+from paceline.train.state import TrainState
+
+
+class StopRule(Protocol):
+    """Say after each evaluation whether the run has what it wanted."""
+
+    def judge(self, result: EvalResult, state: TrainState) -> None:
+        """Take note of an evaluation in `state`."""
+        ...
+
+    def reached(self, state: TrainState) -> bool:
+        """Whether to stop."""
+        ...
+
+
+class NeverStop:
+    """Train to the end."""
+
+    def judge(self, result: EvalResult, state: TrainState) -> None:
+        """Take no note."""
+
+    def reached(self, state: TrainState) -> bool:
+        """Return False."""
+        return False
+
+
+class TargetStop:
+    """Stop when `patience` evaluations in a row have met `top1`."""
+
+    def __init__(self, top1: float, patience: int) -> None:
+        self._top1 = top1
+        self._patience = patience
+
+    def judge(self, result: EvalResult, state: TrainState) -> None:
+        """Count the evaluation, or start counting again."""
+        state.hits = state.hits + 1 if result.top1 >= self._top1 else 0
+        if self.reached(state) and state.target_s is None:
+            state.target_s = state.trained_s
+
+    def reached(self, state: TrainState) -> bool:
+        """Whether enough evaluations in a row have met the target."""
+        return state.hits >= self._patience
+
+
+def build_stop_rule(section: Stop | str) -> StopRule:
+    """Return the rule of `train.stop`."""
+    return TargetStop(section.top1, section.patience) if isinstance(section, Stop) else NeverStop()
