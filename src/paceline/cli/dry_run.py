@@ -1,0 +1,38 @@
+"""`paceline train --dry-run`: everything that would be done, and nothing done."""
+
+import json
+from dataclasses import replace
+
+from paceline.core.world import World
+from paceline.data.sources.build import build_datasets
+from paceline.parallel.device import choose_device, usable_cores
+from paceline.recipe.load import Loaded
+from paceline.recipe.plan import Plan
+from paceline.recipe.yamlfile import write_text
+
+
+def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
+    """Print recipe, plan, learning rate and devices; return the exit code."""
+    if not world.is_main:
+        return 0
+    recipe = loaded.recipe
+    if world.launcher == "single":
+        world = replace(world, world_size=ranks, local_world_size=ranks)
+    device = choose_device(recipe.parallel, world)
+    datasets = build_datasets(recipe.data.source, may_download=False)
+    plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
+    devices = f"{world.world_size} x {device.type}, {usable_cores()} cores on this node, started by {world.launcher}"
+    if as_json:
+        values = {"hash": recipe.hash, "recipe": recipe.to_dict(), "plan": plan.to_dict(), "devices": devices}
+        print(json.dumps(values, indent=2))
+        return 0
+    print(f"# recipe {recipe.hash}")
+    print(write_text(recipe.to_dict()))
+    print("# plan")
+    print(write_text(plan.to_dict()))
+    print(f"learning rate: {plan.lr_sentence}")
+    print(f"devices: {devices}")
+    for info in (datasets.train.info, datasets.val.info):
+        for note in info.notes:
+            print(f"{info.split}: {note}")
+    return 0

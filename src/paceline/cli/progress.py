@@ -1,0 +1,135 @@
+"""What rank 0 says while it trains: a live bar on a terminal, plain lines elsewhere."""
+
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from paceline.recipe.plan import Plan
+from paceline.train.logsink import EvalRecord, LogSink, StepRecord
+
+
+class PlainProgress:
+    """A line at the start, at each logged step that a person would wait for, and at each evaluation."""
+
+    _QUIET_S = 10.0
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._said_s = 0.0
+        self._plan: Plan | None = None
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Say what will be done."""
+        self._plan = plan
+        self._say(introduction(plan, step))
+
+    def step(self, record: StepRecord) -> None:
+        """Say how it goes, at most every ten seconds."""
+        assert self._plan is not None
+        if record.trained_s - self._said_s >= self._QUIET_S:
+            self._said_s = record.trained_s
+            self._say(
+                f"{_place(record.step, record.epoch, self._plan)}  loss {record.loss:.4f}  lr {record.lr:.4g}  "
+                f"{record.images_per_s:,.0f} images/s  {_left(record, self._plan)} left"
+            )
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Say what came out."""
+        assert self._plan is not None
+        self._say(f"{_place(record.step, record.epoch, self._plan)}  {_judgement(record)}")
+
+    def close(self) -> None:
+        """Say nothing more."""
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
+
+
+class LiveProgress:
+    """A bar over the current epoch with loss, learning rate, images/s and time left; evaluations stay above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%  {task.fields[facts]}"),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._plan: Plan | None = None
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Say what will be done, and draw the bar."""
+        self._plan = plan
+        self._console.print(introduction(plan, step), highlight=False)
+        self._task = self._progress.add_task("", total=plan.steps_per_epoch, epoch=_epoch(step, plan), facts="starting")
+        self._progress.start()
+
+    def step(self, record: StepRecord) -> None:
+        """Move the bar."""
+        assert self._plan is not None and self._task is not None
+        done = (record.step - 1) % self._plan.steps_per_epoch + 1
+        facts = (
+            f"loss {record.loss:.4f}  lr {record.lr:.3g}  {record.images_per_s:,.0f} images/s  "
+            f"{_left(record, self._plan)} left"
+        )
+        self._progress.update(self._task, completed=done, epoch=_epoch(record.step - 1, self._plan), facts=facts)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Leave a line above the bar."""
+        assert self._plan is not None
+        line = f"{_place(record.step, record.epoch, self._plan)}  {_judgement(record)}"
+        self._progress.console.print(line, highlight=False)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._progress.stop()
+
+
+def build_progress(out: TextIO) -> LogSink:
+    """Return live progress for a terminal, plain lines for anything else."""
+    console = Console(file=out)
+    return LiveProgress(console) if console.is_terminal else PlainProgress(out)
+
+
+def introduction(plan: Plan, step: int) -> str:
+    """Return one line on what a run will do."""
+    start = f"from step {step:,}: " if step else ""
+    epochs = plan.total_steps / plan.steps_per_epoch
+    ranks = "rank" if plan.world_size == 1 else "ranks"
+    return (
+        f"{start}{plan.train_images:,} images, {plan.num_classes} classes, {plan.image_size} px; "
+        f"{plan.total_steps:,} steps of {plan.batch_size} ({epochs:.4g} epochs) on {plan.world_size} {ranks}; "
+        f"lr {plan.lr_sentence}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return `0:07`, `12:30` or `3:05:00`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _epoch(step: int, plan: Plan) -> str:
+    total = -(-plan.total_steps // plan.steps_per_epoch)
+    return f"{min(plan.epoch_of(step) + 1, total)}/{total}"
+
+
+def _place(step: int, epoch: float, plan: Plan) -> str:
+    total = plan.total_steps / plan.steps_per_epoch
+    return f"epoch {epoch:.4g}/{total:.4g}  step {step:,}/{plan.total_steps:,}"
+
+
+def _judgement(record: EvalRecord) -> str:
+    result = record.result
+    return f"val top1 {result.top1:.2%}  top5 {result.top5:.2%}  loss {result.loss:.4f}  {duration(record.trained_s)}"
+
+
+def _left(record: StepRecord, plan: Plan) -> str:
+    """Return the time left, judged by the speed since the last record."""
+    images = (plan.total_steps - record.step) * plan.batch_size
+    return duration(images / record.images_per_s) if record.images_per_s else "?"

@@ -1,0 +1,67 @@
+"""`paceline recipes`: what can be trained, what exactly a name means, and who said so."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.cli.words import split_words
+from paceline.recipe.load import Loaded, load, preset_names, preset_summary
+from paceline.recipe.schema import Recipe
+from paceline.recipe.yamlfile import write_text
+
+
+def recipes(words: list[str], *, origin: bool, schema: bool, as_json: bool) -> int:
+    """List the presets, or show the one named in `words` with its overrides; return the exit code."""
+    if schema:
+        print(json.dumps(recipe_schema(), indent=2))
+    elif not words:
+        _list(as_json=as_json)
+    else:
+        name, patch = split_words(words)
+        _show(load(name, patch), origin=origin, as_json=as_json)
+    return 0
+
+
+def recipe_schema() -> dict[str, Any]:
+    """Return the JSON schema of a recipe file: the recipe's, with `extends` beside it."""
+    schema = Recipe.model_json_schema()
+    schema["properties"]["extends"] = {"type": "string", "description": "A preset or a file to start from."}
+    schema["required"] = []  # what a file leaves out comes from the one it extends
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _list(*, as_json: bool) -> None:
+    summaries = {name: preset_summary(name) for name in preset_names()}
+    if as_json:
+        print(json.dumps(summaries, indent=2))
+        return
+    width = max(len(name) for name in summaries)
+    for name, summary in summaries.items():
+        print(f"{name:{width}}  {summary}")
+
+
+def _show(loaded: Loaded, *, origin: bool, as_json: bool) -> None:
+    values = loaded.recipe.to_dict()
+    if as_json:
+        origins = {path: loaded.stack.origin(path) for path, _ in _leaves(values)}
+        print(json.dumps({"hash": loaded.recipe.hash, "recipe": values, "origin": origins}, indent=2))
+    elif origin:
+        rows = [(f"{path}: {_written(value)}", loaded.stack.origin(path)) for path, value in _leaves(values)]
+        width = min(60, max(len(row[0]) for row in rows))
+        for text, place in rows:
+            print(f"{text:{width}}  # {place}")
+    else:
+        print(f"# recipe {loaded.recipe.hash}")
+        print(write_text(values), end="")
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _written(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

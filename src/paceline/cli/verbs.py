@@ -1,0 +1,83 @@
+"""The verbs and their options. Each verb's work is in its own file, imported when it is called."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline import __version__
+
+app = typer.Typer(
+    name="paceline",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Train image classifiers in synchronous data parallel, from one CPU core to a cluster.",
+)
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RECIPE] [KEY=VALUE]...",
+        help="A preset, a recipe file or a run directory (none: digits), then overrides such as optim.lr=0.4.",
+        show_default=False,
+    ),
+]
+Ranks = Annotated[str, typer.Option(metavar="N|auto", help="Processes on this machine; auto: one a GPU, or one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port the local ranks meet at; 0 takes a free one.")]
+
+
+@app.callback(invoke_without_command=True)
+def paceline(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Train image classifiers in synchronous data parallel, from one CPU core to a cluster."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command(epilog="Example: `paceline train digits optim.lr=0.05 train.epochs=5 --ranks 2`")
+def train(
+    words: Words = None,
+    ranks: Ranks = "auto",
+    run_dir: Annotated[Path | None, typer.Option(help="Where the run is written (runs/RECIPE-TIME).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print recipe, plan and devices, and stop.")] = False,
+    port: Port = 0,
+    as_json: Json = False,
+) -> int:
+    """Train a classifier, evaluate it, and leave a run directory."""
+    from paceline.cli.train import train as work
+
+    return work(words or [], ranks, run_dir, resume=resume, dry_run=dry_run, port=port, as_json=as_json)
+
+
+@app.command("eval", epilog="Example: `paceline eval runs/digits-20261121-101500 data.eval_batch_size=512`")
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
+    ranks: Ranks = "1",
+    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
+    port: Port = 0,
+    as_json: Json = False,
+) -> int:
+    """Evaluate a run's weights: every image of the validation split, once."""
+    from paceline.cli.evaluate import evaluate as work
+
+    return work(run, overrides or [], ranks, checkpoint, port=port, as_json=as_json)
+
+
+@app.command(epilog="Example: `paceline recipes course/wideresnet-fashion model.width=0.25 --origin`")
+def recipes(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...", show_default=False)] = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value was set.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a recipe, for editors.")] = False,
+    as_json: Json = False,
+) -> int:
+    """List the shipped recipes, or show one with everything it resolves to."""
+    from paceline.cli.recipes import recipes as work
+
+    return work(words or [], origin=origin, schema=schema, as_json=as_json)

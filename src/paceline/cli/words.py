@@ -1,0 +1,28 @@
+"""Read what is common to several verbs: `[RECIPE] [KEY=VALUE ...]`, and how many ranks."""
+
+from collections.abc import Mapping
+
+from paceline.core.errors import RecipeError, WorldError
+from paceline.parallel.environ import count_gpus
+from paceline.recipe.load import DEFAULT
+from paceline.recipe.patch import Patch
+
+
+def split_words(words: list[str]) -> tuple[str, Patch]:
+    """Return the recipe's name and the patch. The name comes first and may be left out."""
+    name, overrides = (words[0], words[1:]) if words and "=" not in words[0] else (DEFAULT, words)
+    extra = next((word for word in overrides if "=" not in word), None)
+    if extra is not None:
+        raise RecipeError(
+            f"{extra!r}: is not an override (write KEY=VALUE, such as optim.lr=0.4; the recipe comes first)"
+        )
+    return name, Patch.parse(overrides)
+
+
+def count_ranks(text: str, environ: Mapping[str, str]) -> int:
+    """Return how many ranks to start here: `auto` is one a GPU, or one."""
+    if text == "auto":
+        return max(1, count_gpus(environ))
+    if not text.isdecimal() or int(text) < 1:
+        raise WorldError(f"--ranks: {text!r} is not a number of processes (write 1, 2, ... or auto)")
+    return int(text)
