@@ -32,7 +32,4 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
     print(write_text(plan.to_dict()))
     print(f"learning rate: {plan.lr_sentence}")
     print(f"devices: {devices}")
-    for info in (datasets.train.info, datasets.val.info):
-        for note in info.notes:
-            print(f"{info.split}: {note}")
     return 0

@@ -96,15 +96,16 @@ def build_progress(out: TextIO) -> LogSink:
 
 
 def introduction(plan: Plan, step: int) -> str:
-    """Return one line on what a run will do."""
+    """Return a line on what a run will do, and one for each thing to know about its data."""
     start = f"from step {step:,}: " if step else ""
     epochs = plan.total_steps / plan.steps_per_epoch
     ranks = "rank" if plan.world_size == 1 else "ranks"
-    return (
+    what = (
         f"{start}{plan.train_images:,} images, {plan.num_classes} classes, {plan.image_size} px; "
         f"{plan.total_steps:,} steps of {plan.batch_size} ({epochs:.4g} epochs) on {plan.world_size} {ranks}; "
         f"lr {plan.lr_sentence}"
     )
+    return "\n".join([what, *(f"note: {note}" for note in plan.notes)])
 
 
 def duration(seconds: float) -> str:

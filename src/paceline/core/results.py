@@ -1,11 +1,20 @@
 """What a run amounts to: `result.json`, the contract between the trainer and everything that reads it later."""
 
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 SCHEMA_VERSION = 1
 Status = Literal["completed", "target_reached", "preempted", "failed"]
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+# JSON has no infinity and no NaN: they are written as text, which reads back as the same number.
+Loss = Annotated[float, PlainSerializer(_json_number, return_type=float | str, when_used="json")]
 
 
 class _Value(BaseModel):
@@ -18,7 +27,7 @@ class EvalResult(_Value):
     images: int
     top1: float
     top5: float
-    loss: float
+    loss: Loss
 
 
 class ThroughputResult(_Value):

@@ -71,7 +71,11 @@ class RunDir:
 
     def refuse_another_run(self, *, resume: bool) -> None:
         """Raise `RecipeError` when the folder already holds a run that is not to be resumed."""
-        if self.recipe.exists() and not resume:
+        try:
+            is_taken = self.recipe.exists()
+        except OSError as error:
+            raise RecipeError(f"--run-dir: {self.path} cannot be read: {error.strerror} (name another)") from None
+        if is_taken and not resume:
             raise RecipeError(f"--run-dir: {self.path} already holds a run (add --resume, or name another)")
 
     def create(self, *, resume: bool) -> None:
@@ -97,6 +101,8 @@ class RunDir:
             return RunResult.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise PacelineError(f"{path}: the run has not finished (continue it with --resume)") from None
+        except OSError as error:
+            raise PacelineError(f"{path}: cannot be read: {error.strerror} (name another run)") from None
         except ValueError as error:
             first = str(error).splitlines()[0]
             raise PacelineError(f"{path}: is not a result: {first} (run it again)") from None

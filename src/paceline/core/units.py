@@ -1,7 +1,9 @@
 """Durations as people write them (`5ep`, `500st`, `50000img`, `10%`, `30min`), resolved once to steps or seconds."""
 
+import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal, Self, get_args
 
 Unit = Literal["ep", "st", "img", "%", "s", "min", "h"]
@@ -23,12 +25,12 @@ class Duration:
     def parse(cls, text: object) -> Self:
         """Read `text`, such as `"5ep"`. Raise `ValueError` when it is not a number and a known unit."""
         match = _PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
-        if match is None or match[2] not in get_args(Unit):
+        if match is None or match[2] not in get_args(Unit) or math.isinf(float(match[1])):
             raise ValueError(f"{text!r} is not a duration (write 5ep, 500st, 50000img, 10%, 90s, 30min or 2h)")
         return cls(float(match[1]), match[2])  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return f"{self.value:g}{self.unit}" if self.value < 1e6 else f"{self.value:.0f}{self.unit}"
+        return f"{Decimal(str(self.value)):f}".removesuffix(".0") + self.unit  # every digit, as `parse` reads it
 
     @property
     def is_time(self) -> bool:

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from paceline.core.errors import near_miss
+from paceline.core.units import count
 from paceline.recipe.schema import Recipe
 
 
@@ -21,7 +22,9 @@ def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
     )
     same = [detail for path, detail in zip(paths, details, strict=True) if path == first]
     message = _message(first, same)
-    others = len(set(paths)) - 1
+    # What the other branches of a union say about the whole section is no error of its own.
+    fields = {path for path in paths if not any(_is_below(other, path) for other in paths)}
+    others = len(fields - {first})
     return first, message + (f"; {others} more like this" if others else "")
 
 
@@ -31,11 +34,15 @@ def _path(loc: tuple[str | int, ...], values: Any, missing: bool) -> str:
     for position, part in enumerate(loc):
         if isinstance(values, dict) and part in values:
             path, values = f"{path}.{part}", values[str(part)]
-        elif isinstance(values, list | tuple) and isinstance(part, int):
+        elif isinstance(values, list | tuple) and isinstance(part, int) and part < len(values):
             path, values = f"{path}[{part}]", values[part]
-        elif missing and position == len(loc) - 1:
+        elif missing and position == len(loc) - 1 and isinstance(part, str):
             path = f"{path}.{part}"
     return path.lstrip(".")
+
+
+def _is_below(path: str, section: str) -> bool:
+    return path.startswith((f"{section}.", f"{section}["))
 
 
 def _message(path: str, details: list[ErrorDetails]) -> str:
@@ -45,6 +52,13 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
         case "extra_forbidden":
             known = _siblings(detail["loc"][:-1])
             return "is not a field" + (near_miss(leaf, known) or f" (one of {', '.join(known)})")
+        case "missing" if isinstance(detail["loc"][-1], int):
+            return f"{_shown(detail['input'])} is too short (write {int(details[-1]['loc'][-1]) + 1} values)"
+        case "too_short" | "too_long":
+            bounds = {"min_length": "at least", "max_length": "at most"}
+            key = next(key for key in bounds if key in detail["ctx"])
+            number = detail["ctx"][key]
+            return f"{_shown(detail['input'])} should have {bounds[key]} {count(number, 'value')}"
         case "missing":
             return f"is needed (set {path}=...)"
         case "union_tag_invalid":
@@ -97,10 +111,9 @@ def _step(node: dict[str, Any], part: str | int, schema: dict[str, Any]) -> dict
     if isinstance(part, int):
         item: dict[str, Any] = node.get("items", {})
         return item
-    mapping = node.get("discriminator", {}).get("mapping", {})
-    if part in mapping:
-        return _resolve({"$ref": mapping[part]}, schema)
-    for option in node.get("anyOf", []):
-        if _resolve(option, schema).get("title") == part:
-            return _resolve(option, schema)
-    return node
+    options = [_resolve(option, schema) for option in node.get("anyOf", [])]
+    for option in (node, *options):
+        mapping = option.get("discriminator", {}).get("mapping", {})
+        if part in mapping:
+            return _resolve({"$ref": mapping[part]}, schema)
+    return next((option for option in options if option.get("title") == part), node)

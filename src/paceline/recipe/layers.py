@@ -44,7 +44,7 @@ class Stack:
         while path:
             if path in self.origins:
                 return self.origins[path]
-            path = path.rpartition(".")[0]
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return "default"
 
 

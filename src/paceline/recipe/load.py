@@ -1,5 +1,6 @@
 """From a name and overrides to a recipe: find it, follow `extends`, lay the patch on top, check the types."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -49,7 +50,14 @@ def validate(stack: Stack) -> Recipe:
 
 def find(name: str) -> Path:
     """Return the file that `name` means: a preset, a YAML file, or a run directory's recipe."""
-    path = Path(name).expanduser()
+    try:
+        return _find(name)
+    except OSError as error:
+        raise RecipeError(f"{name!r}: cannot be read: {error.strerror} (see `paceline recipes`)") from None
+
+
+def _find(name: str) -> Path:
+    path = _expanded(name)
     if (path / RUN_RECIPE).is_file():
         return path / RUN_RECIPE
     if path.suffix in (".yaml", ".yml"):
@@ -63,6 +71,13 @@ def find(name: str) -> Path:
         raise RecipeError(f"{path}: is a folder without {RUN_RECIPE}, so not a run (name a run directory or a preset)")
     hint = near_miss(name, preset_names()) or " (see `paceline recipes`)"
     raise RecipeError(f"{name!r}: is neither a preset, a recipe file nor a run directory{hint}")
+
+
+def _expanded(name: str) -> Path:
+    """Return `name` as a path, `~` replaced where there is such a user."""
+    with suppress(RuntimeError):
+        return Path(name).expanduser()
+    return Path(name)
 
 
 def preset_names() -> list[str]:
@@ -91,9 +106,13 @@ def _chain(path: Path, name: str) -> list[Layer]:
         if base is None:
             return layers
         if not isinstance(base, str):
-            raise RecipeError(f"{_origin(path)}: extends: {base!r} is not a name (write a preset or a file)")
-        beside = path.parent / base
-        path = beside if beside.suffix in (".yaml", ".yml") else find(base)
+            where = layers[0].where("extends")
+            raise RecipeError(f"{where}: extends: {base!r} is not a name (write a preset or a file)")
+        beside = path.parent / _expanded(base)
+        try:
+            path = find(str(beside) if beside.suffix in (".yaml", ".yml") else base)
+        except RecipeError as error:
+            raise RecipeError(f"{layers[0].where('extends')}: extends: {error}") from None
 
 
 def _origin(path: Path) -> str:

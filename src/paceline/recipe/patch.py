@@ -32,8 +32,19 @@ class Patch:
                 if not isinstance(child, dict):
                     raise RecipeError(f"{path}: {parent} was just set to {child!r}, so it has no fields (drop one)")
                 section = child
-            section[leaf] = value
+            _lay(section, leaf, value)
         return nested
+
+
+def _lay(section: dict[str, Any], key: str, value: Any) -> None:
+    """Set `key`; a mapping is merged into the one before it, and never shared with the patch."""
+    if not isinstance(value, dict):
+        section[key] = value
+        return
+    if not isinstance(section.get(key), dict):
+        section[key] = {}
+    for below, each in value.items():
+        _lay(section[key], below, each)
 
 
 def _assignment(word: str) -> tuple[str, Any]:

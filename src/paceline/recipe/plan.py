@@ -18,7 +18,8 @@ class Plan:
     """What a run will do, in steps and images. Every error of divisibility is raised while making one.
 
     `batch_size` is global; `rank_batch` is a rank's share of it and `micro_batch` what a rank computes at once.
-    `dropped_images` are left out at the end of each epoch, other ones every time. A cadence of 0 means never.
+    `dropped_images` are left out at the end of each epoch, other ones every time. A cadence of 0 means never. `notes`
+    are what the data set wants a user to know.
     """
 
     world_size: int
@@ -39,6 +40,7 @@ class Plan:
     log_every: int
     peak_lr: float
     lr_sentence: str
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def derive(cls, recipe: Recipe, world_size: int, train: DatasetInfo, val: DatasetInfo) -> Self:
@@ -49,8 +51,9 @@ class Plan:
         if steps_per_epoch == 0:
             unit = world_size * recipe.train.accumulate
             fits = train.num_images // unit * unit
+            fix = f"try {fits}" if fits else "add images, or use fewer ranks"
             raise RecipeError(
-                f"data.batch_size: {data.batch_size} is more than the {train.num_images} training images (try {fits})"
+                f"data.batch_size: {data.batch_size} is more than the {train.num_images} training images ({fix})"
             )
         if val.num_images == 0 and recipe.train.eval_every != "off":
             raise DataError("data.source: the validation split is empty (set train.eval_every=off or name another)")
@@ -83,6 +86,7 @@ class Plan:
             log_every=every(recipe.log.every),
             peak_lr=peak_lr,
             lr_sentence=lr_sentence(recipe, peak_lr),
+            notes=tuple(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
         )
 
     def steps(self, duration: Duration) -> int:
@@ -103,8 +107,8 @@ def divide_batch(recipe: Recipe, world_size: int) -> int:
     batch_size, accumulate = recipe.data.batch_size, recipe.train.accumulate
     unit = world_size * accumulate
     if batch_size % unit:
-        over = count(world_size, "rank") + (f" x {count(accumulate, 'micro-batch')}es" if accumulate > 1 else "")
-        nearest = max(unit, round(batch_size / unit) * unit)
+        over = count(world_size, "rank") + (f" x {accumulate:,} micro-batches" if accumulate > 1 else "")
+        nearest = max(unit, (batch_size + unit // 2) // unit * unit)
         raise RecipeError(f"data.batch_size: {batch_size} does not divide over {over} (try {nearest})")
     return batch_size // unit
 

@@ -1,4 +1,4 @@
-"""Read YAML 1.2 as data and nothing else: no tags, no aliases, no duplicate keys; every key knows its line."""
+"""Read YAML 1.2 as data and nothing else: no tags, aliases, directives or duplicate keys; every key knows its line."""
 
 from dataclasses import dataclass, field
 from io import StringIO
@@ -8,11 +8,13 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, DocumentStartEvent, Event, ScalarEvent
+from ruamel.yaml.reader import ReaderError
 
 from paceline.core.errors import RecipeError
 
 MAX_FILE_BYTES = 1_000_000
+MAX_DEPTH = 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def write_text(values: dict[str, Any]) -> str:
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.allow_unicode = True
+    yaml.representer.ignore_aliases = lambda data: True
     yaml.width = 110
     out = StringIO()
     yaml.dump(values, out)
@@ -70,24 +73,42 @@ def write_text(values: dict[str, Any]) -> str:
 
 
 def _load(text: str, name: str) -> Any:
-    yaml = YAML(typ="rt", pure=True)
     try:
-        for event in yaml.parse(text):
-            line = event.start_mark.line + 1
-            if isinstance(event, AliasEvent):
-                raise RecipeError(f"{name}:{line}: aliases are not allowed in a recipe (write the value out)")
-            tag = getattr(event, "ctag", None)
-            if tag is not None:
-                raise RecipeError(f"{name}:{line}: tag {tag} is not allowed in a recipe (write a plain value)")
+        _refuse_more_than_data(text, name)
         return YAML(typ="rt", pure=True).load(text)
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         problem = " ".join(str(error.problem).split())
         raise RecipeError(f"{name}:{line}: {problem} (mend the YAML)") from None
-    except (YAMLError, ValueError, RecursionError) as error:
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise RecipeError(f"{name}:{line}: {text[error.position]!r} is not allowed in YAML (take it out)") from None
+    except (YAMLError, ValueError, RecursionError, AssertionError) as error:  # ruamel asserts what %YAML names
         if isinstance(error, RecipeError):
             raise
         raise RecipeError(f"{name}: is not YAML: {' '.join(str(error).split())[:120]} (mend the file)") from None
+
+
+def _refuse_more_than_data(text: str, name: str) -> None:
+    depth = 0
+    for event in YAML(typ="rt", pure=True).parse(text):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        what = f"more than {MAX_DEPTH} levels are" if depth > MAX_DEPTH else _more_than_data(event)
+        if what:
+            line = event.start_mark.line + 1
+            raise RecipeError(f"{name}:{line}: {what} not allowed in a recipe (write a plain value)")
+
+
+def _more_than_data(event: Event) -> str:
+    """Return what makes an event more than plain data, or an empty string."""
+    if getattr(event, "anchor", None) is not None:
+        return "anchors and aliases are"
+    tag = getattr(event, "ctag", None)
+    if tag is not None:
+        return f"tag {tag} is"
+    if isinstance(event, DocumentStartEvent) and (event.version or event.tags):
+        return "directives are"
+    return "merge keys are" if isinstance(event, ScalarEvent) and event.value == "<<" and event.implicit[0] else ""
 
 
 def _collect_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
@@ -98,15 +119,16 @@ def _collect_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
             _collect_lines(value, f"{path}.", lines)
 
 
-def _plain(node: Any, name: str) -> Any:
-    """Turn ruamel's round-trip types into plain Python values."""
+def _plain(node: Any, name: str, line: int = 0) -> Any:
+    """Turn ruamel's round-trip types into plain Python values; `line` is where `node` stands, if known."""
+    where = f"{name}:{line}" if line else name
     if isinstance(node, CommentedMap):
         for key in node:
-            if not isinstance(key, str):
-                raise RecipeError(f"{name}: key {key!r} is not a word (quote it or mend it)")
-        return {str(key): _plain(value, name) for key, value in node.items()}
+            if not isinstance(key, str) or not key.isprintable():
+                raise RecipeError(f"{name}:{node.lc.key(key)[0] + 1}: key {key!r} is not a word (mend it)")
+        return {str(key): _plain(value, name, node.lc.key(key)[0] + 1) for key, value in node.items()}
     if isinstance(node, CommentedSeq):
-        return [_plain(value, name) for value in node]
+        return [_plain(value, name, node.lc.item(number)[0] + 1) for number, value in enumerate(node)]
     if node is None or isinstance(node, bool):
         return node
     if isinstance(node, int):
@@ -116,5 +138,5 @@ def _plain(node: Any, name: str) -> Any:
     if isinstance(node, str):
         return str(node)
     raise RecipeError(
-        f"{name}: {node!r} is a {type(node).__name__}, which a recipe has no use for (write a number or text)"
+        f"{where}: {node!r} is a {type(node).__name__}, which a recipe has no use for (write a number or text)"
     )

@@ -60,6 +60,11 @@ class Journal:
         self._sink.evaluated(EvalRecord(state.step, epoch, state.images_seen, state.trained_s, state.last))
         self._watch.look()
 
+    def close(self) -> None:
+        """Close what is written to."""
+        self._sink.close()
+        self._trace.close()
+
     def _write(self, state: TrainState) -> None:
         assert self._loss is not None
         loss = self._strategy.mean(self._loss / self._steps).item()

@@ -161,11 +161,18 @@ class SampleTrace(Protocol):
         """Take the batch of optimizer step `step`, from 0."""
         ...
 
+    def close(self) -> None:
+        """Let go of the file."""
+        ...
+
 
 class NoTrace:
     """Take no note."""
 
     def record(self, step: int, batch: Batch) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
         """Do nothing."""
 
 
@@ -179,6 +186,10 @@ class FileTrace:
         """Append a line for `step`."""
         crc32 = [zlib.crc32(image.numpy().tobytes()) for image in batch.images]
         _append(self._file, {"step": step, "samples": batch.indices.tolist(), "crc32": crc32})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 def build_sinks(

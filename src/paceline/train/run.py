@@ -133,7 +133,7 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, resume: bool
         batch_size=plan.batch_size,
         total_steps=plan.total_steps,
     )
-    with contextlib.closing(sinks):
+    with contextlib.closing(trainer.journal):
         trainer.fit(state)
 
     result = summarise(

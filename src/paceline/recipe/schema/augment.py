@@ -1,12 +1,19 @@
 """Random changes to training images: one typed variant each, applied in the order listed in `data.augment`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, PositiveFloat
 
 from paceline.recipe.schema.section import Section
 
-Range = tuple[float, float]
+
+def _rising(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] > ends[1]:
+        raise ValueError(f"{list(ends)} falls (write {list(ends[::-1])})")
+    return ends
+
+
+Range = Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(_rising)]
 
 
 class PadCrop(Section):
@@ -79,6 +86,14 @@ class Resize(Section):
     name: Literal["resize"] = "resize"
 
 
+class _OrItsName:
+    """Have the JSON schema take the bare name of a variant, as `_named` does."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        variants = handler(schema)
+        return {"anyOf": [{"enum": list(variants["discriminator"]["mapping"])}, variants]}
+
+
 def _named(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
@@ -89,4 +104,5 @@ AugmentSection = Annotated[
         Field(discriminator="name"),
     ],
     BeforeValidator(_named),
+    _OrItsName(),
 ]

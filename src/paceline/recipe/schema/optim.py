@@ -4,7 +4,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from paceline.core.units import Duration
 from paceline.recipe.schema.section import Auto, Section, TrainingDuration
 
 Betas = tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
@@ -81,7 +80,7 @@ OptimSection = Annotated[Sgd | Adam | AdamW, Field(discriminator="name")]
 class _Warm(Section):
     """What every schedule but one_cycle, whose rise is its warm-up, has."""
 
-    warmup: TrainingDuration = Duration(0, "st")
+    warmup: TrainingDuration = "0st"
     """Length of a linear rise from `warmup_start` to the peak."""
     warmup_start: float = Field(0.0, ge=0, le=1)
     """Share of the peak that the rise starts from."""
@@ -123,7 +122,7 @@ class OneCycle(Section):
     """Rise to the peak and fall again, both along a cosine (Smith and Topin 2017)."""
 
     name: Literal["one_cycle"] = "one_cycle"
-    peak_at: TrainingDuration = Duration(30, "%")
+    peak_at: TrainingDuration = "30%"
     """When the peak is reached."""
     start: float = Field(0.04, ge=0, le=1)
     """Share of the peak that the rise starts from."""

@@ -6,10 +6,9 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from paceline.core.units import Duration
 from paceline.recipe.schema.augment import AugmentSection, RandomResizedCrop, Resize
-from paceline.recipe.schema.optim import Constant, OptimSection, ScheduleSection, Sgd
-from paceline.recipe.schema.section import Auto, Off, Section, Switch, TimeDuration, TrainingDuration
+from paceline.recipe.schema.optim import Constant, OptimSection, Plateau, ScheduleSection, Sgd
+from paceline.recipe.schema.section import Auto, CadenceDuration, Off, Section, Switch, TimeDuration
 from paceline.recipe.schema.source import Digits, SourceSection
 
 
@@ -32,7 +31,7 @@ class Data(Section):
     """Share of the scaled image's side that the centre crop keeps."""
     mean: tuple[float, ...] | Auto = "auto"
     """Per channel, of pixels in [0, 1]; `auto` is the data set's."""
-    std: tuple[float, ...] | Auto = "auto"
+    std: tuple[PositiveFloat, ...] | Auto = "auto"
     """Per channel, of pixels in [0, 1]; `auto` is the data set's."""
     workers: NonNegativeInt | Auto = "auto"
     """Processes a rank decodes with; 0 decodes in the rank itself."""
@@ -81,7 +80,7 @@ class Train(Section):
     """Micro-batches a rank's share of the batch is split into."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Probability spread evenly over all classes."""
-    eval_every: TrainingDuration | Off = Duration(1, "ep")
+    eval_every: CadenceDuration | Off = "1ep"
     """How often to evaluate; the end of the run always is, unless off."""
     stop: Stop | Off = "off"
     """Target at which the run ends early."""
@@ -104,7 +103,7 @@ class Parallel(Section):
     """Where each rank computes; `auto` is a GPU when there is one."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Collective library; `auto` is nccl for GPUs and gloo for CPUs."""
-    timeout: TimeDuration = Duration(10, "min")
+    timeout: TimeDuration = "10min"
     """How long a rank waits for another before the run fails."""
     threads: PositiveInt | Auto = "auto"
     """CPU threads a rank computes with; `auto` shares the node's cores. Another number gives other bits."""
@@ -113,7 +112,7 @@ class Parallel(Section):
 class Checkpoint(Section):
     """When the state is saved, and how many saves are kept."""
 
-    every: TrainingDuration | Off = Duration(1, "ep")
+    every: CadenceDuration | Off = "1ep"
     """How often; the end of the run always is, unless off."""
     keep: int = Field(3, ge=1)
     """Newest checkpoints kept, beside the best one."""
@@ -131,7 +130,7 @@ class Measure(Section):
 class Log(Section):
     """What is written down, and how often."""
 
-    every: TrainingDuration = Duration(10, "st")
+    every: CadenceDuration = "10st"
     """Steps between records of loss and throughput."""
     tensorboard: Literal["auto", "on", "off"] = "auto"
     """Write TensorBoard events; `auto` does when it is installed."""
@@ -162,6 +161,12 @@ class Recipe(Section):
     """How the run is timed."""
     log: Log = Log()
     """What is written down."""
+
+    @model_validator(mode="after")
+    def _plateau_sees_evaluations(self) -> Self:
+        if isinstance(self.schedule, Plateau) and self.train.eval_every == "off":
+            raise ValueError("schedule plateau has no effect with train.eval_every off (set train.eval_every=1ep)")
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole recipe as plain values that load again to an equal recipe; names come first."""

@@ -30,6 +30,13 @@ def _parse_training(value: object) -> Duration:
     return duration
 
 
+def _parse_cadence(value: object) -> Duration:
+    duration = _parse_training(value)
+    if duration.value == 0:
+        raise ValueError(f"'{duration}' never comes round (use 1st for every step)")
+    return duration
+
+
 def _parse_time(value: object) -> Duration:
     duration = _parse(value)
     if not duration.is_time or duration.seconds <= 0:
@@ -47,4 +54,5 @@ def _annotated(parse: Any, pattern: str) -> Any:
 
 
 TrainingDuration = _annotated(_parse_training, r"^\d+(\.\d+)?\s*(ep|st|img|%)$")
+CadenceDuration = _annotated(_parse_cadence, r"^\d+(\.\d+)?\s*(ep|st|img|%)$")
 TimeDuration = _annotated(_parse_time, r"^\d+(\.\d+)?\s*(s|min|h)$")

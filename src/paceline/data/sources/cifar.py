@@ -1,0 +1,157 @@
+"""CIFAR-10 and CIFAR-100, from the files of their authors or from class folders; all pixels in memory (180 MB)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Split
+from paceline.core.errors import DataError
+from paceline.data.decode import decode
+from paceline.data.sources.cifar_batches import Pixels, read_batch, read_class_names
+from paceline.data.sources.class_tree import scan_classes
+from paceline.data.sources.download import download_cifar
+from paceline.data.sources.encoded import EncodedSource, files_info
+from paceline.data.sources.places import expanded, is_file, is_folder, printable
+from paceline.recipe.schema.source import Cifar10, Cifar100
+
+_SIZE = (32, 32)
+_FOLDERS: tuple[tuple[str, Split], ...] = (("train", "train"), ("test", "val"))
+
+
+@dataclass(frozen=True)
+class _Edition:
+    """What differs between the two sets. `mean` and `std` are of the training images, as everyone uses them."""
+
+    name: Literal["cifar10", "cifar100"]
+    title: str
+    num_classes: int
+    folder: str
+    train_files: tuple[str, ...]
+    test_file: str
+    meta_file: str
+    names_key: str
+    labels_key: str
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+_CIFAR10 = _Edition(
+    name="cifar10",
+    title="CIFAR-10",
+    num_classes=10,
+    folder="cifar-10-batches-py",
+    train_files=tuple(f"data_batch_{number}" for number in range(1, 6)),
+    test_file="test_batch",
+    meta_file="batches.meta",
+    names_key="label_names",
+    labels_key="labels",
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+)
+_CIFAR100 = _Edition(
+    name="cifar100",
+    title="CIFAR-100",
+    num_classes=100,
+    folder="cifar-100-python",
+    train_files=("train",),
+    test_file="test",
+    meta_file="meta",
+    names_key="fine_label_names",
+    labels_key="fine_labels",
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
+)
+
+
+def load_cifar(section: Cifar10 | Cifar100, *, may_download: bool) -> Datasets:
+    """Return CIFAR as uint8 [N, 32, 32, 3], labels by class name. Fetch it when that is asked for and allowed.
+
+    `root` holds the authors' files, or their folder, or `train/` and `test/` class folders (PNG, JPEG, ...).
+    Raise `DataError` when it has neither, or a file is broken.
+    """
+    edition = _CIFAR10 if isinstance(section, Cifar10) else _CIFAR100
+    root = expanded(section.root)
+    found = _find(root, edition)
+    if found is None and section.download and may_download:
+        download_cifar(root, edition.name, (*edition.train_files, edition.test_file, edition.meta_file))
+        found = _find(root, edition)
+    if found is None:
+        fix = "" if section.download else ", or data.source.download=true"
+        raise DataError(
+            f"data.source.root: {printable(root)} has no {edition.title} (expected {edition.folder}/ or train/ and "
+            f"test/ class folders; set data.source.root to the folder that has it{fix})"
+        )
+    return _read_folders(found, edition) if is_folder(found / "train") else _read_batches(found, edition)
+
+
+def _find(root: Path, edition: _Edition) -> Path | None:
+    """Return the folder of the authors' files or of the class folders."""
+    for folder in (root / edition.folder, root):
+        if is_file(folder / edition.train_files[0]):
+            return folder
+    return root if is_folder(root / "train") and is_folder(root / "test") else None
+
+
+def _read_batches(folder: Path, edition: _Edition) -> Datasets:
+    def read(name: str) -> tuple[Pixels, NDArray[np.int64]]:
+        return read_batch(folder / name, labels_key=edition.labels_key, num_classes=edition.num_classes)
+
+    names = read_class_names(folder / edition.meta_file, key=edition.names_key, num_classes=edition.num_classes)
+    batches = [read(name) for name in edition.train_files]
+    train = np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+    return Datasets(_source(edition, "train", names, *train), _source(edition, "val", names, *read(edition.test_file)))
+
+
+def _read_folders(root: Path, edition: _Edition) -> Datasets:
+    train, val = (_decode_all(root / name, split, edition) for name, split in _FOLDERS)
+    strange = set(train.info.class_names) ^ set(val.info.class_names)
+    if strange:
+        raise DataError(
+            f"{printable(root)}: train/ and test/ differ in class '{min(strange)}'; give both the same folders"
+        )
+    return Datasets(train, val)
+
+
+def _decode_all(root: Path, split: Split, edition: _Edition) -> ArraySource:
+    tree = scan_classes(root, setting="data.source.root")
+    if len(tree.class_names) != edition.num_classes:
+        raise DataError(
+            f"data.source.root: {printable(root)} has {len(tree.class_names)} class folders, but {edition.title} has "
+            f"{edition.num_classes} classes (use data.source.name=folder for other images)"
+        )
+    names = tuple(printable(name) for name in tree.class_names)
+    info = files_info(edition.name, split, len(tree.paths), names, 3)
+    files = EncodedSource.pack(info, str(tree.root), tree.paths, tree.labels)
+    images = np.empty((len(files), *_SIZE, 3), dtype=np.uint8)
+    for index in range(len(files)):
+        picture = decode(files.read_bytes(index), channels=3, name=files.name_of(index))
+        if picture.size != _SIZE:
+            width, height = picture.size
+            raise DataError(f"{files.name_of(index)}: is {width}x{height}, not 32x32 (use data.source.name=folder)")
+        images[index] = np.asarray(picture)
+    return _source(edition, split, names, images, tree.labels.astype(np.int64), tree.notes)
+
+
+def _source(
+    edition: _Edition,
+    split: Split,
+    names: tuple[str, ...],
+    images: Pixels,
+    labels: NDArray[np.int64],
+    notes: tuple[str, ...] = (),
+) -> ArraySource:
+    info = DatasetInfo(
+        name=edition.name,
+        split=split,
+        num_images=len(labels),
+        class_names=names,
+        channels=3,
+        image_size=_SIZE,
+        mean=edition.mean,
+        std=edition.std,
+        notes=notes,
+    )
+    return ArraySource(info, images, labels)

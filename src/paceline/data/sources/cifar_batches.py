@@ -1,0 +1,99 @@
+"""Read CIFAR's own files: pickles of numpy 1 and Python 2, read without pickle's or numpy's reconstruction.
+
+The stream may name what an array of numpy is made of, and gets stand-ins that accept bytes of uint8 and nothing
+else. So a file from elsewhere runs no code, and its numbers reach no C code that trusts them.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import DataError
+from paceline.data.sources.places import printable
+from paceline.data.sources.restricted_pickle import RefusedPickleError, load_restricted
+
+Pixels = NDArray[np.uint8]
+_ALLOWED = "a CIFAR file may hold only text, numbers and arrays of uint8 (remove it and fetch the data set again)"
+
+
+def read_batch(path: Path, *, labels_key: str, num_classes: int) -> tuple[Pixels, NDArray[np.int64]]:
+    """Return (uint8 images [N, 32, 32, 3], int64 labels [N]) of one batch file. Raise `DataError` naming it."""
+    entry = _read(path)
+    array, labels = entry.get("data"), entry.get(labels_key)
+    if not isinstance(array, _Array) or array.pixels is None or array.pixels.shape[1:] != (3072,):
+        raise DataError(f"{printable(path)}: its 'data' is not uint8 [N, 3072]; {_ALLOWED}")
+    if (
+        not isinstance(labels, list)
+        or len(labels) != len(array.pixels)
+        or not all(type(label) is int and 0 <= label < num_classes for label in labels)
+    ):
+        raise DataError(
+            f"{printable(path)}: its '{labels_key}' is not a list of {len(array.pixels)} numbers from 0 to "
+            f"{num_classes - 1}; remove it and fetch the data set again"
+        )
+    planes = array.pixels.reshape(-1, 3, 32, 32)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), np.array(labels, dtype=np.int64)
+
+
+def read_class_names(path: Path, *, key: str, num_classes: int) -> tuple[str, ...]:
+    """Return the class names that a `meta` file holds. Raise `DataError` naming it."""
+    names = _read(path).get(key)
+    if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{printable(path)}: its '{key}' is not a list of {num_classes} names; {_ALLOWED}")
+    return tuple(names)
+
+
+def _read(path: Path) -> dict[object, object]:
+    entry = load_restricted(path, admitted=_array_names(), allowed=_ALLOWED, encoding="latin1")
+    if not isinstance(entry, dict):
+        raise DataError(f"{printable(path)}: holds a {type(entry).__name__}, not a dict; {_ALLOWED}")
+    return entry
+
+
+def _array_names() -> dict[str, object]:
+    """Return what the names of a pickled array stand for: new objects each time, as a stream may change them."""
+
+    def reconstruct(array_type: object, shape: object, typecode: object) -> _Array:
+        return _Array()
+
+    def dtype(code: object, align: object, copy: object) -> _Dtype:
+        if code != "u1":
+            raise RefusedPickleError(f"holds an array of {code!r}")
+        return _Dtype()
+
+    def encode(text: str, encoding: str) -> bytes:
+        if encoding != "latin1":
+            raise RefusedPickleError(f"asks for the text encoding {encoding!r}")
+        return text.encode("latin1")
+
+    return {
+        "numpy.core.multiarray._reconstruct": reconstruct,
+        "numpy._core.multiarray._reconstruct": reconstruct,
+        "numpy.ndarray": "numpy.ndarray",
+        "numpy.dtype": dtype,
+        "_codecs.encode": encode,
+    }
+
+
+class _Dtype:
+    """Stands for `numpy.dtype('u1')`; byte order and alignment mean nothing for single bytes."""
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+@dataclass
+class _Array:
+    """Stands for a `numpy.ndarray` of uint8 in a stream; `pixels` once its state has been read."""
+
+    pixels: Pixels | None = None
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], object, bool, bytes | str]) -> None:
+        _, shape, dtype, is_fortran, content = state
+        raw = content.encode("latin1") if isinstance(content, str) else content  # Python 2 had one type for both
+        if not isinstance(dtype, _Dtype) or not isinstance(raw, bytes) or len(raw) != math.prod(shape):
+            raise RefusedPickleError(f"holds an array of shape {shape} whose content does not fit")
+        self.pixels = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order="F" if is_fortran else "C")

@@ -1,0 +1,81 @@
+"""Fetch the small data sets, by torchvision's addresses and checksums. Imports torchvision only when it does.
+
+Of CIFAR's archive only the files that are needed are unpacked, by name: torchvision's own constructor would unpack
+it with `extractall` and then unpickle what it got.
+"""
+
+import shutil
+import socket
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Literal
+
+from paceline.core.errors import DataError
+from paceline.data.sources.places import printable
+
+_STALLED_S = 60.0
+
+
+def download_cifar(root: Path, edition: Literal["cifar10", "cifar100"], files: Sequence[str]) -> None:
+    """Fetch CIFAR's archive, check its MD5, and put `files` of it in `root`, in torchvision's layout.
+
+    The first of `files` comes last, so that its presence says that all are there. Raise `DataError` naming `root`
+    and the reason when that is not possible.
+    """
+    with _fetching(root, {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[edition]) as scratch:
+        from torchvision.datasets import CIFAR10, CIFAR100
+        from torchvision.datasets.utils import download_url
+
+        archive = {"cifar10": CIFAR10, "cifar100": CIFAR100}[edition]
+        download_url(archive.url, scratch, archive.filename, archive.tgz_md5)
+        with tarfile.open(scratch / archive.filename) as tar:
+            for member in tar:
+                content = tar.extractfile(member) if member.isfile() else None
+                folder, _, name = member.name.rpartition("/")
+                if content is not None and folder == archive.base_folder and name in files:
+                    with (scratch / name).open("wb") as unpacked:
+                        shutil.copyfileobj(content, unpacked)
+        _move([scratch / name for name in reversed(files)], root / archive.base_folder)
+
+
+def download_fashion_mnist(root: Path) -> None:
+    """Fetch Fashion-MNIST's four files, check their MD5s, and put them in `root`, in torchvision's layout.
+
+    Raise `DataError` naming `root` and the reason when that is not possible.
+    """
+    with _fetching(root, "Fashion-MNIST") as scratch:
+        from torchvision.datasets import FashionMNIST
+
+        FashionMNIST(str(scratch), download=True)
+        raw = Path("FashionMNIST", "raw")
+        _move(sorted((scratch / raw).glob("*.gz")), root / raw)
+
+
+@contextmanager
+def _fetching(root: Path, title: str) -> Iterator[Path]:
+    """Give a scratch folder in `root`, removed afterwards; a stalled connection ends after a minute."""
+    timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_STALLED_S)  # torchvision gives its connections none
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch, redirect_stdout(sys.stderr):
+            yield Path(scratch)
+    except Exception as error:  # whatever it was, the user's part is the same
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(
+            f"data.source.root: {printable(root)} has no {title}, and it could not be downloaded: {reason}; "
+            f"fetch it elsewhere and set data.source.root to the folder that has it"
+        ) from error
+    finally:
+        socket.setdefaulttimeout(timeout)
+
+
+def _move(files: Sequence[Path], folder: Path) -> None:
+    """Put `files` in `folder`, each at once or not at all: another node may be doing the same."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        file.replace(folder / file.name)

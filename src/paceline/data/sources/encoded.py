@@ -1,0 +1,96 @@
+"""A split whose images are files, decoded when they are read."""
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import DatasetInfo, Sample, Split
+from paceline.core.errors import DataError
+from paceline.data.sources.places import printable
+
+# Of ImageNet's training images, as in torchvision's reference training; for grey, the means over the channels.
+_MEAN: dict[int, tuple[float, ...]] = {3: (0.485, 0.456, 0.406), 1: (0.449,)}
+_STD: dict[int, tuple[float, ...]] = {3: (0.229, 0.224, 0.225), 1: (0.226,)}
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedSource:
+    """Image files below `root`. A million of them cost their paths and 12 bytes each, here and in each worker.
+
+    `paths` is the joined bytes of all N paths, relative to `root` or absolute; path i is
+    `paths[ends[i - 1]:ends[i]]`. `ends` is int64 [N], `labels` int32 [N].
+    """
+
+    info: DatasetInfo
+    root: str
+    paths: bytes
+    ends: NDArray[np.int64]
+    labels: NDArray[np.int32]
+
+    @classmethod
+    def pack(cls, info: DatasetInfo, root: str, paths: Sequence[bytes], labels: NDArray[np.int32]) -> "EncodedSource":
+        """Return the source of `paths`, in file system encoding (`os.fsencode`), and their `labels`."""
+        assert len(paths) == len(labels), f"{len(paths)} paths for {len(labels)} labels"
+        ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
+        return cls(info, root, b"".join(paths), ends, labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def path_of(self, index: int) -> Path:
+        """Return where sample `index` is."""
+        start = int(self.ends[index - 1]) if index else 0
+        return Path(self.root, os.fsdecode(self.paths[start : int(self.ends[index])]))
+
+    def name_of(self, index: int) -> str:
+        """Return the path of sample `index`, as it is printed."""
+        return printable(self.path_of(index))
+
+    def read(self, index: int) -> Sample:
+        """Return (the bytes of the file, label). Raise `DataError` naming a file that is gone, empty or no file."""
+        return self.read_bytes(index), int(self.labels[index])
+
+    def read_bytes(self, index: int) -> bytes:
+        """Return the bytes of file `index`, without its label."""
+        path = self.path_of(index)
+        try:
+            # Without O_NONBLOCK a pipe that took a file's place would hang the run.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb", buffering=0) as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise DataError(f"{printable(path)}: is not a regular file; remove it or replace it")
+                data = file.readall()
+        except OSError as error:
+            reason = error.strerror or error
+            raise DataError(f"{printable(path)}: cannot be read: {reason}; remove it or restore it") from error
+        if not data:
+            raise DataError(f"{printable(path)}: is empty (0 bytes); remove it or replace it")
+        return data
+
+
+def files_info(
+    name: str,
+    split: Split,
+    num_images: int,
+    class_names: tuple[str, ...],
+    channels: Literal[1, 3],
+    notes: tuple[str, ...] = (),
+) -> DatasetInfo:
+    """Return the facts of a split of image files of any size, normalised as ImageNet's are."""
+    return DatasetInfo(
+        name=name,
+        split=split,
+        num_images=num_images,
+        class_names=class_names,
+        channels=channels,
+        image_size=None,
+        mean=_MEAN[channels],
+        std=_STD[channels],
+        notes=notes,
+    )

@@ -1,0 +1,120 @@
+"""Fashion-MNIST: the four IDX files of its authors, gzipped or not; all pixels in memory (55 MB)."""
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Split
+from paceline.core.errors import DataError
+from paceline.data.sources.download import download_fashion_mnist
+from paceline.data.sources.places import expanded, is_file, printable
+from paceline.recipe.schema.source import FashionMnist
+
+_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_STEMS: dict[Split, str] = {"train": "train", "val": "t10k"}
+_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+_UINT8 = 0x08
+_MAX_IMAGES = 60_000
+_FIX = "remove it and fetch the data set again"
+
+
+def load_fashion_mnist(section: FashionMnist, *, may_download: bool) -> Datasets:
+    """Return Fashion-MNIST as uint8 [N, 28, 28, 1]. Fetch it when that is asked for and allowed.
+
+    `root`, `root/FashionMNIST/raw` or `root/raw` holds the files. Raise `DataError` when none does, or when a file
+    is not what its header says.
+    """
+    root = expanded(section.root)
+    folder = _find(root)
+    if folder is None and section.download and may_download:
+        download_fashion_mnist(root)
+        folder = _find(root)
+    if folder is None:
+        fix = "" if section.download else ", or data.source.download=true"
+        raise DataError(
+            f"data.source.root: {printable(root)} has no Fashion-MNIST (expected train-images-idx3-ubyte, "
+            f"train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, with or without .gz; "
+            f"set data.source.root to the folder that has them{fix})"
+        )
+    return Datasets(_read_split(folder, "train"), _read_split(folder, "val"))
+
+
+def read_idx(path: Path, shape: tuple[int | None, ...]) -> NDArray[np.uint8]:
+    """Return the uint8 array in an IDX file, gzipped when its name ends in `.gz`.
+
+    `shape` is what it must be, `None` for any length up to 60,000. Raise `DataError` naming a file that has another
+    type or shape, or more or fewer bytes than its header says; no more than that are ever unpacked.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return _parse(file, shape)
+    except (EOFError, zlib.error, OSError, ValueError) as error:
+        raise DataError(f"{printable(path)}: cannot be read: {error}; {_FIX}") from error
+
+
+def _parse(file: BinaryIO | gzip.GzipFile, shape: tuple[int | None, ...]) -> NDArray[np.uint8]:
+    header = file.read(4 + 4 * len(shape))
+    if len(header) < 4 + 4 * len(shape):
+        raise ValueError(f"its header ends after {len(header)} bytes")
+    magic, *sizes = struct.unpack(f">{1 + len(shape)}I", header)
+    if magic != _UINT8 << 8 | len(shape):
+        raise ValueError(f"it is not an IDX file of {len(shape)}-dimensional uint8 (its magic number is {magic:#010x})")
+    for size, wanted in zip(sizes, shape, strict=True):
+        if size > _MAX_IMAGES if wanted is None else size != wanted:
+            raise ValueError(f"its header says {'x'.join(map(str, sizes))}, which is not Fashion-MNIST's")
+    content = file.read(math.prod(sizes) + 1)
+    if len(content) != math.prod(sizes):
+        found = "more" if len(content) > math.prod(sizes) else f"only {len(content):,}"
+        raise ValueError(f"its header says {math.prod(sizes):,} bytes, and it holds {found}")
+    return np.frombuffer(bytearray(content), dtype=np.uint8).reshape(sizes)  # torch wants memory it may write
+
+
+def _candidates(folder: Path, split: Split, kind: str) -> tuple[Path, Path]:
+    plain = folder / f"{_STEMS[split]}-{kind}"
+    return plain, plain.with_name(f"{plain.name}.gz")
+
+
+def _find(root: Path) -> Path | None:
+    """Return the first folder that has all four files."""
+    for folder in (root, root / "FashionMNIST" / "raw", root / "raw"):
+        if all(any(map(is_file, _candidates(folder, split, kind))) for split in _STEMS for kind in _KINDS):
+            return folder
+    return None
+
+
+def _read_split(folder: Path, split: Split) -> ArraySource:
+    image_file, label_file = (next(filter(is_file, _candidates(folder, split, kind))) for kind in _KINDS)
+    images, labels = read_idx(image_file, (None, 28, 28)), read_idx(label_file, (None,))
+    if len(images) != len(labels):
+        raise DataError(f"{printable(label_file)}: has {len(labels)} labels for {len(images)} images; {_FIX}")
+    if len(labels) == 0 or labels.max() >= len(_CLASSES):
+        problem = f"label {labels.max()} is not one of 0 to 9" if len(labels) else "has no labels"
+        raise DataError(f"{printable(label_file)}: {problem}; {_FIX}")
+    info = DatasetInfo(
+        name="fashion_mnist",
+        split=split,
+        num_images=len(labels),
+        class_names=_CLASSES,
+        channels=1,
+        image_size=(28, 28),
+        mean=(0.2860,),
+        std=(0.3530,),
+    )
+    return ArraySource(info, images[..., None], labels.astype(np.int64))

@@ -1,0 +1,95 @@
+"""Class sub-folders of image files, split by folder or, where there is no validation folder, by a keyed hash."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import Datasets, Split
+from paceline.core.errors import DataError, near_miss
+from paceline.data.sources.class_tree import ClassTree, has_folders, scan_classes
+from paceline.data.sources.encoded import EncodedSource, files_info
+from paceline.data.sources.places import expanded, is_folder, printable
+from paceline.data.sources.split import held_out
+from paceline.recipe.schema.source import Folder
+
+VAL_FOLDERS = ("val", "valid", "validation", "test")
+
+
+def load_folder(section: Folder) -> Datasets:
+    """Return the images that `section` names. The training split's folders are the classes of both.
+
+    Raise `DataError` for folders that are missing, empty or in contradiction, before any image is opened.
+    """
+    train_root, val_root = _roots(section)
+    setting = "data.source.root" if section.train_root == "auto" else "data.source.train_root"
+    train = scan_classes(train_root, setting=setting)
+    if val_root is None:
+        train, val = _split(train, section)
+    else:
+        val = _renumber(scan_classes(val_root, setting="data.source.val_root"), train)
+        if train_root.samefile(val_root):
+            note = "validation reads the training images: its accuracy says nothing about new ones"
+            val = replace(val, notes=(*val.notes, note))
+    return Datasets(_source(train, "train", section), _source(val, "val", section))
+
+
+def _roots(section: Folder) -> tuple[Path, Path | None]:
+    """Return where the training classes are, and the validation classes when they have a folder."""
+    val_root = None if section.val_root == "auto" else expanded(section.val_root)
+    if section.root == "auto" and section.train_root == "auto":
+        raise DataError("data.source.root: is not set; set data.source.root to the folder that holds the images")
+    if section.root != "auto" and section.train_root != "auto":
+        raise DataError(
+            f"data.source.train_root: {printable(section.train_root)} is set, and so is data.source.root "
+            f"({printable(section.root)}); set one of them"
+        )
+    if section.train_root != "auto":
+        return expanded(section.train_root), val_root
+    root = expanded(section.root)
+    train, beside = root / "train", [name for name in VAL_FOLDERS if is_folder(root / name)]
+    if is_folder(train) and (beside or has_folders(train)):
+        return train, val_root or (root / beside[0] if beside else None)
+    if beside:
+        raise DataError(
+            f"data.source.root: {printable(root)} has {beside[0]}/ but no train/ with class folders; "
+            f"add it, or set data.source.train_root (to the same folder if {beside[0]} is a class)"
+        )
+    return root, val_root
+
+
+def _split(tree: ClassTree, section: Folder) -> tuple[ClassTree, ClassTree]:
+    mask = held_out(tree.labels, tree.paths, fraction=section.val_fraction, seed=section.split_seed)
+    if not mask.any():
+        raise DataError(
+            f"{printable(tree.root)}: has one image a class, so none can be held out for validation; "
+            f"set data.source.val_root to a folder of validation images"
+        )
+    return _part(tree, ~mask), replace(_part(tree, mask), notes=())
+
+
+def _part(tree: ClassTree, mask: NDArray[np.bool_]) -> ClassTree:
+    paths = [path for path, kept in zip(tree.paths, mask.tolist(), strict=True) if kept]
+    return replace(tree, paths=paths, labels=tree.labels[mask])
+
+
+def _renumber(val: ClassTree, train: ClassTree) -> ClassTree:
+    """Return `val` with the class numbers of `train`."""
+    numbers = {name: number for number, name in enumerate(train.class_names)}
+    for name in val.class_names:
+        if name not in numbers:
+            raise DataError(
+                f"{printable(f'{val.root}/{name}')}: is a class that {printable(train.root)} lacks"
+                f"{near_miss(name, numbers)}; rename it, or add its training images"
+            )
+    table = np.array([numbers[name] for name in val.class_names], dtype=np.int32)
+    return replace(val, class_names=train.class_names, labels=table[val.labels])
+
+
+def _source(tree: ClassTree, split: Split, section: Folder) -> EncodedSource:
+    class_names = tuple(printable(name) for name in tree.class_names)
+    root = os.fspath(tree.root.absolute())  # a worker process may have another working directory
+    info = files_info("folder", split, len(tree.paths), class_names, section.channels, tree.notes)
+    return EncodedSource.pack(info, root, tree.paths, tree.labels)

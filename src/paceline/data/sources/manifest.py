@@ -1,0 +1,153 @@
+"""Image files listed with their labels, in a CSV file or a pickled {path: label} dict."""
+
+import csv
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paceline.core.dataset import Datasets, Split
+from paceline.core.errors import DataError, near_miss
+from paceline.data.sources.encoded import EncodedSource, files_info
+from paceline.data.sources.places import expanded, is_file, printable
+from paceline.data.sources.restricted_pickle import load_restricted
+from paceline.recipe.schema.source import Manifest
+
+_Row = tuple[str, str, str]
+"""Where it stands, for messages; path; label."""
+_NUM_CHECKED = 100
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_ALLOWED = "a manifest may hold only a dict of str to int or str (write it as CSV)"
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """One list: where it is, where its relative paths start, and its paths and labels in order."""
+
+    file: Path
+    root: Path
+    paths: Sequence[str]
+    labels: Sequence[str]
+
+
+def load_manifest(section: Manifest) -> Datasets:
+    """Return the files that the two lists of `section` name. The classes are the training list's labels, sorted.
+
+    Labels that are whole numbers sort as numbers, others as text. Raise `DataError` for a list that is malformed,
+    repeats a path or starts with missing files, and for a validation label that is not in the training list.
+    """
+    train, val = _read_list(section.train, section.root), _read_list(section.val, section.root)
+    class_names = _classes(train.labels)
+    numbers = {name: number for number, name in enumerate(class_names)}
+    unknown = next((label for label in val.labels if label not in numbers), None)
+    if unknown is not None:
+        raise DataError(
+            f"{printable(val.file)}: label '{printable(unknown)}' is not in the training list {printable(train.file)}"
+            f"{near_miss(unknown, numbers)}; correct it, or add its training images"
+        )
+    shared = len(_full_paths(train) & _full_paths(val))
+    notes = (f"{shared:,} of {len(val.paths):,} validation images are training images too",) if shared else ()
+    return Datasets(_source(train, "train", numbers, section), _source(val, "val", numbers, section, notes))
+
+
+def _read_list(text: str, root: str) -> _Listing:
+    file = expanded(text)
+    match file.suffix.lower():
+        case ".csv":
+            rows = _csv_rows(file)
+        case ".pkl" | ".pickle":
+            rows = _pickle_rows(file)
+        case _:
+            raise DataError(f"{printable(file)}: is not a .csv, .pkl or .pickle file; write the list as CSV")
+    labels: dict[str, str] = {}
+    for place, path, label in rows:
+        if not _is_path(path):
+            raise DataError(f"{place}: '{printable(path)}' is not a path; correct it or leave the line out")
+        if path in labels:
+            raise DataError(f"{place}: path '{printable(path)}' is listed twice; leave one of them out")
+        labels[path] = label
+    if not labels:
+        raise DataError(f"{printable(file)}: lists no images; write a line for each under 'path,label'")
+    start = (file.parent if root == "auto" else expanded(root)).absolute()
+    listing = _Listing(file, start, tuple(labels), tuple(labels.values()))
+    _check_first(listing)
+    return listing
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text) and bool(text)
+    except UnicodeEncodeError:  # a lone surrogate, from a pickle
+        return False
+
+
+def _check_first(listing: _Listing) -> None:
+    """Find a wrong root at once. The other files are looked at when they are read."""
+    first = [listing.root / path for path in listing.paths[:_NUM_CHECKED]]
+    missing = [path for path in first if not is_file(path)]
+    if missing:
+        raise DataError(
+            f"{printable(listing.file)}: lists {printable(missing[0])}, which is not a file ({len(missing)} of the "
+            f"first {len(first)} are not); set data.source.root to the folder that the paths start from"
+        )
+
+
+def _csv_rows(file: Path) -> Iterator[_Row]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.reader(lines, strict=True, skipinitialspace=True)
+            header = next(reader, [])
+            if not {"path", "label"} <= set(header):
+                raise DataError(
+                    f"{printable(file)}:1: its header lacks path or label; make its first line 'path,label'"
+                )
+            path_column, label_column = header.index("path"), header.index("label")
+            for cells in filter(None, reader):
+                place = f"{printable(file)}:{reader.line_num}"
+                if len(cells) <= max(path_column, label_column) or not cells[label_column]:
+                    raise DataError(f"{place}: has no label; write 'path,label', with quotes around a comma in either")
+                yield place, cells[path_column], cells[label_column]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{printable(file)}: is not UTF-8 (byte {error.start}); save it as UTF-8") from error
+    except csv.Error as error:
+        raise DataError(f"{printable(file)}:{reader.line_num}: {error}; correct the line") from error
+    except OSError as error:
+        raise DataError(f"{printable(file)}: cannot be read: {error.strerror}; correct its name") from error
+
+
+def _pickle_rows(file: Path) -> Iterator[_Row]:
+    """Give the dict's items by path, so that it does not matter in which order they were put in."""
+    table = load_restricted(file, allowed=_ALLOWED)
+    if not isinstance(table, dict):
+        raise DataError(f"{printable(file)}: holds a {type(table).__name__}; {_ALLOWED}")
+    for path, label in table.items():
+        if type(path) is not str:
+            raise DataError(f"{printable(file)}: has a key of type {type(path).__name__}; {_ALLOWED}")
+        if type(label) not in (int, str) or label == "" or (type(label) is int and abs(label) >= 10**18):
+            kind = "an empty text" if label == "" else f"a value of type {type(label).__name__}"
+            raise DataError(f"{printable(file)}: labels {printable(path)[:120]} with {kind}; {_ALLOWED}")
+    for path in sorted(table):
+        yield printable(file), path, str(table[path])
+
+
+def _classes(labels: Iterable[str]) -> tuple[str, ...]:
+    names = set(labels)
+    if all(_WHOLE_NUMBER.fullmatch(name) for name in names):
+        return tuple(sorted(names, key=int))
+    return tuple(sorted(names))
+
+
+def _full_paths(listing: _Listing) -> set[Path]:
+    return {listing.root / path for path in listing.paths}
+
+
+def _source(
+    listing: _Listing, split: Split, numbers: dict[str, int], section: Manifest, notes: tuple[str, ...] = ()
+) -> EncodedSource:
+    class_names = tuple(printable(name) for name in numbers)
+    info = files_info("manifest", split, len(listing.paths), class_names, section.channels, notes)
+    labels = np.array([numbers[label] for label in listing.labels], dtype=np.int32)
+    return EncodedSource.pack(info, str(listing.root), [os.fsencode(path) for path in listing.paths], labels)

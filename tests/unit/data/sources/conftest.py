@@ -1,0 +1,81 @@
+"""Trees of small images, the shape of a good message, and the real data sets where a machine has them."""
+
+import os
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from paceline.core.errors import DataError
+
+
+@pytest.fixture
+def grow(tmp_path):
+    """Return a function that makes `{"train/cat": 3}` into three 4x4 images in a folder, and returns the top."""
+
+    def make(tree, extension="png", top=tmp_path):
+        for folder, num_images in tree.items():
+            (top / folder).mkdir(parents=True, exist_ok=True)
+            for number in range(num_images):
+                Image.new("RGB", (4, 4), (number, 0, 0)).save(top / folder / f"{number}.{extension}")
+        return top
+
+    return make
+
+
+@pytest.fixture
+def refusal():
+    """Return a function that calls another, and returns the one-line `DataError` it must end in."""
+
+    def message_of(function, *arguments, **options):
+        with pytest.raises(DataError) as caught:
+            function(*arguments, **options)
+        message = str(caught.value)
+        assert "\n" not in message
+        assert message.encode("utf-8")
+        return message
+
+    return message_of
+
+
+@pytest.fixture
+def real_data():
+    """Return a function from a data set's name to its folder below `PACELINE_TEST_DATA`; it skips without it."""
+
+    def folder_of(name):
+        top = os.environ.get("PACELINE_TEST_DATA")
+        if not top:
+            pytest.skip("PACELINE_TEST_DATA names no folder of real data sets")
+        folder = Path(top, name)
+        if not folder.is_dir():
+            pytest.skip(f"PACELINE_TEST_DATA has no {name}/")
+        return folder
+
+    return folder_of
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format, *arguments):
+        pass
+
+
+@pytest.fixture
+def serve():
+    """Return a function that serves a folder over HTTP on this machine, and returns its address."""
+    servers = []
+
+    def start(folder):
+        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        servers.append((server, thread))
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server, thread in servers:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=10)

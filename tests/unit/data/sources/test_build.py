@@ -1,0 +1,55 @@
+"""Each kind of source in a recipe gives two splits that agree, without torch."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import TypeAdapter
+
+from paceline.data.sources.build import build_datasets
+from paceline.recipe.schema.source import SourceSection
+
+
+def section(**fields):
+    return TypeAdapter(SourceSection).validate_python(fields)
+
+
+@pytest.fixture
+def sections(grow, tmp_path):
+    root = grow({"train/cat": 2, "train/dog": 2, "val/cat": 1})
+    for name, row in (("train", "train/cat/0.png,cat"), ("val", "val/cat/0.png,cat")):
+        (tmp_path / f"{name}.csv").write_text(f"path,label\n{row}\n")
+    return [
+        section(name="digits"),
+        section(name="synthetic", num_images=10, num_val_images=5),
+        section(name="folder", root=str(root)),
+        section(name="manifest", train=f"{root}/train.csv", val=f"{root}/val.csv"),
+    ]
+
+
+def test_both_splits_agree_and_say_what_they_are(sections):
+    for chosen in sections:
+        data = build_datasets(chosen, may_download=False)
+        for split in ("train", "val"):
+            source = getattr(data, split)
+            assert (source.info.name, source.info.split, source.info.num_images) == (chosen.name, split, len(source))
+            assert len(source.info.mean) == len(source.info.std) == source.info.channels
+            assert 0 <= source.read(0)[1] < source.info.num_classes
+            assert source.name_of(0)
+        assert data.train.info.class_names == data.val.info.class_names
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion_mnist"])
+def test_what_would_be_downloaded_is_not_without_leave(name, tmp_path, refusal):
+    message = refusal(build_datasets, section(name=name, root=str(tmp_path)), may_download=False)
+    assert message.startswith(f"data.source.root: {tmp_path} has no ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_source_needs_torch_before_it_downloads():
+    program = (
+        "import sys; import paceline.data.sources.build, paceline.data.decode;"
+        "print(sorted({'torch', 'torchvision', 'sklearn', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,250 @@
+"""Class folders: which layouts are understood, what is left out, and what is refused before training starts."""
+
+import os
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from paceline.data.decode import decode
+from paceline.data.sources.class_tree import scan_classes
+from paceline.data.sources.folder import VAL_FOLDERS, load_folder
+from paceline.recipe.schema.source import Folder
+
+
+def names(source):
+    return [source.name_of(index) for index in range(len(source))]
+
+
+def labels(source):
+    return Counter(source.labels.tolist())
+
+
+@pytest.mark.parametrize("val", VAL_FOLDERS)
+def test_train_and_a_validation_folder_in_root(val, grow):
+    root = grow({"train/cat": 3, "train/dog": 2, f"{val}/cat": 1, f"{val}/dog": 2})
+    data = load_folder(Folder(root=str(root)))
+    assert data.train.info.class_names == data.val.info.class_names == ("cat", "dog")
+    assert names(data.train) == [f"{root}/train/{name}.png" for name in ("cat/0", "cat/1", "cat/2", "dog/0", "dog/1")]
+    assert data.train.labels.tolist() == [0, 0, 0, 1, 1]
+    assert data.val.labels.tolist() == [0, 1, 1]
+    assert data.val.info.notes == ()
+    content, label = data.val.read(2)
+    assert (np.asarray(decode(content, channels=3, name=""))[0, 0].tolist(), label) == ([1, 0, 0], 1)
+
+
+def test_val_comes_before_test(grow):
+    root = grow({"train/cat": 2, "test/cat": 1, "val/cat": 1})
+    assert names(load_folder(Folder(root=str(root))).val) == [f"{root}/val/cat/0.png"]
+
+
+def test_two_roots_of_their_own(grow):
+    root = grow({"a/cat": 2, "b/cat": 1})
+    data = load_folder(Folder(train_root=f"{root}/a", val_root=f"{root}/b"))
+    assert (len(data.train), len(data.val)) == (2, 1)
+
+
+@pytest.mark.parametrize("place", ["", "train/"])
+@pytest.mark.parametrize("setting", ["root", "train_root"])
+def test_classes_without_a_validation_folder_are_split(place, setting, grow):
+    root = grow({f"{place}cat": 20, f"{place}dog": 10, f"{place}eel": 1})
+    top = root / place if setting == "train_root" else root
+    data = load_folder(Folder(**{setting: str(top)}, val_fraction=0.2))
+    assert (labels(data.train), labels(data.val)) == ({0: 16, 1: 8, 2: 1}, {0: 4, 1: 2})
+    assert data.val.info.class_names == ("cat", "dog", "eel")
+    assert not set(names(data.train)) & set(names(data.val))
+
+
+def test_the_split_moves_with_the_folder_and_changes_with_the_seed(grow, tmp_path):
+    first = grow({"cat": 20, "dog": 20}, top=tmp_path / "here")
+    second = grow({"dog": 20, "cat": 20}, top=tmp_path / "there")
+
+    def held(root, seed=0):
+        val = load_folder(Folder(root=str(root), split_seed=seed)).val
+        return [name.removeprefix(f"{root}/") for name in names(val)]
+
+    assert held(first) == held(second)
+    assert held(first) != held(first, seed=1)
+
+
+def test_extensions_in_any_case_nested_files_and_links_count_and_hidden_ones_do_not(grow, tmp_path):
+    root = grow({"train/cat": 1, "train/cat/deep/er": 1, "train/cat/.cache": 1, "val/cat": 1})
+    for extension in ("jpg", "JPEG", "Png", "bmp", "gif", "webp", "tif", "TIFF", "ppm", "pgm"):
+        (root / f"train/cat/x.{extension}").touch()
+    (root / "train/cat/.hidden.jpg").touch()
+    (root / "train/.hidden").mkdir()
+    (root / "train/cat/link.jpg").symlink_to(root / "train/cat/0.png")
+    (root / "train/dog").symlink_to(root / "val/cat")
+    train = load_folder(Folder(root=str(root))).train
+    assert labels(train) == {0: 13, 1: 1}
+    assert f"{root}/train/cat/deep/er/0.png" in names(train)
+
+
+def test_what_is_left_out_is_noted(grow):
+    root = grow({"train/cat": 1, "train": 2, "train/dog": 1, "val/cat": 1})
+    (root / "train/cat/notes.txt").touch()
+    assert load_folder(Folder(root=str(root))).train.info.notes == (
+        f"left out 2 files lying in no class folder, such as {root}/train/0.png",
+        f"left out 1 file not named like an image (.jpg, .png, ...), such as {root}/train/cat/notes.txt",
+    )
+
+
+def test_a_root_one_level_too_high_is_noted(grow):
+    root = grow({"photos/cat": 2, "photos/dog": 2})
+    notes = load_folder(Folder(root=str(root))).train.info.notes
+    assert notes == (f"{root} has one class only (photos); is it one level too high?",)
+
+
+def test_validating_on_the_training_images_is_noted(grow):
+    root = grow({"cat": 2, "dog": 2})
+    val = load_folder(Folder(train_root=str(root), val_root=f"{root}/../{root.name}")).val
+    assert "validation reads the training images" in val.info.notes[-1]
+
+
+def test_a_class_missing_from_validation_does_not_renumber_the_rest(grow):
+    root = grow({"train/ant": 1, "train/bee": 1, "train/cat": 1, "val/ant": 1, "val/cat": 1})
+    assert load_folder(Folder(root=str(root))).val.labels.tolist() == [0, 2]
+
+
+def test_a_class_called_train_is_not_a_split(grow):
+    root = grow({"train": 5, "plane": 5})
+    assert load_folder(Folder(root=str(root))).train.info.class_names == ("plane", "train")
+
+
+def test_home_is_expanded(grow, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    grow({"photos/cat": 5, "photos/dog": 5})
+    assert len(load_folder(Folder(root="~/photos")).train) == 8
+
+
+def test_a_relative_root_keeps_its_meaning_in_another_working_directory(grow, monkeypatch, tmp_path):
+    grow({"photos/cat": 5, "photos/dog": 5})
+    monkeypatch.chdir(tmp_path)
+    source = load_folder(Folder(root="photos")).train
+    monkeypatch.chdir("/")
+    assert source.read(0)[0].startswith(b"\x89PNG")
+
+
+def test_names_that_are_no_text_are_read_and_printed(grow, tmp_path, refusal):
+    strange = os.fsdecode(b"caf\xe9")
+    root = grow({strange: 3, "new\nline": 3})
+    train = load_folder(Folder(root=str(root))).train
+    assert train.info.class_names == ("caf\\udce9", "new\\nline")
+    assert names(train)[0] == f"{root}/caf\\udce9/{names(train)[0][-5:]}"
+    assert train.read(0)[0].startswith(b"\x89PNG")
+    (root / strange / "x.jpg").mkdir()
+    assert refusal(load_folder, Folder(root=str(root))).startswith(f"{root}/caf\\udce9/x.jpg: ")
+
+
+def test_nothing_given_says_what_to_set(refusal):
+    assert "set data.source.root" in refusal(load_folder, Folder())
+
+
+def test_two_training_folders_are_a_contradiction(refusal):
+    message = refusal(load_folder, Folder(root="/a", train_root="/b"))
+    assert message == "data.source.train_root: /b is set, and so is data.source.root (/a); set one of them"
+
+
+@pytest.mark.parametrize("setting", ["root", "train_root"])
+def test_a_missing_folder_is_named(setting, tmp_path, refusal):
+    message = refusal(load_folder, Folder(**{setting: f"{tmp_path}/gone"}))
+    assert message.startswith(f"data.source.{setting}: {tmp_path}/gone does not exist; set data.source.{setting} to")
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path, refusal):
+    (tmp_path / "x").touch()
+    assert refusal(load_folder, Folder(root=f"{tmp_path}/x")).startswith(
+        f"data.source.root: {tmp_path}/x is not a folder"
+    )
+
+
+def test_a_missing_validation_folder_is_named(grow, refusal):
+    root = grow({"train/cat": 1})
+    message = refusal(load_folder, Folder(root=str(root), val_root=f"{root}/gone"))
+    assert message.startswith(f"data.source.val_root: {root}/gone does not exist")
+
+
+def test_validation_without_training_is_not_taken_for_a_class(grow, refusal):
+    message = refusal(load_folder, Folder(root=str(grow({"training/cat": 1, "val/cat": 1}))))
+    assert "has val/ but no train/" in message
+
+
+@pytest.mark.parametrize(
+    ("tree", "state"),
+    [
+        ({}, "no class folders in it"),
+        ({"cat": 0, "dog": 0}, "2 folders in it, all without images"),
+        ({".": 3}, "3 images in it, in no class folder"),
+    ],
+)
+def test_a_folder_without_images_says_what_it_has(tree, state, grow, tmp_path, refusal):
+    message = refusal(load_folder, Folder(root=str(grow(tree))))
+    assert message.startswith(f"data.source.root: {tmp_path} has no images to train on: {state}")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_empty_class_is_named(split, grow, refusal):
+    root = grow({"train/cat": 1, "train/dog": 1, "val/cat": 1, f"{split}/eel": 0})
+    message = refusal(load_folder, Folder(root=str(root)))
+    assert message == f"{root}/{split}/eel: is a class folder without images; remove it or put images in it"
+
+
+def test_a_class_that_training_lacks_is_named_with_what_was_meant(grow, refusal):
+    root = grow({"train/cat": 1, "train/giraffe": 1, "val/cat": 1, "val/girafe": 1})
+    message = refusal(load_folder, Folder(root=str(root)))
+    assert message.startswith(f"{root}/val/girafe: is a class that {root}/train lacks (did you mean 'giraffe'?)")
+
+
+def test_one_image_a_class_cannot_be_split(grow, refusal):
+    message = refusal(load_folder, Folder(root=str(grow({"cat": 1, "dog": 1}))))
+    assert "set data.source.val_root" in message
+
+
+def test_what_is_named_like_an_image_and_is_no_file_is_found_at_once(grow, refusal):
+    root = grow({"cat": 3, "dog": 3, "dog/z.JPG": 0})
+    os.mkfifo(root / "cat/pipe.jpg")
+    (root / "cat/link.png").symlink_to(root / "gone.png")
+    (root / "cat/self.png").symlink_to(root / "cat/self.png")
+    start = time.perf_counter()
+    message = refusal(load_folder, Folder(root=str(root)))
+    assert time.perf_counter() - start < 5
+    assert message.startswith(f"{root}/cat/link.png (and 3 more): is named like an image but is not a regular file")
+
+
+def test_a_link_to_a_folder_above_does_not_go_round(grow, refusal):
+    root = grow({"cat": 1, "dog": 1})
+    (root / "cat/again").symlink_to(root)
+    assert refusal(load_folder, Folder(root=str(root))) == (
+        f"{root}/cat/again: links back to a folder above it; remove the link"
+    )
+
+
+def test_a_folder_that_may_not_be_listed_is_named(grow, monkeypatch, refusal):
+    root = grow({"cat": 1, "dog": 1})
+    scandir = os.scandir
+
+    def guarded(folder):
+        if str(folder).endswith("dog"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", guarded)  # root, who may run this test, may list every folder
+        message = refusal(load_folder, Folder(root=str(root)))
+    assert message == f"{root}/dog cannot be listed: Permission denied; make it readable or remove it"
+
+
+@pytest.mark.real_data
+def test_imagenet_sample_has_500_images_and_all_decode(real_data, refusal):
+    root = real_data("imagenet-sample")
+    assert len(scan_classes(root / "train", setting="root").paths) == 500
+    assert "set data.source.val_root" in refusal(load_folder, Folder(root=str(root)))
+    train = load_folder(Folder(train_root=f"{root}/train", val_root=f"{root}/train")).train
+    sizes = {}
+    for index in range(len(train)):
+        name = train.name_of(index)
+        sizes[name.rpartition("/")[2]] = decode(train.read(index)[0], channels=3, name=name).size
+    assert sizes["n02951585_can_opener.JPEG"] == (294, 392)  # stored as 392x294, orientation 6
+    assert sizes["n01728572_thunder_snake.JPEG"] == (500, 333)  # orientation 0, which is none
+    assert sizes["n03992509_potter's_wheel.JPEG"] == (500, 333)

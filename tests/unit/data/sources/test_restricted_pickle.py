@@ -1,0 +1,131 @@
+"""Pickles from elsewhere give plain values or one line, and never run anything."""
+
+import io
+import os
+import pickle
+import struct
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.data.sources.restricted_pickle import load_restricted
+
+ALLOWED = "only plain values are allowed (write CSV)"
+
+
+class Evil:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+class Remote(pickle.Pickler):
+    """Refers to bytes as if they were kept elsewhere."""
+
+    def persistent_id(self, value):
+        return "an id" if isinstance(value, bytes) else None
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Return a function that writes bytes to a file."""
+
+    def write(content):
+        path = tmp_path / "m.pkl"
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_values_come_back_in_every_protocol(protocol, stored):
+    value = {"a": 1, "b": [2.5, None, True], "é": ("x", {"y": -(10**30)})}
+    assert load_restricted(stored(pickle.dumps(value, protocol)), allowed=ALLOWED) == value
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_call_is_refused_and_not_made(protocol, stored, tmp_path, refusal):
+    mark = tmp_path / "ran"
+    path = stored(pickle.dumps({"a": Evil(mark)}, protocol))
+    assert refusal(load_restricted, path, allowed=ALLOWED) == f"{path}: asks for posix.mkdir; {ALLOWED}"
+    assert not mark.exists()
+
+
+EVIL = {
+    "global": b"cposix\nsystem\n(S'touch x'\ntR.",
+    "inst": b"(S'touch x'\niposix\nsystem\n.",
+    "obj": b"(cposix\nsystem\nS'touch x'\no.",
+    "stack_global": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x07touch x\x85R.",
+    "builtins": b"cbuiltins\neval\n(S'1'\ntR.",
+    "dotted": b"\x80\x04\x8c\x05posix\x8c\x0fsystem.__call__\x93.",
+}
+
+
+@pytest.mark.parametrize("stream", EVIL.values(), ids=EVIL)
+def test_every_way_to_name_something_is_refused(stream, stored, refusal):
+    assert ": asks for " in refusal(load_restricted, stored(stream), allowed=ALLOWED)
+
+
+@pytest.mark.parametrize("value", [OrderedDict(a=1), Path("/x"), np.int64(1), np.zeros(3), Evil, len, 1j, range(3)])
+def test_objects_are_refused(value, stored, refusal):
+    assert ": asks for " in refusal(load_restricted, stored(pickle.dumps(value)), allowed=ALLOWED)
+
+
+def test_persistent_objects_are_refused(stored, refusal):
+    file = io.BytesIO()
+    Remote(file).dump({"a": b"kept elsewhere"})
+    message = refusal(load_restricted, stored(file.getvalue()), allowed=ALLOWED)
+    assert "asks for the persistent object 'an id'" in message
+
+
+def test_extension_codes_are_refused(stored, refusal):
+    assert "unregistered extension code" in refusal(load_restricted, stored(b"\x80\x02\x82\x01."), allowed=ALLOWED)
+
+
+BROKEN = {
+    "empty": b"",
+    "text": b"path,label\na.jpg,1\n",
+    "truncated": pickle.dumps({"a": "b" * 100})[:-20],
+    "no stop": b"\x80\x04}",
+    "empty stack": b".",
+    "wrong memo": b"\x80\x04h\x05.",
+    "claims 8 EiB": b"\x80\x04\x8d" + struct.pack("<Q", 2**63 - 1) + b"x.",
+    "claims 4 EiB of bytes": b"\x80\x05\x96" + struct.pack("<Q", 2**62) + b"x.",
+    "future protocol": b"\x80\xff.",
+    "unhashable key": b"\x80\x02}]K\x01s.",
+    "not utf-8": b"\x80\x04\x8c\x01\xff.",
+}
+
+
+@pytest.mark.parametrize("stream", BROKEN.values(), ids=BROKEN)
+def test_a_malformed_stream_is_one_line(stream, stored, refusal):
+    path = stored(stream)
+    message = refusal(load_restricted, path, allowed=ALLOWED)
+    assert message.startswith(f"{path}: is not a readable pickle (")
+    assert message.endswith(f"; {ALLOWED}")
+
+
+def test_every_cut_of_a_stream_is_one_line(stored, refusal):
+    whole = pickle.dumps({f"{number}.jpg": number for number in range(20)})
+    for length in range(len(whole)):
+        refusal(load_restricted, stored(whole[:length]), allowed=ALLOWED)
+
+
+def test_a_missing_file_is_one_line(tmp_path, refusal):
+    message = refusal(load_restricted, tmp_path / "gone.pkl", allowed=ALLOWED)
+    assert message == f"{tmp_path}/gone.pkl: cannot be read: No such file or directory; {ALLOWED}"
+
+
+def test_a_name_of_many_lines_is_told_in_one(stored, refusal):
+    name = "a\nb" * 500
+    stream = (
+        b"\x80\x04" + b"".join(b"X" + struct.pack("<I", len(text)) + text.encode() for text in (name, "x")) + b"\x93."
+    )
+    assert len(refusal(load_restricted, stored(stream), allowed=ALLOWED)) < 400

@@ -1,0 +1,56 @@
+"""The held-out samples are a share of each class, chosen by name and seed alone."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from paceline.data.sources.split import held_out
+
+
+def chosen(sizes, fraction=0.2, seed=0):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    names = [f"{label}/{place}".encode() for place, label in enumerate(labels)]
+    return labels, names, held_out(labels, names, fraction=fraction, seed=seed)
+
+
+def test_each_class_gives_its_share():
+    labels, _, mask = chosen([10, 5, 100, 7])
+    assert np.bincount(labels[mask]).tolist() == [2, 1, 20, 1]
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.5, 0.999])
+def test_a_class_of_two_has_one_on_either_side(fraction):
+    labels, _, mask = chosen([2, 3, 2], fraction)
+    held, kept = np.bincount(labels[mask], minlength=3), np.bincount(labels[~mask], minlength=3)
+    assert held.min() >= 1
+    assert kept.min() >= 1
+
+
+def test_a_class_of_one_stays_in_training():
+    assert not chosen([1, 1, 1])[2].any()
+    labels, _, mask = chosen([1, 4])
+    assert labels[mask].tolist() == [1]
+
+
+def test_the_choice_does_not_depend_on_the_order_of_the_samples():
+    labels, names, mask = chosen([30, 40, 50])
+    order = np.random.default_rng(0).permutation(len(labels))
+    again = held_out(labels[order], [names[place] for place in order], fraction=0.2, seed=0)
+    assert np.array_equal(again, mask[order])
+
+
+def test_the_choice_does_not_depend_on_other_classes():
+    labels, names, mask = chosen([30, 40])
+    alone = held_out(labels[:30], names[:30], fraction=0.2, seed=0)
+    assert np.array_equal(alone, mask[:30])
+
+
+def test_seeds_choose_differently_and_of_any_size():
+    masks = [chosen([100], seed=seed)[2] for seed in (0, 1, 10**100)]
+    assert len({mask.tobytes() for mask in masks}) == 3
+
+
+def test_the_choice_is_the_same_on_every_machine():
+    mask = chosen([20, 20, 20])[2]
+    assert hashlib.sha256(np.packbits(mask).tobytes()).hexdigest()[:16] == "59ac77eb5ea4e79a"

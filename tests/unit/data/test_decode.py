@@ -1,0 +1,285 @@
+"""Every kind of image file becomes upright 8-bit pixels, or one line that says why not."""
+
+import io
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from paceline.core.errors import DataError
+from paceline.data import decode as module
+from paceline.data.decode import decode
+
+
+def encoded(image, format, **options):
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def pixels(data, channels=3):
+    image = decode(data, channels=channels, name="/p/x.jpg")
+    assert image.mode == {1: "L", 3: "RGB"}[channels]
+    return np.asarray(image)
+
+
+def refusal(data):
+    with pytest.raises(DataError) as caught:
+        decode(data, channels=3, name="/p/x.jpg")
+    message = str(caught.value)
+    assert message.startswith("/p/x.jpg: ")
+    assert "\n" not in message
+    assert message.endswith("; remove it or replace it")
+    return message
+
+
+def png_chunk(kind, content):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png_header(width, height):
+    """A PNG that claims to be large and holds no pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + png_chunk(b"IHDR", header)
+        + png_chunk(b"IDAT", zlib.compress(b""))
+        + png_chunk(b"IEND", b"")
+    )
+
+
+def exif(orientation):
+    block = Image.Exif()
+    block[0x0112] = orientation
+    return block.tobytes()
+
+
+@pytest.fixture
+def colour():
+    """A smooth, unsymmetrical picture, 24x16."""
+    x, y = np.meshgrid(np.arange(24), np.arange(16))
+    return Image.fromarray(np.stack([x * 10, y * 15, 255 - x * 5 - y * 5], axis=-1).astype(np.uint8))
+
+
+@pytest.fixture
+def grey(colour):
+    return colour.convert("L")
+
+
+@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "PPM"])
+def test_a_lossless_file_gives_the_pixels_that_were_saved(format, colour, grey):
+    assert np.array_equal(pixels(encoded(colour, format)), np.asarray(colour))
+    assert np.array_equal(pixels(encoded(grey, format), channels=1), np.asarray(grey))
+
+
+def test_lossless_webp_gives_the_pixels_that_were_saved(colour):
+    assert np.array_equal(pixels(encoded(colour, "WEBP", lossless=True)), np.asarray(colour))
+
+
+def test_a_jpeg_gives_what_pillow_decodes(colour):
+    data = encoded(colour, "JPEG", quality=95)
+    assert np.array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(data))))
+
+
+def test_colour_becomes_grey_by_luma_and_grey_becomes_colour_by_repetition(colour, grey):
+    assert np.array_equal(pixels(encoded(colour, "PNG"), channels=1), np.asarray(grey))
+    assert np.array_equal(pixels(encoded(grey, "PNG")), np.repeat(np.asarray(grey)[..., None], 3, axis=-1))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_exif_orientation_is_applied_once(format, orientation, colour):
+    options = {"JPEG": {"quality": 95}, "WEBP": {"lossless": True}}.get(format, {})
+    stored = pixels(encoded(colour, format, **options))
+    turns = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_270, 8: Image.Transpose.ROTATE_90}
+    data = encoded(colour, format, exif=exif(orientation), **options)
+
+    upright = pixels(data)
+
+    if orientation in turns:
+        assert np.array_equal(upright, np.asarray(Image.fromarray(stored).transpose(turns[orientation])))
+    assert np.array_equal(upright, np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data)))))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_orientation_is_read_in_either_byte_order(order, colour):
+    mark = b"II*\0" if order == "<" else b"MM\0*"
+    block = b"Exif\0\0" + mark + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0)
+    assert pixels(encoded(colour, "JPEG", exif=block)).shape == (24, 16, 3)
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_an_orientation_that_is_not_one_is_ignored(orientation, colour):
+    assert np.array_equal(pixels(encoded(colour, "JPEG", exif=exif(orientation))), pixels(encoded(colour, "JPEG")))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"Exif\0\0",
+        b"Exif\0\0II*\0",
+        b"Exif\0\0II*\0\xff\xff\xff\xff",
+        b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01",
+        b"Exif\0\0nonsense",
+        b"Exif\0\0II*\0" + struct.pack("<IHHHII", 8, 1, 0x011A, 5, 1, 0xFFFF),
+    ],
+)
+def test_corrupt_exif_does_not_matter(block, colour):
+    assert np.array_equal(pixels(encoded(colour, "JPEG", exif=block)), pixels(encoded(colour, "JPEG")))
+
+
+def test_cmyk_jpeg_is_turned_to_colour():
+    ink = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+    red = pixels(encoded(ink, "JPEG", quality=100))
+    assert np.abs(red.astype(int) - (255, 0, 0)).max() <= 3
+
+
+def test_a_palette_is_looked_up_and_its_transparency_dropped():
+    indices = np.arange(64, dtype=np.uint8).reshape(8, 8) % 4
+    palette = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (9, 8, 7)]
+    image = Image.fromarray(indices)
+    image.putpalette([value for colour in palette for value in colour])
+    wanted = np.array(palette, dtype=np.uint8)[indices]
+    transparencies = [{}, {"transparency": 2}, {"transparency": bytes([0, 128, 255, 3])}]
+    for options in transparencies:
+        assert np.array_equal(pixels(encoded(image, "PNG", **options)), wanted)
+    assert pixels(encoded(image, "PNG", transparency=bytes([0, 1, 2, 3])), channels=1)[0, 0] == 76
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGBA", 3), ("LA", 1)])
+def test_alpha_is_dropped_and_the_stored_colour_shows(mode, channels, colour, grey):
+    opaque = {"RGBA": colour, "LA": grey}[mode]
+    image = opaque.convert(mode)
+    image.putalpha(Image.new("L", image.size, 0))
+    assert np.array_equal(pixels(encoded(image, "PNG"), channels), np.asarray(opaque))
+
+
+def test_a_transparent_colour_is_dropped(colour, grey):
+    assert np.array_equal(pixels(encoded(colour, "PNG", transparency=(0, 0, 255))), np.asarray(colour))
+    assert np.array_equal(pixels(encoded(grey, "PNG", transparency=7)), pixels(encoded(grey, "PNG")))
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM", "BMP"])
+def test_one_bit_becomes_black_and_white(format):
+    bits = np.indices((9, 11)).sum(axis=0) % 2 == 1
+    assert np.array_equal(pixels(encoded(Image.fromarray(bits), format), channels=1), bits * np.uint8(255))
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
+def test_16_bit_grey_is_scaled_and_not_clipped(format):
+    ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    got = pixels(encoded(Image.fromarray(ramp), format), channels=1)
+    assert np.array_equal(got, np.round(ramp / 257).astype(np.uint8))
+    assert np.abs(got.astype(int) - (ramp >> 8)).max() <= 1
+    assert np.array_equal(pixels(encoded(Image.fromarray(ramp), format))[..., 2], got)
+
+
+def test_big_endian_16_bit_tiff_is_scaled():
+    ramp = np.arange(0, 65536, 64, dtype=">u2").reshape(32, 32)
+    image = Image.frombytes("I;16B", (32, 32), ramp.tobytes())
+    assert np.array_equal(pixels(encoded(image, "TIFF"), channels=1), np.round(ramp / 257).astype(np.uint8))
+
+
+def test_16_bit_colour_png_keeps_the_high_bytes():
+    wide = np.arange(8 * 8 * 3, dtype=np.uint16).reshape(8, 8, 3) * 300
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in wide)
+    header = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)
+    chunks = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
+    assert np.abs(pixels(b"\x89PNG\r\n\x1a\n" + chunks).astype(int) - (wide >> 8)).max() <= 1
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_the_first_frame_of_an_animation_counts(format):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
+    options = {"lossless": True} if format == "WEBP" else {}
+    data = encoded(frames[0], format, save_all=True, append_images=frames[1:], **options)
+    assert np.array_equal(pixels(data), np.broadcast_to(np.uint8([255, 0, 0]), (8, 8, 3)))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1)])
+def test_extreme_shapes_decode(size):
+    assert pixels(encoded(Image.new("RGB", size, "red"), "JPEG")).shape == (size[1], size[0], 3)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(np.float32, "float"), (np.int32, "integer")])
+def test_32_bit_samples_are_refused_by_name(dtype, kind):
+    image = Image.fromarray(np.ones((4, 4), dtype=dtype))
+    assert f"32-bit {kind} samples" in refusal(encoded(image, "TIFF"))
+
+
+def test_the_header_of_a_bomb_is_enough_to_refuse_it():
+    assert "its header says 20000x20000, more than 128,000,000 pixels" in refusal(png_header(20000, 20000))
+
+
+def test_between_pillow_s_warning_and_the_limit_nothing_is_said_of_bombs():
+    assert "bomb" not in refusal(png_header(10000, 10000))
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "BMP", "PPM"])
+def test_pillow_s_limit_does_not_apply(format, monkeypatch, colour):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert pixels(encoded(colour, format)).shape == (16, 24, 3)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP"])
+def test_every_format_is_held_to_paceline_s_limit(format, monkeypatch, colour):
+    monkeypatch.setattr(module, "MAX_PIXELS", 24 * 16 - 1)
+    assert "its header says 24x16" in refusal(encoded(colour, format))
+
+
+def test_an_empty_file_is_said_to_be_empty():
+    assert refusal(b"") == "/p/x.jpg: is empty (0 bytes); remove it or replace it"
+
+
+@pytest.mark.parametrize(
+    "data", [b"<!DOCTYPE html>\n<html>404</html>", b"\0" * 100, b"garbage", b"%PDF-1.7", b"\x89PNG", b"RIFF1234WAVE"]
+)
+def test_what_is_not_an_image_is_named_by_how_it_starts(data):
+    message = refusal(data)
+    assert message.startswith("/p/x.jpg: cannot be decoded: it is not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file")
+    assert repr(data[:12]) in message
+
+
+def test_a_truncated_jpeg_says_so():
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    data = encoded(Image.fromarray(noise), "JPEG")
+    message = refusal(data[: len(data) // 2])
+    assert message.startswith("/p/x.jpg: cannot be decoded: image file is truncated (")
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
+def test_every_cut_of_a_file_decodes_or_is_refused_in_one_line(format, colour):
+    data = encoded(colour, format)
+    refused = 0
+    for length in range(len(data)):
+        try:
+            assert pixels(data[:length]).shape == (16, 24, 3)
+        except DataError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > len(data) // 4
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
+def test_damaged_files_neither_warn_nor_raise_anything_else(format, colour):
+    options = {} if format in ("BMP", "GIF", "PPM") else {"exif": exif(6)}
+    data = bytearray(encoded(colour, format, **options))
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        damaged = bytearray(data)
+        for position in random.integers(0, len(data), 3):
+            damaged[position] = random.integers(0, 256)
+        try:
+            decode(bytes(damaged), channels=3, name="x")
+        except DataError as error:
+            assert "Warning" not in type(error.__cause__).__name__, error
+
+
+def test_the_filters_of_the_process_are_left_as_they_were(colour):
+    before = list(warnings.filters)
+    pixels(encoded(colour, "TIFF"))
+    refusal(b"II*\0nonsense")
+    assert warnings.filters == before

@@ -1,0 +1,69 @@
+"""From any picture to the size the model sees."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from paceline.data.sizing import CentreCrop, RandomResizedCrop, Stretch, build_eval_sizing, build_train_sizing
+from paceline.recipe.schema.recipe import Data
+
+NO_DRAWS = np.empty(0)
+
+
+def picture(width: int, height: int) -> Image.Image:
+    rows, columns = np.mgrid[0:height, 0:width]
+    return Image.fromarray(np.stack([rows % 256, columns % 256, (rows + columns) % 256], 2).astype(np.uint8))
+
+
+@pytest.mark.parametrize("size", [(500, 375), (75, 56), (411, 120), (1, 1), (3, 500)])
+def test_every_sizing_gives_the_size_asked_for(size: tuple[int, int]) -> None:
+    for sizing in (Stretch(64), CentreCrop(64, 0.875), RandomResizedCrop(64, (0.08, 1.0), (0.75, 4 / 3))):
+        draws = np.random.default_rng(0).random(sizing.num_draws)
+        result = sizing(picture(*size), draws)
+        assert result.shape == (3, 64, 64) and result.dtype == torch.uint8
+
+
+def test_evaluation_scales_the_short_side_and_cuts_the_centre() -> None:
+    whole = picture(500, 375)
+    expected = F.center_crop(F.resize(whole, [256], antialias=True), [224, 224])
+    assert torch.equal(CentreCrop(224, 0.875)(whole, NO_DRAWS), F.pil_to_tensor(expected))
+
+
+def test_a_random_crop_lies_inside_and_keeps_to_its_ranges() -> None:
+    crop = RandomResizedCrop(32, (0.08, 1.0), (0.75, 4 / 3))
+    rng = np.random.default_rng(1)
+    areas = []
+    for _ in range(2000):
+        top, left, height, width = crop.box(375, 500, rng.random(crop.num_draws))
+        assert 0 <= top <= 375 - height and 0 <= left <= 500 - width
+        assert 0.70 < width / height < 1.40
+        areas.append(height * width / (375 * 500))
+    assert 0.075 < min(areas) < 0.12 and 0.9 < max(areas) <= 1.0
+    assert abs(float(np.mean(areas)) - _torchvision_mean_area()) < 0.02
+
+
+def _torchvision_mean_area() -> float:
+    """Return the mean share of the area that torchvision's own crop draws from the same picture, of 2,000."""
+    torch.manual_seed(0)
+    crop = v2.RandomResizedCrop(32)
+    boxes = [crop.make_params([torch.empty(3, 375, 500)]) for _ in range(2000)]
+    return float(np.mean([box["height"] * box["width"] / (375 * 500) for box in boxes]))
+
+
+def test_a_picture_too_long_for_any_try_gives_the_centre() -> None:
+    crop = RandomResizedCrop(32, (0.9, 1.0), (0.75, 4 / 3))
+    top, left, height, width = crop.box(10, 1000, np.full(crop.num_draws, 0.5))
+    assert (top, height, width) == (0, 10, 13)
+    assert left == (1000 - 13) // 2
+
+
+def test_the_first_augmentation_chooses_how_training_images_are_sized() -> None:
+    random, stretch = Data(augment=("random_resized_crop",)), Data(augment=("resize",))  # type: ignore[arg-type]
+    assert isinstance(build_train_sizing(random, 32), RandomResizedCrop)
+    assert isinstance(build_train_sizing(stretch, 32), Stretch)
+    assert isinstance(build_train_sizing(Data(), 32), CentreCrop)
+    assert isinstance(build_eval_sizing(random, 32), CentreCrop)
+    assert isinstance(build_eval_sizing(Data(eval_resize="stretch"), 32), Stretch)
