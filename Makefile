@@ -1,0 +1,43 @@
+# Two commands do everything: `make demo` and `make test`. Both set up what they need, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
+
+.PHONY: demo test test-gpu lint types format clean
+
+demo: $(READY)
+	$(BIN)/paceline train --ranks 2
+
+test: $(READY_DEV)
+	$(BIN)/python -m pytest
+
+test-gpu: ## on a machine with a GPU; needs only torch and pytest, so it works without this environment
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+lint: $(READY_DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY_DEV)
+	$(BIN)/mypy
+
+format: $(READY_DEV)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than Python 3.11 (run make PYTHON=python3.12 $(MAKECMDGOALS))"; exit 2; }
+	@echo "Setting up $(VENV): PyTorch and its CUDA packages, about 5 GB, a few minutes the first time."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tensorboard]'
+	@touch $@
+
+$(READY_DEV): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

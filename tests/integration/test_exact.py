@@ -1,0 +1,63 @@
+"""A run is a function of its recipe: the same samples, augmentation and losses on any number of ranks."""
+
+from pathlib import Path
+
+import pytest
+
+WORDS = (
+    "train",
+    "synthetic",
+    "model.norm=none",
+    "model.width=0.1",
+    "data.source.num_images=300",
+    "data.source.num_val_images=37",
+    "data.batch_size=24",
+    "data.augment=[pad_crop,flip,rotate]",
+    "optim.lr=0.02",
+    "train.epochs=2",
+    "log.every=1st",
+    "log.samples=true",
+    "log.tensorboard=off",
+    "parallel.threads=1",
+)
+TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "paceline")
+
+
+def trace(run: Path, ranks: int, lines_of) -> list[list[tuple[int, int]]]:
+    """Return (sample, checksum of its augmented pixels) of each global step, ranks in order."""
+    parts = [lines_of(run / f"steps.rank{rank}.jsonl") for rank in range(ranks)]
+    assert all([record["step"] for record in part] == list(range(24)) for part in parts)
+    return [
+        [pair for record in step for pair in zip(record["samples"], record["crc32"], strict=True)]
+        for step in zip(*parts, strict=True)
+    ]
+
+
+@pytest.fixture
+def alone(paceline, tmp_path: Path, lines_of):
+    result = paceline(*WORDS, "--run-dir", "alone", "--json").result
+    return result, trace(tmp_path / "alone", 1, lines_of), lines_of(tmp_path / "alone" / "steps.jsonl")
+
+
+def test_one_two_and_three_ranks_and_torchrun_are_one_run(paceline, tmp_path: Path, lines_of, alone) -> None:
+    result, samples, steps = alone
+    assert result["eval"]["images"] == 37
+    assert len({sample for step in samples[:12] for sample, _ in step}) == 288
+    shas = {}
+    for name, ranks, program in (("two", 2, ()), ("three", 3, ()), ("torchrun", 2, TORCHRUN)):
+        words = WORDS if program else (*WORDS, "--ranks", str(ranks))
+        other = paceline(*words, "--run-dir", name, "--json", program=program).result
+        assert (other["world_size"], other["recipe_hash"]) == (ranks, result["recipe_hash"])
+        assert trace(tmp_path / name, ranks, lines_of) == samples
+        losses = [record["loss"] for record in lines_of(tmp_path / name / "steps.jsonl")]
+        assert losses == pytest.approx([record["loss"] for record in steps], abs=1e-4)
+        assert other["eval"]["images"] == 37
+        assert other["eval"] == pytest.approx(result["eval"], abs=1e-4)
+        shas[name] = other["weights_sha256"]
+    assert shas["torchrun"] == shas["two"]
+
+
+def test_decoding_workers_change_no_pixel(paceline, tmp_path: Path, lines_of, alone) -> None:
+    _, samples, _ = alone
+    paceline(*WORDS, "data.workers=2", "--run-dir", "ahead", "--json").result  # noqa: B018
+    assert trace(tmp_path / "ahead", 1, lines_of) == samples

@@ -1,0 +1,145 @@
+"""What goes wrong is said once, in one line, by the rank it happened to; and no process is left."""
+
+import os
+import pickle
+import signal
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+
+SMALL = ("train.steps=3", "model.width=0.1", "data.batch_size=12")
+
+
+def photographs(root: Path, *, per_class: int = 6) -> Path:
+    for split in ("train", "val"):
+        for label, name in enumerate(("cat", "dog")):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(per_class):
+                Image.new("RGB", (40, 30), (label * 200, number * 9, 90)).save(folder / f"{number}.jpg")
+    return root
+
+
+def folder_words(root: Path, *words: str) -> tuple[str, ...]:
+    source = ("data.source.name=folder", f"data.source.root={root}", "data.image_size=16")
+    return ("train", *source, "train.epochs=1", "model.width=0.1", "data.batch_size=4", *words)
+
+
+def test_an_unknown_recipe(paceline) -> None:
+    paceline("train", "digit").says("'digit'", "did you mean 'digits'?")
+
+
+def test_a_misspelt_key(paceline) -> None:
+    paceline("train", "data.batch_siz=3").says("data.batch_siz", "did you mean 'batch_size'?")
+
+
+def test_a_misspelt_verb_and_option(paceline) -> None:
+    paceline("trian").says("trian", "--help")
+    paceline("train", "--rank", "2").says("--rank")
+
+
+def test_a_batch_that_does_not_divide(paceline) -> None:
+    paceline("train", "data.batch_size=500", "--ranks", "8").says(
+        "data.batch_size: 500 does not divide over 8 ranks (try 496)"
+    )
+
+
+def test_a_missing_root(paceline, tmp_path: Path) -> None:
+    paceline(*folder_words(tmp_path / "nowhere"), "--ranks", "2").says(str(tmp_path / "nowhere"))
+
+
+def test_an_empty_class_folder(paceline, tmp_path: Path) -> None:
+    root = photographs(tmp_path / "photos")
+    (root / "train" / "emu").mkdir()
+    paceline(*folder_words(root)).says(str(root / "train" / "emu"))
+
+
+def test_a_class_in_val_that_train_lacks(paceline, tmp_path: Path) -> None:
+    root = photographs(tmp_path / "photos")
+    (root / "val" / "emu").mkdir()
+    Image.new("RGB", (9, 9)).save(root / "val" / "emu" / "1.png")
+    paceline(*folder_words(root)).says("emu")
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_an_unreadable_image_is_named_by_the_one_rank_that_met_it(paceline, tmp_path, ranks: str, workers: str) -> None:
+    root = photographs(tmp_path / "photos")
+    bad = root / "train" / "dog" / "3.jpg"
+    bad.write_bytes(bad.read_bytes()[:-200])
+    started = time.monotonic()
+    words = folder_words(root, f"data.workers={workers}", "train.epochs=3")
+    paceline(*words, "--ranks", ranks).says(str(bad), "truncated")
+    assert time.monotonic() - started < 60
+
+
+def test_an_evil_manifest_runs_nothing(paceline, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {canary}",)
+
+    for name in ("train.pkl", "val.pkl"):
+        (tmp_path / name).write_bytes(pickle.dumps({"a.jpg": Evil()}))
+    words = ("data.source.name=manifest", f"data.source.train={tmp_path}/train.pkl", "data.source.val=val.pkl")
+    paceline("train", *words).says(str(tmp_path / "train.pkl"))
+    assert not canary.exists()
+
+
+def test_more_ranks_than_devices(paceline) -> None:
+    paceline("train", *SMALL, "parallel.device=cuda", "--ranks", "2", CUDA_VISIBLE_DEVICES="").says(
+        "parallel.device: cuda: 2 ranks on a node with 0 GPUs"
+    )
+
+
+def test_a_busy_port(paceline) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        paceline("train", *SMALL, "--ranks", "2", "--port", port).says(f"--port: {port}", "in use")
+        paceline("train", *SMALL, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port).says(
+            f"MASTER_PORT: {port} is in use"
+        )
+
+
+def test_a_killed_rank_ends_the_run_within_ten_seconds_and_leaves_no_process(paceline, tmp_path: Path) -> None:
+    process = paceline.start("train", "train.epochs=500", "model.width=0.1", "--ranks", "3", "--run-dir", "run")
+    ranks = wait_until_training(process, tmp_path / "run", 3)
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    killed = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 10
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "rank 1 of 3 was killed by SIGKILL" in err and "Traceback" not in err
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+
+
+def test_ranks_and_their_workers_end_with_the_launcher(paceline, tmp_path: Path) -> None:
+    process = paceline.start(
+        "train", "train.epochs=500", "model.width=0.1", "data.workers=1", "--ranks", "2", "--run-dir", "run"
+    )
+    wait_until_training(process, tmp_path / "run", 2)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 4
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+
+
+def wait_until_training(process, run: Path, ranks: int) -> list[psutil.Process]:
+    deadline = time.monotonic() + 120
+    steps = run / "steps.jsonl"
+    while not (steps.exists() and steps.stat().st_size) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children()
+    by_rank = sorted(children, key=lambda child: int(child.environ()["RANK"]))
+    assert len(by_rank) == ranks
+    return by_rank

@@ -1,0 +1,112 @@
+"""The main job: `paceline train` on ranks of one machine, start to finish."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+RESULT_KEYS = {
+    "schema_version": None,
+    "status": None,
+    "recipe_hash": None,
+    "world_size": None,
+    "epochs": None,
+    "steps": None,
+    "images_seen": None,
+    "eval": {"images", "top1", "top5", "loss"},
+    "throughput": {"images_per_s", "spread", "n", "excluded_s"},
+    "time": {"wall_s", "startup_s", "train_s", "eval_s", "checkpoint_s", "to_target_s"},
+    "stages": {"data_wait", "h2d", "device_augment", "forward", "loss", "backward", "optimizer", "other"},
+    "verdict": {"bottleneck", "evidence", "try"},
+    "weights_sha256": None,
+    "provenance": None,
+}
+
+
+def test_the_default_recipe_trains_on_two_ranks_to_98_percent(paceline, tmp_path: Path) -> None:
+    ended = paceline("train", "--ranks", "2", "--run-dir", "run")
+    assert ended.code == 0, ended.err
+    assert "run directory: run" in ended.out and ended.err == ""
+    run = tmp_path / "run"
+    result = json.loads((run / "result.json").read_text())
+    for key, parts in RESULT_KEYS.items():
+        assert key in result
+        assert parts is None or parts <= set(result[key])
+    assert result["eval"]["top1"] >= 0.98 and result["eval"]["images"] == 359
+    assert (result["status"], result["world_size"], result["steps"], result["images_seen"]) == (
+        "completed",
+        2,
+        220,
+        14080,
+    )
+    assert sum(stage["share"] for stage in result["stages"].values()) == pytest.approx(1)
+    for name in ("recipe.yaml", "plan.json", "machine.json", "steps.jsonl", "evals.jsonl", "metrics.csv"):
+        assert (run / name).stat().st_size > 0
+    assert len(list((run / "tensorboard").glob("events*"))) == 1
+    assert len(list((run / "checkpoints").iterdir())) == 4  # the newest three, and the best
+    rows = list(csv.DictReader((run / "metrics.csv").open()))
+    assert [row["step"] for row in rows] == ["44", "88", "132", "176", "220"]
+
+
+def test_json_is_all_there_is_on_stdout_and_a_run_directory_is_a_recipe(paceline) -> None:
+    small = ("train.steps=3", "model.width=0.1")
+    first = paceline("train", *small, "--run-dir", "a", "--json").result
+    again = paceline("train", "a", "--run-dir", "b", "--json").result
+    assert again["recipe_hash"] == first["recipe_hash"]
+    assert again["weights_sha256"] == first["weights_sha256"]
+    evaluated = paceline("eval", "b", "--json").result
+    assert evaluated == pytest.approx(first["eval"])
+    on_two = paceline("eval", "b", "--ranks", "2", "--json").result
+    assert on_two == pytest.approx(first["eval"], rel=1e-5)
+
+
+def test_a_dry_run_says_everything_and_writes_nothing(paceline, tmp_path: Path) -> None:
+    words = ("train", "sc20/bs128", "data.batch_size=2048", "schedule.name=cosine", "schedule.warmup=16ep")
+    ended = paceline(*words, "data.source.name=synthetic", "--dry-run", "--ranks", "4")
+    assert ended.code == 0, ended.err
+    assert "0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up" in ended.out
+    assert "rank_batch: 512" in ended.out and "devices: 4 x cpu" in ended.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_versions_and_recipes_are_told(paceline) -> None:
+    assert paceline("--version").out.count(".") >= 2
+    listed = json.loads(paceline("recipes", "--json").out)
+    assert {"digits", "cifar10-resnet18", "course/wideresnet-fashion", "sc20/bs128", "folder"} <= set(listed)
+    shown = paceline("recipes", "course/wideresnet-fashion", "model.width=0.25", "--origin")
+    lines = {line.split("#")[0].strip(): line.split("#")[1].strip() for line in shown.out.splitlines()}
+    assert lines["model.width: 0.25"] == "command line"
+    assert lines["optim.lr: 0.01"].startswith("course/wideresnet-fashion.yaml:")
+    assert lines["optim.nesterov: false"] == "default"
+    schema = json.loads(paceline("recipes", "--schema").out)
+    assert schema["properties"]["train"] and schema["properties"]["extends"]
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_progress_on_a_terminal_is_live(paceline, tmp_path: Path, ranks: str) -> None:
+    """Run in a pseudo-terminal, as `script` gives one."""
+    import pty
+    import subprocess
+    import sys
+
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "paceline", "train", "train.epochs=2", "log.every=1st", "model.width=0.1"]
+    process = subprocess.Popen([*command, "--ranks", ranks], stdout=slave, stderr=slave, cwd=tmp_path)
+    import os
+
+    os.close(slave)
+    seen = b""
+    while True:
+        try:
+            part = os.read(master, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        seen += part
+    os.close(master)
+    assert process.wait(timeout=60) == 0
+    text = seen.decode()
+    assert "epoch 1/2" in text and "epoch 2/2" in text and "images/s" in text and "left" in text
+    assert "\x1b[" in text and "run directory: runs/" in text

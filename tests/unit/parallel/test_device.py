@@ -1,0 +1,42 @@
+"""Which device a rank computes on."""
+
+import pytest
+import torch
+
+from paceline.core.errors import WorldError
+from paceline.core.world import World
+from paceline.parallel.device import choose_device, set_threads, usable_cores
+from paceline.recipe.schema.recipe import Parallel
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+
+
+@without_gpu
+def test_without_a_gpu_auto_is_the_cpu() -> None:
+    assert choose_device(Parallel(), World.single()) == torch.device("cpu")
+
+
+@without_gpu
+def test_asking_for_gpus_that_are_not_there_is_one_line() -> None:
+    with pytest.raises(WorldError, match=r"^parallel.device: cuda: 2 ranks on a node with 0 GPUs \(set .*cpu\)$"):
+        choose_device(Parallel(device="cuda"), World(0, 2, 0, 2))
+
+
+def test_more_ranks_than_gpus_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(WorldError, match=r"^parallel.device: auto: 3 ranks on a node with 2 GPUs \(start 2, or set"):
+        choose_device(Parallel(), World(0, 3, 0, 3))
+
+
+def test_nccl_without_gpus_is_one_line() -> None:
+    with pytest.raises(WorldError, match="nccl needs GPUs"):
+        choose_device(Parallel(device="cpu", backend="nccl"), World.single())
+
+
+def test_ranks_share_the_cores_unless_told() -> None:
+    before = torch.get_num_threads()
+    try:
+        assert set_threads(Parallel(), World(0, 4, 0, 4)) == max(1, usable_cores() // 4) == torch.get_num_threads()
+        assert set_threads(Parallel(threads=3), World.single()) == 3 == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,105 @@
+"""Who this process is, from the variables of each launcher."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import WorldError
+from paceline.core.world import World
+from paceline.parallel.environ import count_gpus, expand_hosts, rank_environ, world_from_environ
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "n01",
+    "MASTER_PORT": "12345",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+SRUN = {
+    "SLURM_JOB_ID": "1234567",
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3",
+    "SLURM_STEP_NODELIST": "jwb[0097-0098]",
+    "SLURM_NTASKS": "7",
+}
+
+
+def test_no_launcher_is_a_world_of_one() -> None:
+    assert world_from_environ({}) == World.single()
+
+
+def test_torchruns_variables_are_read() -> None:
+    world = world_from_environ(TORCHRUN)
+    assert (world.rank, world.world_size, world.local_rank, world.local_world_size) == (5, 8, 1, 4)
+    assert (world.master_addr, world.master_port, world.launcher) == ("n01", 12345, "torchrun")
+    assert world.attempt == 2 and world.agent_hosts_store and world.num_nodes == 2
+    assert not world.is_main and not world.is_node_main
+
+
+def test_sruns_variables_are_read_and_the_port_comes_from_the_job() -> None:
+    world = world_from_environ(SRUN)
+    assert (world.rank, world.world_size, world.local_rank, world.local_world_size) == (5, 7, 1, 3)
+    assert (world.master_addr, world.master_port, world.launcher) == ("jwb0097", 20_000 + 4567, "slurm")
+
+
+def test_torchrun_inside_srun_is_torchrun() -> None:
+    assert world_from_environ({**SRUN, **TORCHRUN}).launcher == "torchrun"
+
+
+def test_a_batch_script_is_no_task_of_a_step() -> None:
+    batch = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
+    assert world_from_environ(batch) == World.single()
+
+
+def test_a_rank_started_here_reads_back_the_world_it_was_given() -> None:
+    given = World(1, 4, 1, 4, "127.0.0.1", 4242, "local", store_fd=7, launcher_pid=99)
+    assert world_from_environ(rank_environ({"PATH": "/bin"}, given)) == given
+    assert world_from_environ(rank_environ(TORCHRUN, given)) == replace(given, attempt=2, agent_hosts_store=True)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "hosts"),
+    [
+        ("login", ["login"]),
+        ("a,b", ["a", "b"]),
+        ("n[01-03,7],login", ["n01", "n02", "n03", "n7", "login"]),
+        ("r[1-2]n[09-10]", ["r1n09", "r1n10", "r2n09", "r2n10"]),
+        ("nid[001-002].cluster", ["nid001.cluster", "nid002.cluster"]),
+    ],
+)
+def test_slurms_host_lists_expand_in_order(nodelist: str, hosts: list[str]) -> None:
+    assert expand_hosts(nodelist) == hosts
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"RANK": "x", "WORLD_SIZE": "2"},
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "2"},
+        {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "four"},
+        {**SRUN, "SLURM_STEP_NODELIST": ""},
+    ],
+)
+def test_contradictions_are_one_line(environ: dict[str, str]) -> None:
+    with pytest.raises(WorldError) as caught:
+        world_from_environ(environ)
+    assert "\n" not in str(caught.value) and "(" in str(caught.value)
+
+
+def test_gpus_are_counted_from_device_files_within_what_is_visible(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert count_gpus({}, tmp_path) == 3
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "1,2"}, tmp_path) == 2
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == 0
+    assert count_gpus({}, tmp_path / "none") == 0

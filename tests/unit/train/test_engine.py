@@ -1,0 +1,177 @@
+"""The engine: micro-batches add up to the batch, cadences fall where they should, and evaluation counts exactly."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from paceline.core.dataset import ArraySource, DatasetInfo
+from paceline.core.errors import NonFiniteLossError
+from paceline.core.rundir import RunDir, read_lines
+from paceline.core.world import World
+from paceline.data.loader import LoaderOptions, build_eval_loader
+from paceline.data.placement import Placement
+from paceline.data.sampler import EvalShard
+from paceline.parallel.strategy import SingleDevice
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema.recipe import Data
+from paceline.train.cadence import Cadence
+from paceline.train.evaluate import Evaluator
+from paceline.train.precision import FullPrecision
+from paceline.train.run import Invocation, run
+
+INFO = DatasetInfo("made", "val", 21, tuple("abcdefg"), 1, (4, 4), (0.5,), (0.25,))
+
+
+def trained(tmp_path: Path, name: str, *words: str) -> RunDir:
+    base = ["data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"]
+    options = ["data.batch_size=12", "optim.lr=0.01", "train.steps=10", "log.every=1st", "log.tensorboard=off"]
+    options += ["parallel.threads=1"]
+    recipe = load("synthetic", Patch.parse([*base, *options, *words])).recipe
+    rundir = RunDir(tmp_path / name)
+    run(recipe, World.single(), rundir, invocation=Invocation())
+    return rundir
+
+
+def losses(rundir: RunDir) -> list[float]:
+    return [record["loss"] for record in read_lines(rundir.steps)]
+
+
+def test_micro_batches_add_up_to_the_batch(tmp_path: Path) -> None:
+    whole = trained(tmp_path, "whole", "model.norm=none")
+    parts = trained(tmp_path, "parts", "model.norm=none", "train.accumulate=3")
+    assert losses(parts) == pytest.approx(losses(whole), abs=1e-5)
+    assert len(losses(whole)) == 10
+
+
+def test_the_same_recipe_gives_the_same_bits(tmp_path: Path) -> None:
+    one, other = trained(tmp_path, "one").read_result(), trained(tmp_path, "other").read_result()
+    assert one.weights_sha256 == other.weights_sha256
+    assert trained(tmp_path, "third", "seed=1").read_result().weights_sha256 != one.weights_sha256
+
+
+def test_turning_the_clock_off_changes_no_bit(tmp_path: Path) -> None:
+    on, off = trained(tmp_path, "on").read_result(), trained(tmp_path, "off", "measure.clock=off").read_result()
+    assert off.weights_sha256 == on.weights_sha256
+    assert on.stages and not off.stages
+
+
+def test_bfloat16_trains_close_to_float32(tmp_path: Path) -> None:
+    full, half = trained(tmp_path, "full"), trained(tmp_path, "half", "train.precision=bf16")
+    # Later losses drift apart as any two roundings do; the first are what bfloat16's 8 bits leave of float32's 24.
+    assert losses(half)[:3] == pytest.approx(losses(full)[:3], rel=0.02)
+    assert losses(half) != losses(full)
+
+
+def test_evaluation_and_checkpoints_fall_on_their_cadence_and_on_the_end(tmp_path: Path) -> None:
+    rundir = trained(tmp_path, "run", "train.eval_every=4st", "checkpoint.every=3st", "checkpoint.keep=9")
+    assert [record["step"] for record in read_lines(rundir.evals)] == [4, 8, 10]
+    assert sorted(path.name[-2:] for path in rundir.checkpoints.iterdir()) == ["03", "06", "09", "10"]
+    assert all(record["images"] == 37 for record in read_lines(rundir.evals))
+
+
+def test_off_means_never(tmp_path: Path) -> None:
+    rundir = trained(tmp_path, "run", "train.eval_every=off", "checkpoint.every=off")
+    assert not list(read_lines(rundir.evals)) and not list(rundir.checkpoints.iterdir())
+    assert rundir.read_result().eval is None
+
+
+def test_the_stages_add_up_to_the_counted_wall_clock(tmp_path: Path) -> None:
+    result = trained(tmp_path, "run", "measure.warmup_steps=2").read_result()
+    assert sum(stage.share for stage in result.stages.values()) == pytest.approx(1.0)
+    names = {"data_wait", "h2d", "device_augment", "forward", "loss", "backward", "optimizer", "other"}
+    assert set(result.stages) == names
+    assert result.images_seen == 120 and result.steps == 10
+
+
+def test_a_target_ends_the_run_and_is_saved(tmp_path: Path) -> None:
+    rundir = trained(tmp_path, "run", "train.stop.top1=0.001", "train.stop.patience=2", "train.eval_every=2st")
+    result = rundir.read_result()
+    assert (result.status, result.steps) == ("target_reached", 4)
+    assert result.time.to_target_s is not None
+    assert [path.name for path in rundir.checkpoints.iterdir()] == ["step-00000004"]
+
+
+def test_a_loss_that_is_no_number_ends_the_run_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteLossError, match=r"^train: the loss is (nan|inf) by step \d+, at lr 1e\+20"):
+        trained(tmp_path, "run", "optim.lr=1e20", "model.norm=none")
+
+
+def test_log_rows_have_what_readers_need(tmp_path: Path) -> None:
+    rundir = trained(tmp_path, "run", "log.every=5st", "train.eval_every=10st")
+    records = list(read_lines(rundir.steps))
+    assert [record["step"] for record in records] == [5, 10]
+    assert set(records[0]) == {"step", "epoch", "images_seen", "loss", "lr", "images_per_s", "trained_s"}
+    assert records[1]["images_seen"] == 120 and records[1]["epoch"] == 10 / 8
+    header, row = rundir.metrics.read_text().splitlines()
+    assert header == "step,epoch,images_seen,trained_s,images,top1,top5,loss"
+    assert row.startswith("10,1.25,120,")
+
+
+def test_a_logged_loss_is_the_mean_since_the_last_record(tmp_path: Path) -> None:
+    every, fifth = losses(trained(tmp_path, "one")), losses(trained(tmp_path, "five", "log.every=5st"))
+    assert fifth == pytest.approx([float(np.mean(every[:5])), float(np.mean(every[5:]))], rel=1e-5)
+
+
+def test_tensorboards_own_reader_finds_the_numbers(tmp_path: Path) -> None:
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    rundir = trained(tmp_path, "run", "log.tensorboard=on")
+    events = reading.EventAccumulator(str(rundir.tensorboard)).Reload()
+    scalars = [event.value for event in events.Scalars("train/loss")]
+    assert scalars == pytest.approx(losses(rundir), rel=1e-5)
+    assert {"train/lr", "images_per_s", "val/top1", "val/top5", "val/loss"} <= set(events.Tags()["scalars"])
+
+
+def test_the_sample_trace_has_every_step(tmp_path: Path) -> None:
+    rundir = trained(tmp_path, "run", "log.samples=true")
+    lines = [json.loads(line) for line in rundir.samples(0).read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(10))
+    assert all(len(line["samples"]) == len(line["crc32"]) == 12 for line in lines)
+
+
+class Table(nn.Module):
+    """A model that answers with fixed logits, chosen by the first pixel."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.logits[(images[:, 0, 0, 0] * 0.25 * 255 + 0.5 * 255).round().long()]
+
+
+@pytest.mark.parametrize("batch", [1, 4, 21, 64])
+def test_evaluation_is_exact(batch: int) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(21, 7)
+    labels = np.arange(21, dtype=np.int64) % 7
+    images = np.broadcast_to(np.arange(21, dtype=np.uint8)[:, None, None, None], (21, 4, 4, 1)).copy()
+    shard = EvalShard(21, batch)
+    loader = build_eval_loader(Data(), ArraySource(INFO, images, labels), shard, LoaderOptions(4, 0, pin_memory=False))
+    place = Placement(torch.device("cpu"), (0.5,), (0.25,), torch.contiguous_format)
+    evaluate = Evaluator(loader, shard.num_batches, 21, place, FullPrecision(), SingleDevice())
+    result = evaluate(Table(logits))
+    truth = torch.from_numpy(labels)
+    assert result.images == 21
+    assert result.top1 == (logits.argmax(1) == truth).sum().item() / 21
+    assert result.top5 == (logits.topk(5).indices == truth[:, None]).sum().item() / 21
+    assert result.loss == pytest.approx(functional.cross_entropy(logits, truth).item(), rel=1e-6)
+
+
+def test_a_cadence_of_zero_is_never_due() -> None:
+    assert [step for step in range(1, 11) if Cadence(3, 10).due(step)] == [3, 6, 9, 10]
+    assert not any(Cadence(0, 10).due(step) for step in range(1, 11))
+
+
+def test_normalisation_is_per_channel() -> None:
+    place = Placement(torch.device("cpu"), (0.1, 0.2, 0.3), (0.5, 0.25, 0.125), torch.channels_last)
+    images = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
+    mean, std = torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1), torch.tensor([0.5, 0.25, 0.125]).view(1, 3, 1, 1)
+    normalised = place.normalise(images)
+    assert torch.allclose(normalised, (images / 255 - mean) / std, atol=1e-5)
+    assert normalised.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,112 @@
+"""The learning rate, by value at every step."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.core.dataset import DatasetInfo
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema import Recipe
+from paceline.train.schedule import Plateau, Schedule, build_schedule
+
+INFO = DatasetInfo("made", "train", 100, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
+
+
+def schedule(section: dict[str, object], steps: int = 10, **optim: object) -> Schedule:
+    recipe = Recipe.model_validate(
+        {
+            "data": {"batch_size": 20},
+            "optim": {"name": "sgd", "lr": 0.1, **optim},
+            "schedule": section,
+            "train": {"steps": steps},
+        }
+    )
+    return build_schedule(recipe.schedule, Plan.derive(recipe, 1, INFO, INFO))
+
+
+def course(made: Schedule, steps: int = 10) -> list[float]:
+    return [made.lr(step) for step in range(steps)]
+
+
+def test_constant_is_the_peak_after_a_linear_warm_up_that_ends_on_it() -> None:
+    assert course(schedule({"name": "constant", "warmup": "4st"})) == pytest.approx([0.025, 0.05, 0.075] + [0.1] * 7)
+
+
+def test_warm_up_starts_from_its_start() -> None:
+    made = schedule({"name": "constant", "warmup": "5st", "warmup_start": 0.5})
+    assert course(made, 6) == pytest.approx([0.06, 0.07, 0.08, 0.09, 0.1, 0.1])
+
+
+def test_cosine_is_half_a_cosine() -> None:
+    expected = [0.1 * (1 + math.cos(math.pi * step / 10)) / 2 for step in range(10)]
+    assert course(schedule({"name": "cosine"})) == pytest.approx(expected)
+
+
+def test_cosine_after_warm_up_falls_over_what_is_left_to_its_final_share() -> None:
+    made = schedule({"name": "cosine", "warmup": "2st", "final": 0.2})
+    expected = [0.05, 0.1] + [0.1 * (0.2 + 0.8 * (1 + math.cos(math.pi * step / 8)) / 2) for step in range(8)]
+    assert course(made) == pytest.approx(expected)
+
+
+def test_linear_is_a_straight_line() -> None:
+    assert course(schedule({"name": "linear"})) == pytest.approx([0.1 * (1 - step / 10) for step in range(10)])
+
+
+def test_step_multiplies_at_each_milestone_in_any_unit() -> None:
+    made = schedule({"name": "step", "milestones": ["3st", "1ep", "80%"], "factor": 0.1})
+    assert course(made) == pytest.approx([0.1] * 3 + [0.01] * 2 + [0.001] * 3 + [0.0001] * 2)
+
+
+def test_one_cycle_equals_torchs() -> None:
+    ours = course(schedule({"name": "one_cycle", "peak_at": "30%", "start": 0.04, "final": 4e-6}, steps=100), 100)
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    # torch counts the peak and the end as steps taken, so its cycle of 101 steps has ours within it.
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total_steps=101, pct_start=31 / 101, div_factor=25, final_div_factor=1e4, cycle_momentum=False
+    )
+    expected = []
+    for _ in range(100):
+        expected.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    assert ours == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_plateau_follows_torchs_scheduler() -> None:
+    losses = [1.0, 0.9, 0.91, 0.92, 0.93, 0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.4]
+    ours = schedule({"name": "plateau", "factor": 0.2, "patience": 2})
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.2, patience=2)
+    seen = set()
+    for loss in losses:
+        ours.observe(loss)
+        theirs.step(loss)
+        assert ours.lr(5) == pytest.approx(optimizer.param_groups[0]["lr"])
+        seen.add(round(ours.lr(5), 6))
+    assert len(seen) == 3
+
+
+def test_plateau_goes_on_from_its_state() -> None:
+    one = Plateau(0.1, 0, 0.0, 0.2, 1, 1e-4)
+    fresh = Plateau(0.1, 0, 0.0, 0.2, 1, 1e-4)
+    fresh.load(one.state())
+    assert fresh == one
+    for loss in (1.0, 1.1, 1.2, 1.3):
+        one.observe(loss)
+    other = Plateau(0.1, 0, 0.0, 0.2, 1, 1e-4)
+    other.load(one.state())
+    assert other == one and other.lr(0) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(("rule", "peak"), [("none", 0.1), ("linear", 0.1 * 20 / 5), ("sqrt", 0.1 * math.sqrt(20 / 5))])
+def test_the_peak_follows_the_batch_size(rule: str, peak: float) -> None:
+    base = {} if rule == "none" else {"base_batch_size": 5}
+    assert schedule({"name": "constant"}, lr_scaling=rule, **base).lr(3) == pytest.approx(peak)
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "linear"])
+def test_a_run_that_ends_in_its_warm_up_is_the_start_of_the_longer_one(name: str) -> None:
+    short, long = schedule({"name": name, "warmup": "8st"}, steps=4), schedule({"name": name, "warmup": "8st"}, 100)
+    assert course(short, 4) == pytest.approx(course(long, 4))

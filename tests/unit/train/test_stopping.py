@@ -1,0 +1,30 @@
+"""Stopping at a target that is held."""
+
+from paceline.core.results import EvalResult
+from paceline.recipe.schema.recipe import Stop
+from paceline.train.state import TrainState
+from paceline.train.stopping import build_stop_rule
+
+
+def judged(accuracies: list[float], patience: int) -> tuple[TrainState, bool]:
+    rule, state = build_stop_rule(Stop(top1=0.85, patience=patience)), TrainState()
+    for number, top1 in enumerate(accuracies):
+        state.trained_s = float(number)
+        rule.judge(EvalResult(images=1, top1=top1, top5=1.0, loss=0.0), state)
+    return state, rule.reached(state)
+
+
+def test_the_target_must_be_met_in_a_row() -> None:
+    assert judged([0.9, 0.8, 0.9], 2)[1] is False
+    assert judged([0.8, 0.85, 0.85], 2)[1] is True
+
+
+def test_the_time_to_target_is_that_of_the_evaluation_that_met_it() -> None:
+    assert judged([0.8, 0.9, 0.9], 2)[0].target_s == 2.0
+    assert judged([0.8, 0.9], 2)[0].target_s is None
+
+
+def test_without_a_target_nothing_stops() -> None:
+    rule, state = build_stop_rule("off"), TrainState()
+    rule.judge(EvalResult(images=1, top1=1.0, top5=1.0, loss=0.0), state)
+    assert not rule.reached(state)
