@@ -20,7 +20,7 @@ WORDS = (
     "log.tensorboard=off",
     "parallel.threads=1",
 )
-TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "paceline")
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "paceline")
 
 
 def trace(run: Path, ranks: int, lines_of) -> list[list[tuple[int, int]]]:

@@ -60,7 +60,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(paceline, tmp_path: Pat
 
 
 def test_a_finished_run_is_left_as_it_is(paceline, tmp_path: Path) -> None:
-    first = paceline("train", "train.steps=3", "model.width=0.1", "--run-dir", "run", "--json")
+    first = paceline("train", "train.steps=3", "model.width=0.1", "parallel.threads=1", "--run-dir", "run", "--json")
     written = (tmp_path / "run" / "result.json").stat().st_mtime_ns
     again = paceline("train", "run", "--resume", "--json")
     assert again.result == first.result
@@ -68,7 +68,7 @@ def test_a_finished_run_is_left_as_it_is(paceline, tmp_path: Path) -> None:
 
 
 def test_a_changed_recipe_is_refused_and_named(paceline) -> None:
-    words = ("train", "train.steps=3", "model.width=0.1", "--run-dir", "run")
+    words = ("train", "train.steps=3", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
     assert paceline(*words).code == 0
     paceline(*words, "--resume", "optim.lr=0.5").says("--resume: run", "optim.lr=0.05 (now 0.5)")
     paceline(*words).says("--run-dir: run already holds a run", "--resume")

@@ -44,13 +44,14 @@ def test_the_default_recipe_trains_on_two_ranks_to_98_percent(paceline, tmp_path
     for name in ("recipe.yaml", "plan.json", "machine.json", "steps.jsonl", "evals.jsonl", "metrics.csv"):
         assert (run / name).stat().st_size > 0
     assert len(list((run / "tensorboard").glob("events*"))) == 1
-    assert len(list((run / "checkpoints").iterdir())) == 4  # the newest three, and the best
-    rows = list(csv.DictReader((run / "metrics.csv").open()))
+    kept = {int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir()}
+    assert {132, 176, 220} <= kept <= {44, 88, 132, 176, 220} and len(kept) <= 4  # the newest three, and the best
+    rows = list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
     assert [row["step"] for row in rows] == ["44", "88", "132", "176", "220"]
 
 
 def test_json_is_all_there_is_on_stdout_and_a_run_directory_is_a_recipe(paceline) -> None:
-    small = ("train.steps=3", "model.width=0.1")
+    small = ("train.steps=3", "model.width=0.1", "parallel.threads=1")
     first = paceline("train", *small, "--run-dir", "a", "--json").result
     again = paceline("train", "a", "--run-dir", "b", "--json").result
     assert again["recipe_hash"] == first["recipe_hash"]
@@ -91,7 +92,16 @@ def test_progress_on_a_terminal_is_live(paceline, tmp_path: Path, ranks: str) ->
     import sys
 
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "paceline", "train", "train.epochs=2", "log.every=1st", "model.width=0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "train",
+        "train.epochs=2",
+        "log.every=1st",
+        "model.width=0.1",
+        "parallel.threads=1",
+    ]
     process = subprocess.Popen([*command, "--ranks", ranks], stdout=slave, stderr=slave, cwd=tmp_path)
     import os
 

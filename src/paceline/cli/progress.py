@@ -5,6 +5,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from paceline.core.units import count
 from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
 
@@ -98,11 +99,11 @@ def build_progress(out: TextIO) -> LogSink:
 def introduction(plan: Plan, step: int) -> str:
     """Return a line on what a run will do, and one for each thing to know about its data."""
     start = f"from step {step:,}: " if step else ""
-    epochs = plan.total_steps / plan.steps_per_epoch
-    ranks = "rank" if plan.world_size == 1 else "ranks"
+    epochs = count(round(plan.total_steps / plan.steps_per_epoch, 2), "epoch")
     what = (
         f"{start}{plan.train_images:,} images, {plan.num_classes} classes, {plan.image_size} px; "
-        f"{plan.total_steps:,} steps of {plan.batch_size} ({epochs:.4g} epochs) on {plan.world_size} {ranks}; "
+        f"{plan.total_steps:,} steps of {plan.batch_size} ({epochs}) on "
+        f"{count(plan.world_size, 'rank')}; "
         f"lr {plan.lr_sentence}"
     )
     return "\n".join([what, *(f"note: {note}" for note in plan.notes)])
@@ -122,7 +123,7 @@ def _epoch(step: int, plan: Plan) -> str:
 
 def _place(step: int, epoch: float, plan: Plan) -> str:
     total = plan.total_steps / plan.steps_per_epoch
-    return f"epoch {epoch:.4g}/{total:.4g}  step {step:,}/{plan.total_steps:,}"
+    return f"epoch {round(epoch, 2):g}/{round(total, 2):g}  step {step:,}/{plan.total_steps:,}"
 
 
 def _judgement(record: EvalRecord) -> str:

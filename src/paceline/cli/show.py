@@ -8,6 +8,7 @@ from rich.table import Table
 from paceline.cli.progress import duration
 from paceline.core.results import EvalResult, RunResult
 from paceline.core.rundir import RunDir
+from paceline.core.units import count
 
 
 def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
@@ -40,9 +41,11 @@ def _rows(result: RunResult) -> list[tuple[str, str]]:
     rows.append(("time", f"{duration(times.wall_s)} ({parts}, checkpoints {times.checkpoint_s:.1f} s)"))
     if times.to_target_s is not None:
         rows.append(("to target", duration(times.to_target_s)))
-    steps = f"{result.steps:,} steps, {result.images_seen:,} images, {result.epochs:.4g} epochs"
-    ranks = "rank" if result.world_size == 1 else "ranks"
-    rows += [("trained", f"{steps}, {result.world_size} {ranks}"), ("learning rate", result.lr)]
+    trained = (
+        f"{count(result.steps, 'step')}, {count(result.images_seen, 'image')}, "
+        f"{count(round(result.epochs, 2), 'epoch')}, {count(result.world_size, 'rank')}"
+    )
+    rows += [("trained", trained), ("learning rate", result.lr)]
     advice = f" Try {result.verdict['try']}." if result.verdict["try"] else ""
     rows.append(("verdict", f"{result.verdict['bottleneck']}. {result.verdict['evidence']}{advice}"))
     rows.append(("weights", f"sha256 {result.weights_sha256[:16]}"))

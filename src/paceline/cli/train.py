@@ -39,6 +39,8 @@ def train(
 def enter_world() -> World:
     """Return this process's place; a rank of ours ends with its launcher."""
     world = world_from_environ(os.environ)
+    # A rank that asks a peer for something may find it gone; torch's C++ side would print 20 lines about it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if world.launcher == "local":
         die_with_parent(world.launcher_pid)
     return world

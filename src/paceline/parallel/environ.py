@@ -132,6 +132,10 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
 
 
 def _checked(world: World) -> World:
+    if not 0 < world.master_port < 65_536:
+        raise WorldError(
+            f"MASTER_PORT: {world.master_port} is no port (set one of 1024 to 65535, the same on all ranks)"
+        )
     if not (0 <= world.rank < world.world_size and 0 <= world.local_rank < world.local_world_size):
         raise WorldError(
             f"RANK: rank {world.rank} of {world.world_size}, local rank {world.local_rank} of "

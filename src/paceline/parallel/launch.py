@@ -63,6 +63,7 @@ def _start(
         env=rank_environ(environ, world),
         pass_fds=(listener.fileno(),) if is_main else (),
         stdin=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C reaches the ranks once, through us
     )
 
 
@@ -105,7 +106,7 @@ def _end(processes: "list[subprocess.Popen[bytes]]") -> None:
 
 @contextlib.contextmanager
 def _forwarding(processes: "list[subprocess.Popen[bytes]]") -> Iterator[None]:
-    """Pass SIGTERM and SIGUSR1 on to the ranks; SIGINT reaches them from the terminal, or is passed on likewise."""
+    """Pass the signals that a scheduler or a terminal sends on to the ranks, who decide what to do."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         for process in processes:

@@ -81,6 +81,7 @@ def test_slurms_host_lists_expand_in_order(nodelist: str, hosts: list[str]) -> N
 @pytest.mark.parametrize(
     "environ",
     [
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "0"},
         {"RANK": "x", "WORLD_SIZE": "2"},
         {"RANK": "2", "WORLD_SIZE": "2"},
         {"RANK": "-1", "WORLD_SIZE": "2"},

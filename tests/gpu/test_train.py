@@ -1,0 +1,57 @@
+"""The trainer on a GPU: the same run as on a CPU, within rounding, and no waiting on a silent step."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.core.rundir import RunDir, read_lines
+from paceline.core.world import World
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.train.engine import Trainer
+from paceline.train.run import Invocation, run
+
+pytestmark = pytest.mark.gpu
+
+
+def trained(folder: Path, name: str, *words: str) -> RunDir:
+    base = ["data.source.num_images=512", "data.source.num_val_images=100", "model.width=0.25", "train.steps=16"]
+    options = ["data.augment=[pad_crop,flip]", "optim.lr=0.01", "log.every=1st", "log.tensorboard=off"]
+    rundir = RunDir(folder / name)
+    recipe = load("synthetic", Patch.parse([*base, *options, *words])).recipe
+    run(recipe, World.single(), rundir, invocation=Invocation())
+    return rundir
+
+
+def losses(rundir: RunDir) -> list[float]:
+    return [record["loss"] for record in read_lines(rundir.steps)]
+
+
+def test_a_gpu_trains_as_a_cpu_does(tmp_path: Path) -> None:
+    on_cpu = trained(tmp_path, "cpu", "parallel.device=cpu")
+    on_gpu = trained(tmp_path, "gpu", "parallel.device=cuda")
+    assert losses(on_gpu)[:4] == pytest.approx(losses(on_cpu)[:4], rel=2e-2)
+    result = on_gpu.read_result()
+    assert result.eval is not None and result.eval.images == 100
+    assert result.provenance["device"] == "cuda"
+    assert result.stages["backward"].device_s > 0
+
+
+def test_bfloat16_and_workers_run(tmp_path: Path) -> None:
+    result = trained(tmp_path, "half", "train.precision=bf16", "data.workers=2", "train.accumulate=2").read_result()
+    assert result.eval is not None and result.eval.images == 100
+
+
+def test_a_silent_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Trainer.train_step
+
+    def watched(self, batch, number):
+        torch.cuda.set_sync_debug_mode("error" if number >= 4 else "default")
+        try:
+            return step(self, batch, number)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Trainer, "train_step", watched)
+    trained(tmp_path, "run", "log.every=8st")

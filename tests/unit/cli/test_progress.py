@@ -1,0 +1,59 @@
+"""What a person sees while a run goes on."""
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from paceline.cli.progress import LiveProgress, PlainProgress, build_progress, duration
+from paceline.core.dataset import DatasetInfo
+from paceline.core.results import EvalResult
+from paceline.recipe.load import load
+from paceline.recipe.plan import Plan
+from paceline.train.logsink import EvalRecord, LogSink, StepRecord
+
+INFO = DatasetInfo("made", "train", 640, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3, notes=("3 files left out",))
+PLAN = Plan.derive(load("digits").recipe, 2, INFO, replace(INFO, split="val"))
+
+
+def run(sink: LogSink) -> None:
+    sink.started(PLAN, 0)
+    sink.step(StepRecord(5, 0.5, 320, 1.5, 0.05, 1000.0, 2.0))
+    sink.step(StepRecord(10, 1.0, 640, 1.25, 0.05, 1280.0, 12.0))
+    sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, EvalResult(images=360, top1=0.9, top5=1.0, loss=0.5)))
+    sink.close()
+
+
+def test_plain_lines_say_what_will_be_done_how_it_goes_and_what_came_out() -> None:
+    out = io.StringIO()
+    run(PlainProgress(out))
+    assert out.getvalue().splitlines() == [
+        "640 images, 2 classes, 16 px; 100 steps of 64 (10 epochs) on 2 ranks; "
+        "lr 0.05 at 64, not scaled, 2 epochs of warm-up",
+        "note: train: 3 files left out",
+        "note: val: 3 files left out",
+        "epoch 1/10  step 10/100  loss 1.2500  lr 0.05  1,280 images/s  0:04 left",
+        "epoch 1/10  step 10/100  val top1 90.00%  top5 100.00%  loss 0.5000  0:13",
+    ]
+
+
+def test_a_terminal_gets_a_bar_and_keeps_the_evaluations() -> None:
+    out = io.StringIO()
+    run(LiveProgress(Console(file=out, force_terminal=True, width=120)))
+    text = out.getvalue()
+    assert "epoch 1/10" in text and "loss 1.2500" in text and "1,280 images/s" in text and "0:04 left" in text
+    assert "val top1 90.00%" in text
+
+
+def test_the_first_lines_name_the_step_a_resumed_run_starts_from() -> None:
+    out = io.StringIO()
+    PlainProgress(out).started(PLAN, 40)
+    assert out.getvalue().startswith("from step 40: ")
+
+
+def test_a_file_gets_plain_lines() -> None:
+    assert isinstance(build_progress(io.StringIO()), PlainProgress)
+
+
+def test_durations_read_as_a_clock_does() -> None:
+    assert [duration(seconds) for seconds in (0.4, 7, 750, 11_100)] == ["0:00", "0:07", "12:30", "3:05:00"]
