@@ -2,21 +2,18 @@
 
 import os
 import sys
-import time
 import traceback
 from typing import Any
 
 import typer
 
+from paceline.cli import started  # noqa: F401  first, for it takes the time
 from paceline.cli.verbs import app
 from paceline.core.errors import PacelineError, PeerLostError
 from paceline.parallel.environ import world_from_environ
 
 # The same class under typer's own click and under the separate package, depending on typer's version.
 _UsageError: Any = typer.BadParameter.__mro__[1]
-
-STARTED_S = time.perf_counter()
-"""When the process started, as nearly as Python code can tell."""
 
 
 def main() -> None:

@@ -23,11 +23,20 @@ def recipes(words: list[str], *, origin: bool, schema: bool, as_json: bool) -> i
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON schema of a recipe file: the recipe's, with `extends` beside it."""
-    schema = Recipe.model_json_schema()
+    """Return the JSON schema of a recipe file, in which any field may be left to the recipe that it extends."""
+    schema = _partial(Recipe.model_json_schema())
     schema["properties"]["extends"] = {"type": "string", "description": "A preset or a file to start from."}
-    schema["required"] = []  # what a file leaves out comes from the one it extends
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _partial(schema: Any) -> Any:
+    """Drop from a JSON schema that fields are required and that exactly one variant fits: a part fits several."""
+    if isinstance(schema, list):
+        return [_partial(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    renamed = {"anyOf" if key == "oneOf" else key: value for key, value in schema.items() if key != "required"}
+    return {key: _partial(value) for key, value in renamed.items()}
 
 
 def _list(*, as_json: bool) -> None:

@@ -5,6 +5,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+from paceline.cli.started import STARTED_S
 from paceline.cli.words import count_ranks, split_words
 from paceline.core.errors import WorldError
 from paceline.core.process import die_with_parent
@@ -78,13 +79,12 @@ def _rundir(name: str, loaded: Loaded, run_dir: Path | None, *, resume: bool) ->
 
 
 def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
-    from paceline.cli import STARTED_S
     from paceline.cli.progress import build_progress
     from paceline.cli.show import show_result
     from paceline.train.run import Invocation, run
 
     out = sys.stderr if as_json else sys.stdout
-    invocation = Invocation(STARTED_S, ["paceline", *sys.argv[1:]], [build_progress(out)] if world.is_main else [])
+    invocation = Invocation(STARTED_S, ("paceline", *sys.argv[1:]), [build_progress(out)] if world.is_main else [])
     result = run(loaded.recipe, world, rundir, resume=resume, invocation=invocation)
     if world.is_main:
         show_result(result, rundir, as_json=as_json)

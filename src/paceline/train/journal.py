@@ -8,6 +8,7 @@ from paceline.core.errors import NonFiniteLossError
 from paceline.data.loader import Batch
 from paceline.measure.rate import Stopwatch
 from paceline.parallel.strategy import Strategy
+from paceline.recipe.plan import Plan
 from paceline.train.cadence import Cadence
 from paceline.train.logsink import EvalRecord, LogSink, SampleTrace, StepRecord
 from paceline.train.schedule import Schedule
@@ -15,26 +16,17 @@ from paceline.train.state import TrainState
 
 
 class Journal:
-    """Turn steps and evaluations into records, at `cadence`, and pass them to `sink`.
+    """Turn steps and evaluations into records, every `plan.log_every` steps, and pass them to `sink`.
 
     All ranks keep one, since the loss is a mean over ranks; only rank 0's sink writes.
     """
 
     def __init__(
-        self,
-        *,
-        cadence: Cadence,
-        batch_size: int,
-        steps_per_epoch: int,
-        strategy: Strategy,
-        schedule: Schedule,
-        sink: LogSink,
-        trace: SampleTrace,
-        watch: Stopwatch,
+        self, plan: Plan, strategy: Strategy, schedule: Schedule, sink: LogSink, trace: SampleTrace, watch: Stopwatch
     ) -> None:
-        self._cadence = cadence
-        self._batch_size = batch_size
-        self._steps_per_epoch = steps_per_epoch
+        self._cadence = Cadence(plan.log_every, plan.total_steps)
+        self._batch_size = plan.batch_size
+        self._steps_per_epoch = plan.steps_per_epoch
         self._strategy = strategy
         self._schedule = schedule
         self._sink = sink

@@ -3,8 +3,9 @@
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,7 +42,7 @@ class Invocation:
     """How a run was asked for: when (`time.perf_counter` seconds), in which words, and who listens on rank 0."""
 
     started_s: float = field(default_factory=time.perf_counter)
-    command: Sequence[str] = ()
+    command: tuple[str, ...] = ()
     listeners: Sequence[LogSink] = ()
 
 
@@ -58,57 +59,55 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         ended = finished(rundir) if resume else None
         if ended:
             return ended
-        with _parts(recipe, met) as parts:
+        with _parts(recipe, met, train_ranks=world.world_size) as parts:
             return _train(parts, rundir, invocation, resume=resume)
 
 
 def evaluate(recipe: Recipe, world: World, checkpoint: Path) -> EvalResult:
     """Evaluate the weights in `checkpoint` on the validation split of `recipe`, as one rank of `world`."""
-    with meeting(world, recipe.parallel) as met, _parts(recipe, met) as parts:
+    with meeting(world, recipe.parallel) as met, _parts(recipe, met, train_ranks=1) as parts:
+        # The training batch need not divide over the ranks that evaluate.
+        eval_batch = -(-parts.plan.eval_batch // world.world_size)
+        parts = replace(parts, plan=replace(parts.plan, eval_batch=eval_batch))
         model = parts.model()
         load_model(checkpoint, model)
         return parts.evaluator(build_strategy(world, parts.device))(model)
 
 
 @contextlib.contextmanager
-def _parts(recipe: Recipe, met: Meeting) -> Iterator[Parts]:
-    """Choose the device, join the ranks, read the data and make the plan."""
+def _parts(recipe: Recipe, met: Meeting, train_ranks: int) -> Iterator[Parts]:
+    """Choose the device, join the ranks, read the data and make the plan of training on `train_ranks`."""
     world = met.world
     device = choose_device(recipe.parallel, world)
     set_threads(recipe.parallel, world)
     with joined(met, recipe.parallel, device):
         datasets = once_a_node(world, lambda is_first: build_datasets(recipe.data.source, may_download=is_first))
-        plan = Plan.derive(recipe, world.world_size, datasets.train.info, datasets.val.info)
+        plan = Plan.derive(recipe, train_ranks, datasets.train.info, datasets.val.info)
         yield Parts(recipe, world, device, datasets, plan)
 
 
 def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, resume: bool) -> RunResult:
-    recipe, world, device, plan = parts.recipe, parts.world, parts.device, parts.plan
+    recipe, world, plan = parts.recipe, parts.world, parts.plan
 
     model = parts.model()
     optimizer = build_optimizer(recipe.optim, model)
     schedule = build_schedule(recipe.schedule, plan)
     checkpoints = Checkpoints(rundir.checkpoints, recipe.checkpoint.keep)
     state = _restored(checkpoints, model, optimizer, schedule) if resume else TrainState()
-
-    strategy = build_strategy(world, device)
+    strategy = build_strategy(world, parts.device)
     replica = strategy.prepare(model)
-    machine = describe_machine()
-    sinks = _sinks(parts, rundir, state, invocation)
-    if world.is_main:
-        rundir.write_json("plan.json", plan.to_dict())
-        rundir.write_json("machine.json", machine)
-    sinks.started(plan, state.step)
 
+    machine = describe_machine()
+    sinks = _records(parts, rundir, machine, state, invocation)
     watch = Stopwatch(state.trained_s)
-    clock = build_clock(recipe.measure.clock, device_type=device.type, warmup_steps=recipe.measure.warmup_steps)
+    clock = build_clock(recipe.measure.clock, device_type=parts.device.type, warmup_steps=recipe.measure.warmup_steps)
     trainer = Trainer(
         model=model,
         replica=replica,
         criterion=nn.CrossEntropyLoss(label_smoothing=recipe.train.label_smoothing),
         optimizer=optimizer,
         schedule=schedule,
-        precision=build_precision(recipe.train.precision, device.type),
+        precision=build_precision(recipe.train.precision, parts.device.type),
         strategy=strategy,
         place=parts.placement(),
         loader=parts.train_loader(),
@@ -117,14 +116,7 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, resume: bool
         stop_rule=build_stop_rule(recipe.train.stop),
         clock=clock,
         journal=Journal(
-            cadence=Cadence(plan.log_every, plan.total_steps),
-            batch_size=plan.batch_size,
-            steps_per_epoch=plan.steps_per_epoch,
-            strategy=strategy,
-            schedule=schedule,
-            sink=sinks,
-            trace=build_trace(recipe.log, rundir, world.rank, state.step),
-            watch=watch,
+            plan, strategy, schedule, sinks, build_trace(recipe.log, rundir, world.rank, state.step), watch
         ),
         seed=StepSeed(recipe.seed, world.rank),
         evaluation=Cadence(plan.eval_every, plan.total_steps),
@@ -144,11 +136,22 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, resume: bool
         watch,
         status="target_reached" if trainer.stop_rule.reached(state) else "completed",
         startup_s=watch.started_s - invocation.started_s,
-        provenance={**machine, "device": device.type, "launcher": world.launcher, "command": list(invocation.command)},
+        provenance={**machine, "device": parts.device.type, "launcher": world.launcher, "command": invocation.command},
     )
     if world.is_main:
         rundir.write_result(result)
     return result
+
+
+def _records(parts: Parts, rundir: RunDir, machine: dict[str, Any], state: TrainState, invocation: Invocation) -> Sinks:
+    """Write what is known before the first step, and return where the rest goes; rank 0 alone writes."""
+    if not parts.world.is_main:
+        return Sinks(())
+    rundir.write_json("plan.json", parts.plan.to_dict())
+    rundir.write_json("machine.json", machine)
+    sinks = build_sinks(rundir, parts.recipe.log.tensorboard, state.step, invocation.listeners)
+    sinks.started(parts.plan, state.step)
+    return sinks
 
 
 def _restored(
@@ -159,12 +162,6 @@ def _restored(
         return TrainState()
     load_model(newest, model)
     return load_rest(newest, optimizer, schedule)
-
-
-def _sinks(parts: Parts, rundir: RunDir, state: TrainState, invocation: Invocation) -> Sinks:
-    if not parts.world.is_main:
-        return Sinks(())
-    return build_sinks(rundir, parts.recipe.log.tensorboard, state.step, invocation.listeners)
 
 
 @dataclass(frozen=True)

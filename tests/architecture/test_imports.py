@@ -1,0 +1,126 @@
+"""Imports follow the arrow of the design, form no circle, and keep torch out of what must answer at once."""
+
+from itertools import pairwise
+
+FOUR = {"data", "models", "parallel", "measure"}
+BELOW_TRAIN = FOUR | {"recipe", "core"}
+
+# cli -> lab|cluster -> train -> { data | models | parallel | measure } -> recipe -> core;  cli -> report -> core
+MAY_IMPORT = {
+    "core": set(),
+    "recipe": {"core"},
+    "data": {"recipe", "core"},
+    "models": {"recipe", "core"},
+    "parallel": {"recipe", "core"},
+    "measure": {"recipe", "core"},
+    "train": BELOW_TRAIN,
+    "lab": BELOW_TRAIN | {"train"},
+    "cluster": BELOW_TRAIN | {"train"},
+    "report": {"core"},
+    "cli": BELOW_TRAIN | {"train", "lab", "cluster", "report"},
+}
+MAY_IMPORT_FROM_BESIDE_THE_PACKAGES = {"paceline": set(), "paceline.__main__": {"cli"}}
+
+# What answers at once (`paceline --help`, `recipes`, `submit --dry-run`, `report`) and what starts the ranks.
+TORCH_FREE_PACKAGES = {"core", "recipe", "report", "cluster"}
+TORCH_FREE_MODULES = {
+    "paceline", "paceline.__main__", "paceline.cli", "paceline.cli.verbs", "paceline.lab.predict",
+    "paceline.parallel", "paceline.parallel.environ", "paceline.parallel.launch",
+}  # fmt: skip
+HEAVY = {"torch", "torchvision", "timm"}
+
+
+def is_torch_free(module) -> bool:
+    return module.package in TORCH_FREE_PACKAGES or module.name in TORCH_FREE_MODULES
+
+
+def heavy_imports(module):
+    return [each for each in module.imports() if each.target.partition(".")[0] in HEAVY]
+
+
+def test_every_package_has_a_place_in_the_order(modules):
+    packages = {module.package for module in modules.values()} - {""}
+    assert packages >= {"core", "recipe", "train", "cli"} | FOUR
+    assert packages - set(MAY_IMPORT) == set()
+    assert {name for name, module in modules.items() if not module.package} == set(MAY_IMPORT_FROM_BESIDE_THE_PACKAGES)
+
+
+def test_a_package_imports_only_what_stands_to_its_right(modules, edges, none_of):
+    wrong, seen = [], set()
+    for name, targets in edges.items():
+        module = modules[name]
+        allowed = MAY_IMPORT[module.package] if module.package else MAY_IMPORT_FROM_BESIDE_THE_PACKAGES[name]
+        for target, each in targets:
+            package = modules[target].package
+            seen.add((module.package, package))
+            if package not in allowed | {module.package, ""}:
+                wrong.append(module.at(each.line, f"{module.package or name} imports {package} ({each.target})"))
+    none_of(wrong)
+    assert {("recipe", "core"), ("data", "recipe"), ("train", "data"), ("cli", "train")} <= seen
+
+
+def test_the_four_meet_only_in_train(modules, edges, none_of):
+    """Elsewhere one module that imports all four would be a second composition root."""
+    packages = {name: {modules[target].package for target, _ in targets} for name, targets in edges.items()}
+    in_train = set().union(*(packages[name] for name in modules if modules[name].package == "train"))
+    assert in_train >= FOUR
+    meeting = [name for name in modules if packages[name] >= FOUR and modules[name].package != "train"]
+    none_of([modules[name].at(1, "imports data, models, parallel and measure") for name in meeting])
+
+
+def test_torch_free_modules_import_no_torch_at_any_level(modules, none_of):
+    wrong = [
+        module.at(each.line, f"imports {each.target}")
+        for module in modules.values()
+        if is_torch_free(module)
+        for each in heavy_imports(module)
+    ]
+    none_of(wrong)
+    assert sum(is_torch_free(module) for module in modules.values()) > 25
+    assert sum(bool(heavy_imports(module)) for module in modules.values()) > 15
+
+
+def test_importing_a_torch_free_module_loads_none_that_imports_torch(modules, edges, none_of):
+    """Importing `a.b.c` runs `a` and `a.b` too, so those count as imported."""
+
+    def loaded_by(name: str) -> list[str]:
+        chains, queue = {name: [name]}, [name]
+        while queue:
+            current = queue.pop()
+            parents = [current.rsplit(".", up)[0] for up in range(1, current.count(".") + 1)]
+            for target in [*parents, *(target for target, each in edges[current] if each.at_once)]:
+                if target not in chains:
+                    chains[target] = [*chains[current], target]
+                    queue.append(target)
+        heavy = (end for end in chains if any(each.at_once for each in heavy_imports(modules[end])))
+        return [" -> ".join(chains[end]) for end in heavy]
+
+    starts = [name for name, module in modules.items() if is_torch_free(module)]
+    assert len(starts) > 25
+    none_of([chain for name in starts for chain in loaded_by(name)])
+    assert loaded_by("paceline.train.run") != []
+
+
+def test_no_modules_import_one_another_in_a_circle(modules, edges, none_of):
+    """Imports inside functions count: they hide a circle, they do not open it."""
+    graph = {name: {target for target, _ in targets} - {name} for name, targets in edges.items()}
+
+    def circle_through(start: str) -> list[str]:
+        paths, queue = {start: [start]}, [start]
+        while queue:
+            current = queue.pop(0)
+            for target in sorted(graph[current]):
+                if target == start:
+                    return [*paths[current], start]
+                if target not in paths:
+                    paths[target] = [*paths[current], target]
+                    queue.append(target)
+        return []
+
+    def places(circle: list[str]) -> str:
+        steps = pairwise(circle)
+        lines = [(name, next(each.line for target, each in edges[name] if target == after)) for name, after in steps]
+        return " -> ".join(modules[name].at(line, f"from {name}") for name, line in lines)
+
+    circles = {frozenset(circle): circle for name in graph if (circle := circle_through(name))}
+    none_of([places(circle) for circle in circles.values()])

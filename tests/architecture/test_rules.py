@@ -1,0 +1,105 @@
+"""What the house forbids everywhere, or everywhere but in one named place."""
+
+import ast
+
+
+def uses(modules, wanted) -> dict[str, list[str]]:
+    """Return, for each module path, the places at which it reads a name in `wanted`."""
+    found: dict[str, list[str]] = {}
+    for module in modules.values():
+        for dotted, node in module.names():
+            if dotted in wanted:
+                found.setdefault(module.path, []).append(module.at(node.lineno, dotted))
+    return found
+
+
+def importers(modules, wanted) -> dict[str, list[str]]:
+    """Return, for each module path, the places at which it imports a package in `wanted`."""
+    found: dict[str, list[str]] = {}
+    for module in modules.values():
+        for each in module.imports():
+            if each.target.partition(".")[0] in wanted:
+                found.setdefault(module.path, []).append(module.at(each.line, each.target))
+    return found
+
+
+def outside(found: dict[str, list[str]], *allowed: str) -> list[str]:
+    """Return the places that are in none of the `allowed` files and folders, each of which must be used."""
+    assert all(any(path.startswith(place) for path in found) for place in allowed), f"{allowed} holds none"
+    return [place for path, places in found.items() if not path.startswith(allowed) for place in places]
+
+
+def functions(modules):
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield module, node
+
+
+def test_the_environment_is_read_only_by_the_command_line_and_the_world(modules, none_of):
+    """`parallel/environ.py` is handed a mapping today; it may read the environment, nothing else below `cli` may."""
+    names = {f"os.{name}" for name in ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")}
+    found = uses(modules, names)
+    none_of([place for place in outside(found, "cli/") if "/parallel/environ.py:" not in place])
+
+
+def test_time_is_read_only_by_the_clock_and_at_the_edges(modules, none_of):
+    """Everything that is reported comes from `measure`. `cli` stamps the start of the process, `parallel/launch.py`
+    waits for processes, and `train/run.py` only stamps the start of a run that was not started from the command line.
+    """
+    found = importers(modules, {"time"})
+    none_of(outside(found, "measure/", "cli/", "parallel/launch.py", "train/run.py"))
+    stamps = [dotted for dotted, _ in modules["paceline.train.run"].names() if dotted.startswith("time.")]
+    assert stamps == ["time.perf_counter"]
+
+
+def test_pickle_is_imported_only_where_it_is_fenced_in(modules, none_of):
+    names = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    none_of(outside(importers(modules, names), "data/sources/restricted_pickle.py"))
+
+
+def test_nothing_unpickles_on_the_side(modules, none_of):
+    """`torch.load` is a pickle even with `weights_only`; numpy's is one with `allow_pickle`."""
+    wrong = [place for places in uses(modules, {"torch.load"}).values() for place in places]
+    wrong += keywords(modules, "allow_pickle")
+    none_of(wrong)
+
+
+def test_nothing_runs_text_as_code_or_a_shell(modules, none_of):
+    names = {"eval", "exec", "os.system", "os.popen", "builtins.eval", "builtins.exec"}
+    names |= {"subprocess.getoutput", "subprocess.getstatusoutput"}
+    wrong = [place for places in uses(modules, names).values() for place in places]
+    none_of(wrong + keywords(modules, "shell"))
+
+
+def keywords(modules, name: str) -> list[str]:
+    """Return the calls that give argument `name` anything but a plain False."""
+    wrong, calls = [], 0
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call):
+                calls += 1
+                for keyword in node.keywords:
+                    is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                    if keyword.arg == name and not is_false:
+                        wrong.append(module.at(node.lineno, f"{name}={ast.unparse(keyword.value)}"))
+    assert calls > 500
+    return wrong
+
+
+def test_no_file_is_a_drawer_for_anything(modules, none_of):
+    names = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
+    wrong = [module.at(1, module.name) for module in modules.values() if names & set(module.name.split("."))]
+    none_of(wrong)
+
+
+def test_no_file_is_longer_than_400_lines(modules, none_of):
+    lengths = {module: module.text.count("\n") for module in modules.values()}
+    assert max(lengths.values()) > 100
+    none_of([module.at(lines, f"{lines} lines") for module, lines in lengths.items() if lines > 400])
+
+
+def test_no_function_is_longer_than_60_lines(modules, none_of):
+    lengths = [(module, node, node.end_lineno - node.lineno + 1) for module, node in functions(modules)]
+    assert len(lengths) > 300
+    none_of([module.at(node.lineno, f"{node.name} has {num} lines") for module, node, num in lengths if num > 60])

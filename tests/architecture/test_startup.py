@@ -1,0 +1,68 @@
+"""What should answer at once loads nothing heavy, seen from outside: a fresh process tells what it loaded."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "torchvision", "timm", "sklearn", "tensorboard"}
+WAIT_S = 60
+
+TELL = """
+import json, sys
+def tell():
+    print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules if "." not in name})), file=sys.stderr)
+"""
+RUN = """
+from paceline.cli import main
+sys.argv = ["paceline", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    tell()
+    sys.exit(end.code)
+"""
+
+
+def loaded(code: str, *words: str) -> tuple[str, set[str]]:
+    """Return what a fresh process says, and the packages that it has loaded when it ends."""
+    finished = subprocess.run(
+        [sys.executable, "-c", TELL + code, *words], capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    return finished.stdout, set(json.loads(finished.stderr.splitlines()[-1]))
+
+
+def test_importing_the_command_line_loads_nothing_heavy():
+    _, packages = loaded("import paceline.cli\ntell()")
+    assert {"paceline", "typer"} <= packages
+    assert packages & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--help"], "Usage"),
+        (["train", "--help"], "--ranks"),
+        (["--version"], "0."),
+        (["recipes"], "digits"),
+        (["recipes", "digits", "optim.lr=1", "--origin"], "command line"),
+        (["recipes", "--schema"], "$schema"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_should_answer_at_once_loads_nothing_heavy(words, says):
+    said, packages = loaded(RUN, *words)
+    assert says in said
+    assert "paceline" in packages
+    assert packages & HEAVY == set()
+
+
+def test_every_torch_free_module_can_be_imported_without_torch(modules):
+    """Torch is hidden, so that an import of it would fail, wherever it stands."""
+    names = [name for name, module in modules.items() if module.package in {"core", "recipe", "report", "cluster"}]
+    names += ["paceline.parallel.environ", "paceline.parallel.launch", "paceline.cli.verbs"]
+    assert len(names) > 20
+    hide = "for name in ('torch', 'torchvision', 'timm'): sys.modules[name] = None\n"
+    said, _ = loaded(hide + "".join(f"import {name}\n" for name in names) + "print('imported')\ntell()")
+    assert said == "imported\n"

@@ -1,0 +1,51 @@
+"""`core.errors`: exit codes that the documentation names, and the hint a typing slip gets."""
+
+import pytest
+
+from paceline.core import errors
+from paceline.core.errors import PacelineError, PeerLostError, near_miss
+
+EXIT_CODES = {
+    "PacelineError": 2,
+    "RecipeError": 2,
+    "DataError": 2,
+    "WorldError": 2,
+    "CheckpointError": 4,
+    "NonFiniteLossError": 1,
+    "PeerLostError": 1,
+}
+
+
+def test_every_error_has_its_documented_exit_code():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert {kind.__name__: kind.exit_code for kind in kinds} == EXIT_CODES
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_every_error_is_a_value_error_of_ours(name):
+    assert issubclass(getattr(errors, name), PacelineError)
+    assert issubclass(getattr(errors, name), ValueError)
+
+
+def test_a_lost_peer_keeps_its_message_and_whether_another_rank_explains_it():
+    error = PeerLostError("rank 1 is gone", is_explained=True)
+    assert (str(error), error.is_explained) == ("rank 1 is gone", True)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("momentun", " (did you mean 'momentum'?)"),
+        ("batchsize", " (did you mean 'batch_size'?)"),
+        ("momentum", " (did you mean 'momentum'?)"),
+        ("xyz", ""),
+        ("", ""),
+    ],
+)
+def test_near_miss_names_the_closest_known_word_or_nothing(word, hint):
+    assert near_miss(word, ["lr", "momentum", "batch_size"]) == hint
+
+
+def test_near_miss_takes_any_iterable_and_none_at_all():
+    assert near_miss("lr", {"lr": 1}.keys()) == " (did you mean 'lr'?)"
+    assert near_miss("lr", []) == ""

@@ -1,0 +1,125 @@
+"""`core.philox`: the published generator, and numbers that depend on nothing but what they are keyed by."""
+
+import numpy as np
+import pytest
+
+from paceline.core.philox import Stream, permutation, philox, step_seed, uniform
+
+# Random123 (D. E. Shaw Research), examples/kat_vectors, philox4x32 with 10 rounds: counter, key, result.
+KNOWN_ANSWERS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]
+
+
+def seed_of(key: str) -> int:
+    low, high = words(key)
+    return high << 32 | low
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_philox_gives_the_known_answers_of_its_authors(counter, key, expected):
+    counters = np.array(words(counter), dtype=np.uint64)[:, None]
+    assert philox(counters, seed_of(key))[:, 0].tolist() == words(expected)
+
+
+def test_philox_of_many_counters_is_philox_of_each_and_leaves_them_alone():
+    counters = np.arange(40, dtype=np.uint64).reshape(4, 10)
+    before = counters.copy()
+    each = [philox(counters[:, n : n + 1], 5) for n in range(10)]
+    assert np.array_equal(philox(counters, 5), np.hstack(each))
+    assert np.array_equal(counters, before)
+
+
+def test_uniform_is_the_words_of_philox_at_draw_epoch_index_and_stream():
+    draws = uniform(9, Stream.AUGMENT, 4, np.array([6]), 8)
+    counters = np.array([[0, 1], [4, 4], [6, 6], [Stream.AUGMENT] * 2], dtype=np.uint64)
+    assert np.array_equal(draws[0], philox(counters, 9).T.ravel() / 2.0**32)
+
+
+@pytest.mark.parametrize("num_draws", [0, 1, 3, 4, 5, 9])
+def test_a_draw_does_not_depend_on_how_many_are_drawn(num_draws):
+    indices = np.arange(7)
+    most = uniform(1, Stream.AUGMENT, 2, indices, 12)
+    assert np.array_equal(uniform(1, Stream.AUGMENT, 2, indices, num_draws), most[:, :num_draws])
+
+
+@pytest.mark.parametrize("indices", [[], [3], [6, 0, 3], [2, 2, 2], list(range(10))[::-1]])
+def test_a_sample_does_not_depend_on_which_others_are_asked_for(indices):
+    chosen = np.array(indices, dtype=np.int64)
+    everything = uniform(1, Stream.AUGMENT, 2, np.arange(10), 5)
+    assert np.array_equal(uniform(1, Stream.AUGMENT, 2, chosen, 5), everything[chosen])
+
+
+def test_uniform_differs_by_seed_stream_epoch_index_and_draw():
+    base = uniform(1, Stream.AUGMENT, 2, np.array([3, 4]), 5)
+    others = [
+        uniform(0, Stream.AUGMENT, 2, np.array([3, 4]), 5),
+        uniform(1 + 2**32, Stream.AUGMENT, 2, np.array([3, 4]), 5),
+        uniform(1, Stream.ORDER, 2, np.array([3, 4]), 5),
+        uniform(1, Stream.AUGMENT, 3, np.array([3, 4]), 5),
+    ]
+    values = np.concatenate([base, *others]).ravel()
+    assert len(np.unique(values)) == len(values) == 50
+
+
+def test_uniform_is_roughly_uniform_and_its_draws_are_roughly_uncorrelated():
+    """5 standard errors of 100,000 (20,000 for correlations) independent draws; the seed is fixed, so no flake."""
+    draws = uniform(3, Stream.AUGMENT, 1, np.arange(20_000), 5)
+    assert draws.min() >= 0.0
+    assert draws.max() < 1.0
+    shares = np.histogram(draws, bins=10, range=(0, 1))[0] / draws.size
+    assert np.abs(shares - 0.1).max() < 5 * np.sqrt(0.1 * 0.9 / draws.size)
+    assert np.abs(np.corrcoef(draws.T) - np.eye(5)).max() < 5 / np.sqrt(len(draws))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 10, 1797])
+def test_a_permutation_visits_every_sample_once(n):
+    order = permutation(0, 0, n)
+    assert order.dtype == np.int64
+    assert np.array_equal(np.sort(order), np.arange(n))
+
+
+def test_permutations_differ_between_epochs_and_seeds():
+    orders = [permutation(seed, epoch, 100) for seed in (0, 1, 2**40) for epoch in range(3)]
+    assert len({order.tobytes() for order in orders}) == 9
+
+
+@pytest.mark.parametrize(
+    ("seed", "epoch", "order"),
+    [
+        (0, 0, [2, 8, 0, 6, 1, 5, 7, 9, 3, 4]),
+        (0, 1, [2, 4, 3, 5, 9, 8, 0, 1, 6, 7]),
+        (1, 0, [9, 1, 7, 6, 3, 8, 4, 0, 2, 5]),
+        (2**62 + 5, 3, [6, 3, 1, 9, 4, 5, 2, 0, 8, 7]),
+    ],
+)
+def test_the_order_of_a_seed_never_changes(seed, epoch, order):
+    """A new order would make every run in the world irreproducible, so it is written down here."""
+    assert permutation(seed, epoch, 10).tolist() == order
+
+
+@pytest.mark.parametrize(
+    ("seed", "step", "rank", "expected"),
+    [
+        (0, 0, 0, 7969087149448024173),
+        (0, 1, 0, 6722859695921636457),
+        (0, 0, 1, 6678899627856966910),
+        (7, 2**33, 3, 4649224688263621859),
+    ],
+)
+def test_the_seed_of_a_step_never_changes(seed, step, rank, expected):
+    assert step_seed(seed, step, rank) == expected
+
+
+def test_step_seeds_differ_by_seed_step_and_rank_and_fit_63_bits():
+    steps = (0, 1, 2, 2**31, 2**32, 2**32 + 1, 2**40)
+    seeds = [step_seed(seed, step, rank) for seed in (0, 1, 2**62) for step in steps for rank in range(8)]
+    assert len(set(seeds)) == len(seeds) == 168
+    assert min(seeds) >= 0
+    assert max(seeds) < 2**63

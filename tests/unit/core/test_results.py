@@ -1,0 +1,73 @@
+"""`core.results`: result.json holds what the design lists, and reads back to the same values."""
+
+import json
+import math
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from paceline.core.results import EvalResult, RunResult, StageResult, Status, ThroughputResult, TimeResult
+
+# The keys of result.json as the design lists them (DESIGN.md, section 4).
+DESIGNED = {
+    RunResult: (
+        "schema_version status recipe_hash world_size epochs steps images_seen eval throughput time stages verdict "
+        "weights_sha256 provenance"
+    ),
+    EvalResult: "images top1 top5 loss",
+    ThroughputResult: "images_per_s spread n excluded_s",
+    TimeResult: "wall_s startup_s train_s eval_s checkpoint_s to_target_s",
+    StageResult: "host_s device_s share",
+}
+
+
+@pytest.mark.parametrize("kind", DESIGNED, ids=lambda kind: kind.__name__)
+def test_every_designed_key_is_a_field(kind):
+    assert set(DESIGNED[kind].split()) - set(kind.model_fields) == set()
+
+
+def test_the_statuses_are_the_designed_ones():
+    assert get_args(Status) == ("completed", "target_reached", "preempted", "failed")
+
+
+def test_a_result_survives_json(result):
+    assert RunResult.model_validate_json(result.model_dump_json()) == result
+    assert RunResult.model_validate(json.loads(result.model_dump_json())) == result
+
+
+def test_a_run_that_evaluated_nothing_survives_json(result):
+    bare = result.model_copy(update={"eval": None, "best": None, "stages": {}, "verdict": {}})
+    assert RunResult.model_validate_json(bare.model_dump_json()) == bare
+
+
+@pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
+def test_a_loss_that_is_no_number_survives_strict_json(loss):
+    """Weights can be finite and their validation loss not; the file must still be JSON, and readable."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    written = EvalResult(images=1, top1=0.0, top5=0.0, loss=loss).model_dump_json()
+    json.loads(written, parse_constant=refuse)
+    read = EvalResult.model_validate_json(written).loss
+    assert read == loss or (math.isnan(read) and math.isnan(loss))
+
+
+@pytest.mark.parametrize("part", ["", "eval", "throughput", "time", "stages.forward"])
+def test_a_key_that_no_version_knows_is_refused_at_every_level(result, part):
+    values = json.loads(result.model_dump_json())
+    section = values
+    for key in filter(None, part.split(".")):
+        section = section[key]
+    section["extra"] = 1
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        RunResult.model_validate(values)
+
+
+def test_every_level_is_frozen(result):
+    parts = [result, result.eval, result.throughput, result.time, result.stages["forward"]]
+    assert all(isinstance(part, BaseModel) for part in parts)
+    for part in parts:
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(part, next(iter(type(part).model_fields)), None)

@@ -1,0 +1,157 @@
+"""`core.rundir`: where a run writes, what it refuses to write over, and what it reads back."""
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.rundir import RunDir, read_lines, write_atomic
+
+NOW = datetime(2026, 11, 21, 10, 15, 9)
+
+
+def refusal(kind, function, **options) -> str:
+    with pytest.raises(kind) as caught:
+        function(**options)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def test_an_atomic_write_leaves_the_text_and_nothing_else(tmp_path):
+    write_atomic(tmp_path / "a.json", "é\n")
+    write_atomic(tmp_path / "a.json", "newer\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json").read_bytes() == b"newer\n"
+
+
+def test_a_write_that_fails_leaves_the_old_text(tmp_path, monkeypatch):
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "a.json"
+    write_atomic(path, "old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_a_default_name_is_the_recipe_and_the_second(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert RunDir.default("digits", NOW).path == Path("runs/digits-20261121-101509")
+
+
+def test_a_default_name_that_is_taken_gets_a_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = []
+    for _ in range(3):
+        rundir = RunDir.default("digits", NOW)
+        rundir.create(resume=False)
+        names.append(rundir.path.name)
+    assert names == ["digits-20261121-101509", "digits-20261121-101509-2", "digits-20261121-101509-3"]
+
+
+def test_every_file_of_a_run_has_its_designed_name(tmp_path):
+    run = RunDir(tmp_path)
+    paths = [run.recipe, run.checkpoints, run.steps, run.evals, run.metrics, run.tensorboard, run.samples(3)]
+    assert [str(path.relative_to(tmp_path)) for path in paths] == [
+        "recipe.yaml", "checkpoints", "steps.jsonl", "evals.jsonl", "metrics.csv", "tensorboard", "steps.rank3.jsonl",
+    ]  # fmt: skip
+
+
+def test_create_makes_the_folder_and_those_above_it_and_may_be_repeated(tmp_path):
+    run = RunDir(tmp_path / "a" / "b")
+    run.create(resume=False)
+    run.create(resume=False)
+    assert run.checkpoints.is_dir()
+
+
+@pytest.mark.parametrize("method", ["refuse_another_run", "create"])
+def test_a_folder_that_holds_a_run_is_refused_unless_it_is_resumed(tmp_path, method):
+    run = RunDir(tmp_path)
+    run.recipe.write_text("train: {epochs: 1}\n")
+    assert refusal(RecipeError, getattr(run, method), resume=False) == (
+        f"--run-dir: {tmp_path} already holds a run (add --resume, or name another)"
+    )
+    getattr(run, method)(resume=True)
+
+
+def test_a_folder_with_other_files_is_no_run(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    RunDir(tmp_path).create(resume=False)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_below_a_file_is_refused_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    run = RunDir(tmp_path / "file" / "run")
+    assert refusal(RecipeError, run.create, resume=False) == (
+        f"--run-dir: {run.path} cannot be made: Not a directory (name another)"
+    )
+
+
+def test_a_folder_in_an_unwritable_one_is_refused_in_one_line(tmp_path, monkeypatch):
+    """The superuser may write anywhere, so the system's answer is put in its mouth."""
+
+    def denied(path, mode=0o777, parents=False, exist_ok=False):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    run = RunDir(tmp_path / "run")
+    assert refusal(RecipeError, run.create, resume=False) == (
+        f"--run-dir: {run.path} cannot be made: Permission denied (name another)"
+    )
+
+
+def test_a_name_too_long_for_the_system_is_refused_in_one_line(tmp_path):
+    run = RunDir(tmp_path / ("x" * 300))
+    assert refusal(RecipeError, run.create, resume=False) == (
+        f"--run-dir: {run.path} cannot be read: File name too long (name another)"
+    )
+
+
+def test_json_is_written_indented_and_atomically(tmp_path):
+    RunDir(tmp_path).write_json("plan.json", {"steps": 3})
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    assert json.loads((tmp_path / "plan.json").read_text()) == {"steps": 3}
+
+
+def test_a_result_reads_back_equal(tmp_path, result):
+    run = RunDir(tmp_path)
+    run.write_result(result)
+    assert run.read_result() == result
+
+
+def test_a_missing_result_says_how_to_continue(tmp_path):
+    assert refusal(PacelineError, RunDir(tmp_path).read_result) == (
+        f"{tmp_path}/result.json: the run has not finished (continue it with --resume)"
+    )
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b'{"steps": 3}', b"\xff\xfe", b"null", b'{"a":\n\n"b"}'])
+def test_a_result_that_cannot_be_understood_is_refused_in_one_line(tmp_path, garbage):
+    (tmp_path / "result.json").write_bytes(garbage)
+    message = refusal(PacelineError, RunDir(tmp_path).read_result)
+    assert message.startswith(f"{tmp_path}/result.json: is not a result: ")
+    assert message.endswith(" (run it again)")
+
+
+def test_a_result_that_cannot_be_opened_is_refused_in_one_line(tmp_path):
+    (tmp_path / "result.json").mkdir()
+    assert refusal(PacelineError, RunDir(tmp_path).read_result) == (
+        f"{tmp_path}/result.json: cannot be read: Is a directory (name another run)"
+    )
+
+
+def test_records_are_read_without_a_last_line_that_was_cut_off(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    assert list(read_lines(path)) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_file_that_is_not_there_has_no_records(tmp_path):
+    assert list(read_lines(tmp_path / "steps.jsonl")) == []

@@ -1,0 +1,98 @@
+"""`core.units`: durations as people write them, their text, and the steps they amount to."""
+
+from typing import get_args
+
+import pytest
+
+from paceline.core.units import SECONDS, Duration, Unit, count
+
+UNITS = get_args(Unit)
+BAD = [
+    "", " ", "5", "ep", "5 epochs", "5EP", "5m", "-5ep", "+5ep", ".5ep", "5.ep", "1e3st", "5ep5", "5ep 3st", "infep",
+    "nanep", "5,000img", "5_000st", "9" * 400 + "st", "\x005ep", None, 5, 5.0, True, ["5ep"], {"value": 5},
+]  # fmt: skip
+
+
+def test_there_are_the_seven_units_of_the_manual():
+    assert UNITS == ("ep", "st", "img", "%", "s", "min", "h")
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(("text", "value"), [("5", 5.0), ("0", 0.0), ("0.5", 0.5), ("1234567", 1234567.0)])
+def test_parse_reads_a_number_and_a_unit(text, value, unit):
+    assert Duration.parse(text + unit) == Duration(value, unit)
+
+
+@pytest.mark.parametrize("text", ["5ep", " 5ep", "5ep\n", "5 ep", "5  ep", "5.0ep", "05ep"])
+def test_parse_ignores_space_and_needless_digits(text):
+    assert Duration.parse(text) == Duration(5.0, "ep")
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_parse_refuses_anything_else_and_says_what_to_write(text):
+    with pytest.raises(ValueError, match="is not a duration") as caught:
+        Duration.parse(text)
+    expected = f"{text!r} is not a duration (write 5ep, 500st, 50000img, 10%, 90s, 30min or 2h)"
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (Duration(5, "ep"), "5ep"),
+        (Duration(5.0, "ep"), "5ep"),
+        (Duration(0.5, "%"), "0.5%"),
+        (Duration(10, "st"), "10st"),
+        (Duration(1e6, "img"), "1000000img"),
+        (Duration(1e20, "img"), "100000000000000000000img"),
+    ],
+)
+def test_text_is_as_short_as_a_person_would_write_it(duration, text):
+    assert str(duration) == text
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(
+    "value", [0.0, 1.0, 0.1, 1 / 3, 33.33333, 100_000.5, 1_234_567.5, 999_999.9, 1e-5, 2.0**53, 1e22, 1e-300]
+)
+def test_text_reads_back_to_an_equal_duration(value, unit):
+    """A run is resumed from the text in its recipe.yaml, so a rounded digit would be another recipe."""
+    assert Duration.parse(str(Duration(value, unit))) == Duration(value, unit)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("3ep", 60), ("0.5ep", 10), ("0ep", 0), ("7st", 7), ("6400img", 100), ("96img", 2), ("10%", 20), ("100%", 200),
+        ("0.2%", 0), ("0.03ep", 1),
+    ],
+)  # fmt: skip
+def test_steps_of_every_amount_of_training_are_the_nearest_whole_number(text, steps):
+    assert Duration.parse(text).steps(steps_per_epoch=20, batch_size=64, total_steps=200) == steps
+
+
+def test_every_unit_is_either_time_or_has_steps():
+    amounts = [unit for unit in UNITS if not Duration(1, unit).is_time]
+    assert amounts == ["ep", "st", "img", "%"]
+    for unit in amounts:
+        assert isinstance(Duration(1, unit).steps(steps_per_epoch=20, batch_size=64, total_steps=200), int)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("1.5min", 90.0), ("2h", 7200.0), ("0s", 0.0)])
+def test_seconds_of_every_time_unit(text, seconds):
+    assert Duration.parse(text).is_time
+    assert Duration.parse(text).seconds == seconds
+
+
+@pytest.mark.parametrize("unit", SECONDS)
+def test_asking_time_for_its_steps_is_a_bug_of_ours(unit):
+    with pytest.raises(AssertionError, match=f"1{unit} has no number of steps"):
+        Duration(1, unit).steps(steps_per_epoch=20, batch_size=64, total_steps=200)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 steps"), (1, "1 step"), (1.0, "1 step"), (2, "2 steps"), (1.5, "1.5 steps"), (1234, "1,234 steps")],
+)
+def test_count_puts_a_noun_into_the_plural(number, text):
+    assert count(number, "step") == text

@@ -1,0 +1,103 @@
+"""`recipe.patch`: KEY=VALUE words as one nested mapping."""
+
+import pytest
+
+from paceline.recipe.patch import Patch
+
+
+def values(*words: str) -> dict:
+    return Patch.parse(list(words)).values()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3), ("5.0e-4", 5e-4), ("1e3", 1000.0), ("3", 3), ("-3", -3), ("0x1F", 31), ("012", 12),
+        ("true", True), ("false", False), ("", None), ("null", None), ("~", None),
+        ("on", "on"), ("off", "off"), ("yes", "yes"), ("auto", "auto"), ("5ep", "5ep"), ("30%", "30%"),
+        ("'3'", "3"), ("~/photos", "~/photos"), ("a=b", "a=b"), ("==", "=="), ("a b", "a b"),
+        ("/data/a=b/~c", "/data/a=b/~c"), ("timm:resnet18", "timm:resnet18"), ("été", "été"),
+        ("[flip]", ["flip"]), ("[]", []), ("[1e-3, x]", [1e-3, "x"]),
+        ("[flip, {name: pad_crop, padding: 2}]", ["flip", {"name": "pad_crop", "padding": 2}]),
+        ("{top1: 0.9}", {"top1": 0.9}), ("{}", {}),
+    ],
+)  # fmt: skip
+def test_a_value_is_yaml(text, value):
+    read = values(f"key={text}")["key"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_dots_make_sections():
+    assert values("optim.lr=1", "optim.name=adam", "seed=2", "data.source.name=folder") == {
+        "optim": {"lr": 1, "name": "adam"},
+        "seed": 2,
+        "data": {"source": {"name": "folder"}},
+    }
+
+
+def test_of_two_assignments_to_one_path_the_later_wins():
+    assert values("seed=1", "seed=2") == {"seed": 2}
+
+
+@pytest.mark.parametrize("words", [("optim.lr=1", "optim={name: adam}"), ("optim={name: adam}", "optim.lr=1")])
+def test_a_mapping_and_a_field_of_it_are_laid_together(words):
+    assert values(*words) == {"optim": {"lr": 1, "name": "adam"}}
+
+
+def test_a_switch_may_be_thrown_after_its_fields_were_set():
+    assert values("train.stop.top1=0.9", "train.stop=off") == {"train": {"stop": "off"}}
+
+
+def test_no_words_make_an_empty_patch():
+    assert values() == {}
+    assert Patch.parse([]) == Patch()
+
+
+def test_a_patch_is_a_value_that_using_it_does_not_change():
+    words = ["optim={name: adam}", "optim.lr=1", "data.augment=[{name: flip}]"]
+    patch = Patch.parse(words)
+    first = patch.values()
+    first["optim"]["extra"] = 1
+    assert patch == Patch.parse(words)
+    assert patch.values() == values(*words)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["", "seed", "=3", "Seed=3", "a..b=3", ".a=3", "a.=3", "a b=3", "a-b=3", "--a=3", "1x=3", "a[0]=3", "ü=3"],
+)
+def test_a_word_that_is_no_assignment_is_refused(refusal, word):
+    assert refusal(Patch.parse, [word]) == f"{word!r}: is not an override (write KEY=VALUE, such as optim.lr=0.4)"
+
+
+def test_a_field_of_what_was_just_set_to_a_value_is_refused(refusal):
+    assert refusal(values, "optim=x", "optim.lr=3") == (
+        "optim.lr: optim was just set to 'x', so it has no fields (drop one)"
+    )
+    assert refusal(values, "data.source=x", "data.source.root.deep=3") == (
+        "data.source.root.deep: source was just set to 'x', so it has no fields (drop one)"
+    )
+
+
+PLAIN = "not allowed in a recipe (write a plain value)"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("*x", f"optim.lr:1: anchors and aliases are {PLAIN}"),
+        ("!!float 3", f"optim.lr:1: tag tag:yaml.org,2002:float is {PLAIN}"),
+        ("[1", "optim.lr:1: expected ',' or ']', but got '<stream end>' (mend the YAML)"),
+        ("{a: 1, a: 2}", 'optim.lr:1: found duplicate key "a" with value "2" (original value: "1") (mend the YAML)'),
+        ("{1: 2}", "optim.lr:1: key 1 is not a word (mend it)"),
+        ("\x07", "optim.lr:1: '\\x07' is not allowed in YAML (take it out)"),
+        ("\udcff", "optim.lr:1: '\\udcff' is not allowed in YAML (take it out)"),
+        (
+            "2026-11-21",
+            "optim.lr: datetime.date(2026, 11, 21) is a date, which a recipe has no use for (write a number or text)",
+        ),
+    ],
+)
+def test_a_value_that_is_no_plain_yaml_is_refused_naming_the_field(refusal, text, message):
+    assert refusal(Patch.parse, [f"optim.lr={text}"]) == message

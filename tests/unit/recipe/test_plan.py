@@ -1,0 +1,256 @@
+"""`recipe.plan`: the integers of a run, and every way in which they do not come out."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.dataset import DatasetInfo
+from paceline.core.errors import DataError
+from paceline.core.units import Duration
+from paceline.recipe.plan import Plan, divide_batch, lr_factor, lr_sentence
+
+TRAIN = DatasetInfo("toy", "train", 1000, ("a", "b", "c"), 1, (28, 28), (0.5,), (0.25,))
+VAL = replace(TRAIN, split="val", num_images=100)
+
+
+@pytest.fixture
+def plan(resolve):
+    """Return a function that plans the smallest recipe with overrides over it, for a world and a data set."""
+
+    def derive(*words: str, world_size: int = 1, train: DatasetInfo = TRAIN, val: DatasetInfo = VAL) -> Plan:
+        return Plan.derive(resolve(*words).recipe, world_size, train, val)
+
+    return derive
+
+
+def test_every_integer_of_a_worked_example(plan):
+    """4 ranks x 2 micro-batches of 12 are 96; 1,000 images are 10 such steps and 40 left over; 2.5 epochs are 25."""
+    words = ["data.batch_size=96", "train.accumulate=2", "train.epochs=2.5", "train.eval_every=1ep"]
+    words += ["checkpoint.every=20%", "log.every=200img", "optim.lr=0.1", "optim.lr_scaling=linear"]
+    words += ["optim.base_batch_size=24", "schedule.warmup=1ep"]
+    assert plan(*words, world_size=4) == Plan(
+        world_size=4,
+        batch_size=96,
+        rank_batch=24,
+        micro_batch=12,
+        eval_batch=24,
+        train_images=1000,
+        val_images=100,
+        num_classes=3,
+        channels=1,
+        image_size=28,
+        steps_per_epoch=10,
+        dropped_images=40,
+        total_steps=25,
+        eval_every=10,
+        checkpoint_every=5,
+        log_every=2,
+        peak_lr=0.4,
+        lr_sentence="0.1 at 24 -> 0.4 at 96, linear, 1 epoch of warm-up",
+    )
+
+
+def test_a_plan_is_json(plan):
+    """JSON has no tuples, so the notes come back as a list."""
+    derived = plan(val=replace(VAL, notes=("2 files left out",)))
+    values = derived.to_dict()
+    assert json.loads(json.dumps(values)) == {**values, "notes": list(derived.notes)}
+    assert Plan(**values) == derived
+
+
+def test_a_plan_passes_on_what_each_split_wants_a_user_to_know(plan):
+    train, val = replace(TRAIN, notes=("x", "y")), replace(VAL, notes=("z",))
+    assert plan(train=train, val=val).notes == ("train: x", "train: y", "val: z")
+    assert plan().notes == ()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_the_world_changes_what_a_rank_does_and_nothing_of_the_experiment(plan, world_size):
+    alone, together = plan(), plan(world_size=world_size)
+    assert together.rank_batch * world_size == alone.rank_batch
+    shared = {"world_size": 1, "rank_batch": 128, "micro_batch": 128, "eval_batch": 256}
+    assert replace(together, **shared) == alone
+
+
+@pytest.mark.parametrize(("setting", "eval_batch"), [("auto", 32), ("100", 100)])
+def test_a_rank_evaluates_twice_what_it_trains_at_once_or_what_it_is_told(plan, setting, eval_batch):
+    words = ["data.batch_size=64", "train.accumulate=2", f"data.eval_batch_size={setting}"]
+    assert plan(*words, world_size=2).eval_batch == eval_batch
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        (["train.epochs=1"], 10), (["train.epochs=3"], 30), (["train.epochs=0.25"], 2), (["train.epochs=0.26"], 3),
+        (["train.epochs=0.001"], 1), (["train.steps=1"], 1), (["train.steps=777"], 777),
+    ],
+)  # fmt: skip
+def test_the_length_of_a_run_is_steps_given_or_epochs_to_the_nearest_step(plan, words, steps):
+    assert plan("data.batch_size=100", *words).total_steps == steps
+
+
+CADENCES = [
+    ("1st", 1), ("7st", 7), ("1ep", 10), ("0.5ep", 5), ("2ep", 20), ("10%", 4), ("100%", 40),
+    ("300img", 3), ("149img", 1), ("1img", 1), ("0.001%", 1), ("1000ep", 10_000),
+]  # fmt: skip
+CADENCE_FIELDS = {"train.eval_every": "eval_every", "checkpoint.every": "checkpoint_every", "log.every": "log_every"}
+
+
+@pytest.mark.parametrize(("text", "steps"), CADENCES)
+@pytest.mark.parametrize("field", CADENCE_FIELDS)
+def test_a_cadence_is_the_nearest_number_of_steps_and_at_least_one(plan, field, text, steps):
+    derived = plan("data.batch_size=100", "train.epochs=4", f"{field}={text}")
+    assert getattr(derived, CADENCE_FIELDS[field]) == steps
+
+
+@pytest.mark.parametrize("field", ["train.eval_every", "checkpoint.every"])
+def test_a_cadence_that_is_off_is_never(plan, field):
+    assert getattr(plan(f"{field}=off"), CADENCE_FIELDS[field]) == 0
+
+
+def test_a_plan_counts_the_steps_of_a_duration_and_the_epoch_of_a_step(plan):
+    derived = plan("data.batch_size=100", "train.epochs=4")
+    durations = [Duration(2, "ep"), Duration(25, "%"), Duration(3, "st"), Duration(450, "img"), Duration(0, "st")]
+    assert [derived.steps(duration) for duration in durations] == [20, 10, 3, 4, 0]
+    assert [derived.epoch_of(step) for step in (0, 9, 10, 39)] == [0, 0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("size", "setting", "image_size"),
+    [((28, 28), "auto", 28), (None, "auto", 224), (None, "96", 96), ((28, 28), "32", 32), ((20, 30), "32", 32)],
+)
+def test_the_image_size_is_the_one_asked_for_or_the_sets_own_or_224(plan, size, setting, image_size):
+    info = replace(TRAIN, image_size=size)
+    assert plan(f"data.image_size={setting}", train=info).image_size == image_size
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "ranks", "accumulate", "message"),
+    [
+        (500, 8, 1, "500 does not divide over 8 ranks (try 504)"),
+        (100, 3, 1, "100 does not divide over 3 ranks (try 99)"),
+        (101, 3, 1, "101 does not divide over 3 ranks (try 102)"),
+        (1, 4, 1, "1 does not divide over 4 ranks (try 4)"),
+        (5, 1, 2, "5 does not divide over 1 rank x 2 micro-batches (try 6)"),
+        (100, 8, 3, "100 does not divide over 8 ranks x 3 micro-batches (try 96)"),
+        (1, 1024, 2, "1 does not divide over 1,024 ranks x 2 micro-batches (try 2048)"),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(
+    resolve, refusal, batch_size, ranks, accumulate, message
+):
+    recipe = resolve(f"data.batch_size={batch_size}", f"train.accumulate={accumulate}").recipe
+    assert refusal(divide_batch, recipe, ranks) == f"data.batch_size: {message}"
+    assert refusal(Plan.derive, recipe, ranks, TRAIN, VAL) == f"data.batch_size: {message}"
+
+
+def test_the_batch_that_is_proposed_divides_and_none_is_nearer(resolve, refusal):
+    refused = 0
+    for batch_size in range(1, 40):
+        for ranks in (2, 3, 8):
+            recipe = resolve(f"data.batch_size={batch_size}").recipe
+            if batch_size % ranks == 0:
+                assert divide_batch(recipe, ranks) == batch_size // ranks
+                continue
+            refused += 1
+            proposed = int(refusal(divide_batch, recipe, ranks).rpartition("try ")[2].rstrip(")"))
+            nearest = min(abs(batch_size - candidate) for candidate in range(ranks, 80, ranks))
+            assert (proposed % ranks, abs(batch_size - proposed)) == (0, nearest)
+    assert refused > 50
+
+
+@pytest.mark.parametrize(
+    ("ranks", "num_images", "fix"),
+    [
+        (1, 100, "try 100"),
+        (8, 100, "try 96"),
+        (1, 127, "try 127"),
+        (8, 5, "add images, or use fewer ranks"),
+        (1, 0, "add images, or use fewer ranks"),
+    ],
+)
+def test_a_batch_of_more_images_than_there_are_is_refused_with_one_that_fits(plan, refusal, ranks, num_images, fix):
+    assert refusal(plan, world_size=ranks, train=replace(TRAIN, num_images=num_images)) == (
+        f"data.batch_size: 128 is more than the {num_images} training images ({fix})"
+    )
+
+
+def test_a_batch_of_all_images_is_one_step_an_epoch(plan):
+    derived = plan(train=replace(TRAIN, num_images=128))
+    assert (derived.steps_per_epoch, derived.dropped_images) == (1, 0)
+
+
+def test_an_empty_validation_split_is_refused_unless_nothing_is_evaluated(plan):
+    nothing = replace(VAL, num_images=0)
+    with pytest.raises(DataError) as caught:
+        plan(val=nothing)
+    assert str(caught.value) == (
+        "data.source: the validation split is empty (set train.eval_every=off or name another)"
+    )
+    assert plan("train.eval_every=off", val=nothing).val_images == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "channels", "message"),
+    [
+        ("data.mean=[0.5]", 3, "data.mean: [0.5] does not fit 3 channels (give 3 numbers)"),
+        ("data.std=[0.5, 0.5, 0.5]", 1, "data.std: [0.5, 0.5, 0.5] does not fit 1 channel (give 1 number)"),
+        ("data.mean=[]", 1, "data.mean: [] does not fit 1 channel (give 1 number)"),
+    ],
+)
+def test_statistics_of_another_number_of_channels_are_refused(plan, refusal, word, channels, message):
+    assert refusal(plan, word, train=replace(TRAIN, channels=channels)) == message
+
+
+def test_images_that_are_not_square_need_a_size(plan, refusal):
+    """The data set says (height, width); people say width x height."""
+    assert refusal(plan, train=replace(TRAIN, image_size=(20, 30))) == (
+        "data.image_size: the images are 30x20, not square (set data.image_size)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("scaling", "batch_size", "factor"),
+    [
+        ("linear", 128, 1.0), ("linear", 2048, 16.0), ("linear", 64, 0.5),
+        ("sqrt", 128, 1.0), ("sqrt", 2048, 4.0), ("sqrt", 64, math.sqrt(0.5)),
+    ],
+)  # fmt: skip
+def test_the_learning_rate_follows_the_batch_size(resolve, scaling, batch_size, factor):
+    words = [f"optim.lr_scaling={scaling}", "optim.base_batch_size=128", f"data.batch_size={batch_size}"]
+    assert lr_factor(resolve(*words).recipe) == factor
+
+
+def test_the_learning_rate_stays_where_it_is_not_scaled(resolve):
+    assert lr_factor(resolve("data.batch_size=2048").recipe) == 1.0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 16])
+def test_the_peak_does_not_depend_on_the_number_of_ranks(plan, ranks):
+    words = ["optim.lr=0.1", "optim.lr_scaling=sqrt", "optim.base_batch_size=32", "data.batch_size=128"]
+    assert plan(*words, world_size=ranks).peak_lr == 0.2
+
+
+SQRT = ["optim.lr=0.1", "optim.lr_scaling=sqrt", "optim.base_batch_size=128", "data.batch_size=2048"]
+LINEAR = ["optim.lr=0.1", "optim.lr_scaling=linear", "optim.base_batch_size=256", "data.batch_size=96"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([*SQRT, "schedule.warmup=16ep"], "0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up"),
+        ([*SQRT, "schedule.warmup=1ep"], "0.1 at 128 -> 0.4 at 2048, sqrt, 1 epoch of warm-up"),
+        ([*LINEAR, "schedule.warmup=500st"], "0.1 at 256 -> 0.0375 at 96, linear, 500 steps of warm-up"),
+        ([*LINEAR, "schedule.warmup=50000img"], "0.1 at 256 -> 0.0375 at 96, linear, 50,000 images of warm-up"),
+        ([*LINEAR, "schedule.warmup=2.5%"], "0.1 at 256 -> 0.0375 at 96, linear, 2.5 % of the run of warm-up"),
+        (["optim.lr=0.1"], "0.1 at 128, not scaled, no warm-up"),
+        (["optim.lr=1e-5", "schedule.warmup=0.5ep"], "1e-05 at 128, not scaled, 0.5 epochs of warm-up"),
+        (["schedule.name=one_cycle"], "0.1 at 128, not scaled, rising for 30 % of the run"),
+        ([*SQRT, "schedule={name: one_cycle, peak_at: 5ep}"], "0.1 at 128 -> 0.4 at 2048, sqrt, rising for 5 epochs"),
+    ],
+)
+def test_the_decision_about_the_learning_rate_is_one_sentence(resolve, words, sentence):
+    recipe = resolve(*words).recipe
+    assert lr_sentence(recipe, recipe.optim.lr * lr_factor(recipe)) == sentence

@@ -1,0 +1,180 @@
+"""`recipe.schema`: documented, frozen, with valid defaults; its JSON schema and its hash can be relied on."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.recipe.load import load, preset_names
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.section import Section
+from paceline.recipe.yamlfile import read_text
+
+SCHEMA: dict[str, Any] = Recipe.model_json_schema()
+SECTIONS: dict[str, dict[str, Any]] = {"Recipe": SCHEMA, **SCHEMA["$defs"]}
+FIELDS = {f"{name}.{key}": node for name, section in SECTIONS.items() for key, node in section["properties"].items()}
+
+TYPES: dict[str, Any] = {
+    "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool,
+}  # fmt: skip
+BOUNDS: dict[str, Any] = {
+    "minimum": lambda value, bound: value >= bound,
+    "maximum": lambda value, bound: value <= bound,
+    "exclusiveMinimum": lambda value, bound: value > bound,
+    "exclusiveMaximum": lambda value, bound: value < bound,
+    "minItems": lambda value, bound: len(value) >= bound,
+    "maxItems": lambda value, bound: len(value) <= bound,
+    "pattern": lambda value, bound: re.search(bound, value) is not None,
+    "const": lambda value, bound: value == bound,
+    "enum": lambda value, bound: value in bound,
+    "anyOf": lambda value, options: any(fits(value, option) for option in options),
+    "oneOf": lambda value, options: sum(fits(value, option) for option in options) == 1,
+    "$ref": lambda value, name: fits(value, SECTIONS[name.rpartition("/")[2]]),
+    "items": lambda value, node: all(fits(item, node) for item in value),
+    "prefixItems": lambda value, nodes: all(fits(item, node) for item, node in zip(value, nodes, strict=False)),
+    "required": lambda value, keys: set(keys) <= set(value),
+    "properties": lambda value, nodes: all(fits(value[key], node) for key, node in nodes.items() if key in value),
+}
+SILENT = {"$defs", "title", "description", "default", "discriminator", "type", "additionalProperties"}
+
+
+def fits(value: object, node: dict[str, Any]) -> bool:
+    """Say whether `value` is valid under JSON schema `node`; knows the keywords that a recipe's schema uses."""
+    assert set(node) <= set(BOUNDS) | SILENT, f"teach this test {set(node) - set(BOUNDS) - SILENT}"
+    if "type" in node:
+        is_truth = isinstance(value, bool)
+        if not isinstance(value, TYPES[node["type"]]) or is_truth != (node["type"] == "boolean"):
+            return False
+    if node.get("additionalProperties") is False and not set(value) <= set(node["properties"]):  # type: ignore[call-overload]
+        return False
+    return all(check(value, node[keyword]) for keyword, check in BOUNDS.items() if keyword in node)
+
+
+def sections(value: object):
+    """Yield every section in a recipe."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from sections(item)
+    if isinstance(value, Section):
+        yield value
+        for name in type(value).model_fields:
+            yield from sections(getattr(value, name))
+
+
+def test_every_field_of_every_section_is_documented():
+    """`name` is: its section's docstring says what choosing it means. A `$ref` is described by its section."""
+    documented = {path for path, node in FIELDS.items() if len(node.get("description", "")) > 8 or "$ref" in node}
+    names = {path for path, node in FIELDS.items() if "const" in node}
+    assert len(documented) > 60
+    assert set(FIELDS) - documented - names == set()
+
+
+def test_every_section_is_documented():
+    described = [name for name, section in SECTIONS.items() if len(section.get("description", "")) > 8]
+    assert len(described) > 20
+    assert described == list(SECTIONS)
+
+
+def test_every_section_refuses_unknown_keys():
+    assert [name for name, section in SECTIONS.items() if section["additionalProperties"] is not False] == []
+
+
+def test_every_default_is_valid():
+    defaults = {path: node for path, node in FIELDS.items() if "default" in node}
+    assert len(defaults) > 60
+    assert [path for path, node in defaults.items() if not fits(node["default"], node)] == []
+
+
+def test_only_what_cannot_be_guessed_is_required():
+    required = {f"{name}.{key}" for name, section in SECTIONS.items() for key in section.get("required", [])}
+    assert required == {"Recipe.train", "Stop.top1", "Step.milestones", "Manifest.train", "Manifest.val"}
+
+
+def test_every_section_of_a_recipe_is_frozen(resolve):
+    words = ["train.stop.top1=0.9", "data.augment=[flip, rotate]"]
+    found = list(sections(resolve(*words).recipe))
+    assert len(found) == 14
+    for section in found:
+        for name in type(section).model_fields:
+            with pytest.raises(ValidationError, match="frozen"):
+                setattr(section, name, getattr(section, name))
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_the_json_schema_takes_every_preset_as_written_and_as_resolved(name):
+    loaded = load(name)
+    assert fits(loaded.stack.values, SCHEMA)
+    assert fits(loaded.recipe.to_dict(), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data: {augment: [flip, {name: pad_crop, padding: 2}], mean: [0.5], workers: 0}",
+        "optim: {name: adam, betas: [0.9, 0.99]}\nschedule: {name: step, milestones: [30%, 2ep]}",
+        "train: {steps: 5, stop: {top1: 0.9}, eval_every: 100img}\ncheckpoint: {every: off}",
+    ],
+)
+def test_the_json_schema_takes_a_recipe_that_loads(resolve, text):
+    loaded = resolve(text=text if "train:" in text else f"{text}\ntrain: {{epochs: 1}}\n")
+    assert fits(loaded.stack.values, SCHEMA)
+    assert fits(loaded.recipe.to_dict(), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sed: 1", "seed: x", "seed: -1", "seed: 1.5", "optim: {name: sdg}", "optim: {name: adam, momentum: 0.9}",
+        "data: {augment: [flipp]}", "data: {augment: [{name: flip, p: 2}]}", "data: {workers: -1}",
+        "train: {epochs: 1, eval_every: 30min}", "train: {epochs: 1, stop: on}", "train: {epochs: 1, stop: {}}",
+        "optim: {name: adam, betas: [0.9]}", "parallel: {timeout: 3ep}", "schedule: {name: step, milestones: []}",
+    ],
+)  # fmt: skip
+def test_the_json_schema_refuses_what_does_not_load(text):
+    values = {"train": {"epochs": 1}, **read_text(text, "r.yaml").values}
+    assert fits({"train": {"epochs": 1}}, SCHEMA)
+    assert not fits(values, SCHEMA)
+
+
+def test_the_json_schema_is_json():
+    assert json.loads(json.dumps(SCHEMA)) == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("train: {epochs: 2}", "train: {epochs: 2.0}"),
+        ("train: {epochs: 2, eval_every: 1ep}", "train: {eval_every: '1.0 ep', epochs: 2}"),
+        ("train: {epochs: 2}\nseed: 0", "train: {epochs: 2}"),
+        ("train: {epochs: 2}\noptim: {lr: 0.1}", "optim: {lr: 1e-1, name: sgd}\ntrain: {epochs: 2}"),
+        ("train: {epochs: 2}\ndata: {augment: [flip]}", "train: {epochs: 2}\ndata: {augment: [{p: 0.5, name: flip}]}"),
+    ],
+)
+def test_recipes_that_mean_the_same_are_equal_with_equal_hashes(resolve, one, other):
+    first, second = resolve(text=one).recipe, resolve(text=other).recipe
+    assert first == second
+    assert first.hash == second.hash
+
+
+def test_recipes_that_differ_anywhere_have_different_hashes(resolve):
+    changes = [
+        [], ["seed=1"], ["data.batch_size=64"], ["data.workers=0"], ["data.mean=[0.5]"], ["data.mean=[0.25]"],
+        ["data.source.name=synthetic"], ["data.source={name: synthetic, num_images: 8}"], ["data.augment=[flip]"],
+        ["data.augment=[flip, rotate]"], ["data.augment=[rotate, flip]"], ["data.augment=[{name: flip, p: 0.25}]"],
+        ["model.name=resnet50_cifar"], ["model.width=0.5"], ["optim.lr=0.2"], ["optim.lr=0.2000001"],
+        ["optim.name=adam"], ["optim.name=adamw"], ["schedule.name=cosine"], ["schedule.warmup=5ep"],
+        ["schedule.warmup=5st"], ["schedule.warmup=33.333%"], ["schedule.warmup=33.333333%"], ["train.epochs=2"],
+        ["train.steps=1"], ["train.stop.top1=0.5"], ["train.precision=bf16"], ["parallel.device=cpu"],
+        ["checkpoint.every=off"], ["measure.clock=off"], ["log.every=1st"], ["log.samples=true"],
+    ]  # fmt: skip
+    hashes = [resolve(*words).recipe.hash for words in changes]
+    assert len(set(hashes)) == len(hashes) == 32
+    assert all(re.fullmatch("[0-9a-f]{12}", each) for each in hashes)
+
+
+def test_the_name_of_a_variant_is_written_first(resolve):
+    values = resolve("data.augment=[{p: 0.25, name: flip}]").recipe.to_dict()
+    variants = [values["optim"], values["schedule"], values["data"]["source"], values["data"]["augment"][0]]
+    assert [next(iter(variant)) for variant in variants] == ["name"] * 4
