@@ -10,6 +10,18 @@ from paceline.core.errors import near_miss
 from paceline.core.units import count
 from paceline.recipe.schema import Recipe
 
+_PLAIN = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+}
+
 
 def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
     """Return (dotted path, message) of the first field in `error`; `values` is what was validated."""
@@ -79,8 +91,9 @@ def _wanted(detail: ErrorDetails) -> str:
     """Return what one branch of a union would have taken."""
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"]).rpartition("(")[2].rstrip(")")
-    text = detail["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    return text.partition(", unable to parse")[0]
+    if detail["type"] in _PLAIN:
+        return _PLAIN[detail["type"]]
+    return detail["msg"].removeprefix("Input should be ").removeprefix("a valid ")
 
 
 def _shown(value: object) -> str:

@@ -137,7 +137,7 @@ def test_an_item_of_a_list_comes_from_where_the_list_does(write):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("optim:\n  lr: x\n", "r.yaml:2: optim.lr: 'x' should be number"),
+        ("optim:\n  lr: x\n", "r.yaml:2: optim.lr: 'x' should be a number"),
         ("data:\n  std:\n  - 1\n  - -1\n", "r.yaml:2: data.std[1]: -1 should be greater than 0"),
         ("optim:\n\n  momentun: 1\n", "r.yaml:3: optim.momentun: is not a field (did you mean 'momentum'?)"),
         ("optim:\n", "r.yaml:1: optim: None is a value where a section is needed (set a field below it)"),
@@ -158,7 +158,7 @@ def test_a_bad_value_in_a_base_names_the_base(presets, write, refusal):
 
 def test_a_bad_override_names_the_field(write, refusal):
     name = write("train: {epochs: 1}\noptim: {lr: 1}\n")
-    assert refusal(load, name, Patch.parse(["optim.lr=x"])) == "optim.lr: 'x' should be number"
+    assert refusal(load, name, Patch.parse(["optim.lr=x"])) == "optim.lr: 'x' should be a number"
 
 
 def test_finding_a_recipe_does_not_read_it(write):

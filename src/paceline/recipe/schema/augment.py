@@ -1,8 +1,8 @@
 """Random changes to training images: one typed variant each, applied in the order listed in `data.augment`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, PositiveFloat
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, PositiveFloat, model_validator
 
 from paceline.recipe.schema.section import Section
 
@@ -54,6 +54,12 @@ class Affine(Section):
     """Smallest and largest zoom."""
     interpolation: Literal["nearest", "bilinear"] = "nearest"
     """How pixels between pixels are read."""
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Self:
+        if self.shear_degrees == 0 and self.scale == (1.0, 1.0):
+            raise ValueError("affine has no effect without shear or zoom (set shear_degrees or scale)")
+        return self
 
 
 class ColorJitter(Section):
