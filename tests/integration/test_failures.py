@@ -146,3 +146,56 @@ def wait_until_training(process, run: Path, ranks: int) -> list[psutil.Process]:
     by_rank = sorted(children, key=lambda child: int(child.environ()["RANK"]))
     assert len(by_rank) == ranks
     return by_rank
+
+
+BUGGY = """
+import os
+from paceline.train.engine import Trainer
+
+step = Trainer.train_step
+
+def train_step(self, batch, number):
+    if os.environ["RANK"] == "1" and number == 3:
+        raise RuntimeError("a bug on one rank")
+    return step(self, batch, number)
+
+Trainer.train_step = train_step
+from paceline.cli import main
+main()
+"""
+
+
+def test_a_bug_on_one_rank_is_shown_once_and_ends_all_ranks(paceline, tmp_path: Path) -> None:
+    (tmp_path / "buggy.py").write_text(BUGGY)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = ("train", "train.epochs=50", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
+    ranks = [
+        paceline.start(*words, program=("buggy",), RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=port)
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [1, 1]
+    assert said[0] == ""
+    assert said[1].startswith("Traceback") and said[1].count("a bug on one rank") == 3
+    assert said[1].splitlines()[-1] == "error: rank 1 of 2: RuntimeError: a bug on one rank"
+
+
+def test_a_rank_that_loses_a_silent_peer_says_so_in_one_line(paceline, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = ("train", "train.epochs=500", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
+    ranks = [paceline.start(*words, RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=port) for rank in range(2)]
+    steps = tmp_path / "run" / "steps.jsonl"
+    deadline = time.monotonic() + 120
+    while not (steps.exists() and steps.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ranks[1].kill()
+    killed = time.monotonic()
+    _, err = ranks[0].communicate(timeout=60)
+    ranks[1].communicate(timeout=60)
+    assert time.monotonic() - killed < 10
+    assert ranks[0].returncode == 1
+    assert len(err.splitlines()) == 1 and err.startswith("error: rank 0 of 2: another rank went away")

@@ -85,7 +85,7 @@ class FileSink:
     def evaluated(self, record: EvalRecord) -> None:
         """Append a line to `evals.jsonl` and a row to `metrics.csv`."""
         row = asdict(record)
-        row |= row.pop("result").model_dump()
+        row |= row.pop("result").model_dump(mode="json")
         _append(self._evals, row)
         self._rows.writerow(row)
         self._metrics.flush()
