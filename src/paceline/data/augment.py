@@ -65,8 +65,8 @@ class Flip:
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Return uint8 [N, C, H, W]."""
-        chosen = torch.from_numpy(draws[:, 0] < self.p)
-        return torch.where(chosen[:, None, None, None], images.flip(3), images)
+        chosen = torch.from_numpy(np.flatnonzero(draws[:, 0] < self.p))
+        return images.index_copy(0, chosen, images.index_select(0, chosen).flip(3))
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,22 @@ from paceline.data.loader import Batch
 
 
 class Placement:
-    """Copy batches to `device` as uint8, a quarter of the bytes of float32, and normalise them there."""
+    """Copy batches to `device` as uint8, a quarter of the bytes of float32, and normalise them there to `dtype`."""
 
     def __init__(
         self,
         device: torch.device,
+        dtype: torch.dtype,
         mean: tuple[float, ...],
         std: tuple[float, ...],
         memory_format: torch.memory_format,
     ) -> None:
         self._device = device
+        self._dtype = dtype
         self._memory_format = memory_format
         shape = (1, len(mean), 1, 1)
-        self._mean = torch.tensor(mean, device=device).mul_(255).view(shape)
-        self._scale = torch.tensor(std, device=device).mul_(255).reciprocal_().view(shape)
+        self._mean = torch.tensor(mean, device=device, dtype=dtype).mul_(255).view(shape)
+        self._scale = torch.tensor(std, device=device, dtype=dtype).mul_(255).reciprocal_().view(shape)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return (uint8 [N, C, H, W], int64 [N]) on the device; page-locked memory is copied without waiting."""
@@ -28,8 +30,8 @@ class Placement:
         return images, batch.labels.to(self._device, non_blocking=True)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Return float32 [N, C, H, W]: (pixels / 255 - mean) / std, per channel, in the model's memory format."""
-        floats = images.to(torch.float32, memory_format=self._memory_format)
+        """Return `dtype` [N, C, H, W]: (pixels / 255 - mean) / std, per channel, in the model's memory format."""
+        floats = images.to(self._dtype, memory_format=self._memory_format)
         return floats.sub_(self._mean).mul_(self._scale)
 
     def numbers(self, values: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class ArrayReader:
     def read(self, indices: Indices, draws: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
         """Return (uint8 [N, C, size, size], int64 [N])."""
         chosen = torch.from_numpy(indices)
-        images = self._images[chosen]
+        images = self._images.index_select(0, chosen)  # several times faster than indexing: measured on CIFAR-10
         if list(images.shape[-2:]) != self._size:
             images = F.resize(images, self._size, antialias=True)
         return images, self._labels[chosen]

@@ -26,6 +26,13 @@ def choose_device(section: Parallel, world: World) -> torch.device:
     return device
 
 
+def generators(device: torch.device) -> tuple[torch.Generator, ...]:
+    """Return the generators that torch draws from on this rank: the CPU's, and the GPU's where there is one."""
+    if device.type == "cuda":
+        return torch.default_generator, torch.cuda.default_generators[device.index]
+    return (torch.default_generator,)
+
+
 def usable_cores() -> int:
     """Return how many CPU cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

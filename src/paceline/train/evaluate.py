@@ -43,7 +43,7 @@ class Evaluator:
         images, labels = self.place(batch)
         with self.precision.autocast():
             logits = model(self.place.normalise(images))
-        logits = logits.float()
+        logits = logits.double()
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
         loss = functional.cross_entropy(logits, labels, reduction="sum")
         counted = torch.tensor(float(len(labels)), device=labels.device)

@@ -16,7 +16,7 @@ from paceline.parallel.strategy import Strategy
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.train.evaluate import Evaluator
-from paceline.train.precision import build_precision
+from paceline.train.precision import Precision, build_precision
 
 _MAX_WORKERS = 16
 
@@ -44,7 +44,7 @@ class Parts:
         """Return the model on the device, its weights drawn from the recipe's seed alone."""
         torch.manual_seed(self.recipe.seed)
         model = build_model(self.recipe.model, num_classes=self.plan.num_classes, channels=self.plan.channels)
-        model.to(self.device)
+        model.to(self.device, self.precision().dtype)
         return model.to(memory_format=self._memory_format)
 
     def placement(self) -> Placement:
@@ -52,7 +52,11 @@ class Parts:
         data, info = self.recipe.data, self.datasets.train.info
         mean = info.mean if data.mean == "auto" else data.mean
         std = info.std if data.std == "auto" else data.std
-        return Placement(self.device, mean, std, self._memory_format)
+        return Placement(self.device, self.precision().dtype, mean, std, self._memory_format)
+
+    def precision(self) -> Precision:
+        """Return the number format of a step."""
+        return build_precision(self.recipe.train.precision, self.device.type)
 
     def train_loader(self) -> Loader:
         """Return this rank's part of the exact order."""
@@ -69,7 +73,7 @@ class Parts:
             num_batches=shard.num_batches,
             num_images=plan.val_images,
             place=self.placement(),
-            precision=build_precision(self.recipe.train.precision, self.device.type),
+            precision=self.precision(),
             strategy=strategy,
         )
 

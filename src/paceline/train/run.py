@@ -17,7 +17,7 @@ from paceline.data.sources.build import build_datasets
 from paceline.measure import build_clock
 from paceline.measure.machine import describe_machine
 from paceline.measure.rate import Stopwatch
-from paceline.parallel.device import choose_device, set_threads
+from paceline.parallel.device import choose_device, generators, set_threads
 from paceline.parallel.group import Meeting, joined, meeting, once_a_node
 from paceline.parallel.strategy import build_strategy
 from paceline.recipe.plan import Plan
@@ -30,7 +30,6 @@ from paceline.train.logsink import LogSink, Sinks, build_sinks, build_trace
 from paceline.train.optim import build_optimizer
 from paceline.train.outcome import summarise
 from paceline.train.parts import Parts
-from paceline.train.precision import build_precision
 from paceline.train.resume import finished, open_rundir
 from paceline.train.schedule import Schedule, build_schedule
 from paceline.train.state import TrainState
@@ -107,7 +106,7 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, resume: bool
         criterion=nn.CrossEntropyLoss(label_smoothing=recipe.train.label_smoothing),
         optimizer=optimizer,
         schedule=schedule,
-        precision=build_precision(recipe.train.precision, parts.device.type),
+        precision=parts.precision(),
         strategy=strategy,
         place=parts.placement(),
         loader=parts.train_loader(),
@@ -118,7 +117,7 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, resume: bool
         journal=Journal(
             plan, strategy, schedule, sinks, build_trace(recipe.log, rundir, world.rank, state.step), watch
         ),
-        seed=StepSeed(recipe.seed, world.rank),
+        seed=StepSeed(recipe.seed, world.rank, generators(parts.device)),
         evaluation=Cadence(plan.eval_every, plan.total_steps),
         saving=Cadence(plan.checkpoint_every, plan.total_steps),
         accumulate=recipe.train.accumulate,

@@ -68,6 +68,12 @@ def test_bfloat16_trains_close_to_float32(tmp_path: Path) -> None:
     assert losses(half) != losses(full)
 
 
+def test_float64_differs_from_float32_by_rounding_alone(tmp_path: Path) -> None:
+    single, double = trained(tmp_path, "single"), trained(tmp_path, "double", "train.precision=fp64")
+    assert losses(double)[:3] == pytest.approx(losses(single)[:3], rel=1e-5)
+    assert losses(double) != losses(single)
+
+
 def test_evaluation_and_checkpoints_fall_on_their_cadence_and_on_the_end(tmp_path: Path) -> None:
     rundir = trained(tmp_path, "run", "train.eval_every=4st", "checkpoint.every=3st", "checkpoint.keep=9")
     assert [record["step"] for record in read_lines(rundir.evals)] == [4, 8, 10]
@@ -153,7 +159,7 @@ def test_evaluation_is_exact(batch: int) -> None:
     images = np.broadcast_to(np.arange(21, dtype=np.uint8)[:, None, None, None], (21, 4, 4, 1)).copy()
     shard = EvalShard(21, batch)
     loader = build_eval_loader(Data(), ArraySource(INFO, images, labels), shard, LoaderOptions(4, 0, pin_memory=False))
-    place = Placement(torch.device("cpu"), (0.5,), (0.25,), torch.contiguous_format)
+    place = Placement(torch.device("cpu"), torch.float32, (0.5,), (0.25,), torch.contiguous_format)
     evaluate = Evaluator(loader, shard.num_batches, 21, place, FullPrecision(), SingleDevice())
     result = evaluate(Table(logits))
     truth = torch.from_numpy(labels)
@@ -169,7 +175,7 @@ def test_a_cadence_of_zero_is_never_due() -> None:
 
 
 def test_normalisation_is_per_channel() -> None:
-    place = Placement(torch.device("cpu"), (0.1, 0.2, 0.3), (0.5, 0.25, 0.125), torch.channels_last)
+    place = Placement(torch.device("cpu"), torch.float32, (0.1, 0.2, 0.3), (0.5, 0.25, 0.125), torch.channels_last)
     images = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
     mean, std = torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1), torch.tensor([0.5, 0.25, 0.125]).view(1, 3, 1, 1)
     normalised = place.normalise(images)

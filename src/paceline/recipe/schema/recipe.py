@@ -74,8 +74,8 @@ class Train(Section):
     """Passes over the training split; `auto` when `steps` is given."""
     steps: PositiveInt | Auto = "auto"
     """Optimizer steps; `auto` when `epochs` is given."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """fp32, or bfloat16 autocast over fp32 weights."""
+    precision: Literal["fp64", "fp32", "bf16"] = "fp32"
+    """fp32, bfloat16 autocast over fp32 weights, or fp64 to tell rounding from a real difference."""
     accumulate: int = Field(1, ge=1)
     """Micro-batches a rank's share of the batch is split into."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
