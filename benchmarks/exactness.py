@@ -24,6 +24,7 @@ WORDS = (
     "optim.base_batch_size=auto",
     "optim.lr=0.01",
     "train.epochs=1",
+    "train.precision=fp64",
     "log.every=1st",
     "log.samples=true",
     "parallel.threads=1",
