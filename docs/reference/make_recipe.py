@@ -1,0 +1,166 @@
+"""Write `recipe.md` from the schema, so that the page cannot say anything else than the program does.
+
+Once a field has changed: .venv/bin/python docs/reference/make_recipe.py
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.models.zoo import MODEL_NAMES
+from paceline.recipe.schema import Recipe
+
+PAGE = Path(__file__).with_name("recipe.md")
+Node = dict[str, Any]
+_LOW = {"exclusiveMinimum": "(", "minimum": "["}
+_HIGH = {"exclusiveMaximum": ")", "maximum": "]"}
+
+_INTRODUCTION = """\
+# Recipe fields
+
+This page is written by [make_recipe.py](make_recipe.py) from the schema in `src/paceline/recipe/schema/`; a
+test fails when the two differ. `paceline recipes --schema` prints the same as a JSON schema, for editors.
+
+A recipe is a YAML 1.2 mapping. `extends: NAME` on its first level starts from a preset or another file.
+Unknown keys, duplicate keys, tags and anchors are errors. On the command line every field is `KEY=VALUE`,
+with its dotted path as the key: `optim.lr=0.4`, `data.augment=[pad_crop,flip]`.
+
+- A **duration** is a number and a unit: `5ep` (epochs), `500st` (optimizer steps), `50000img` (images) or
+  `10%` (of the run). A **time** is `90s`, `30min` or `2h`.
+- `data.source`, `optim` and `schedule` have variants. `name` chooses one, and with it which other fields
+  exist. Choosing another name drops the fields that were set for the one before.
+- An entry of `data.augment` is a name, or a mapping with a `name`: `{name: pad_crop, padding: 2}`.
+- `[a, b)` is a range that includes a and excludes b. "(to be set)" marks what has no default: a recipe says
+  either `train.epochs` or `train.steps`.
+"""
+
+
+class Schema:
+    """The JSON schema of a recipe, walked section by section."""
+
+    def __init__(self, schema: Node) -> None:
+        self._root = schema
+
+    def page(self) -> str:
+        """Return the whole page."""
+        return _INTRODUCTION + "".join(self._section("", self._root))
+
+    def _section(self, path: str, node: Node) -> Iterator[str]:
+        """Yield the parts of the section at `path`, and of all below it."""
+        heading = f"## {path}" if path else "## All sections"
+        yield f"\n{heading}\n"
+        if path and "description" in node:
+            yield f"\n{node['description']}\n"
+        yield "\n" + self._table(path, node)
+        if path == "model":
+            yield f"\nOur own networks: {_listed(MODEL_NAMES)}.\n"
+        for name, field in node["properties"].items():
+            below = f"{path}.{name}".lstrip(".")
+            variants = self._variants(field)
+            if variants:
+                yield from self._variant_sections(below, field, variants)
+            elif self._object(field):
+                yield from self._section(below, self._object(field))
+
+    def _variant_sections(self, path: str, field: Node, variants: dict[str, Node]) -> Iterator[str]:
+        yield f"\n## {path}\n\n{field['description']}\n"
+        for name, node in variants.items():
+            yield f"\n### {name}\n\n{node['description']}\n"
+            if len(node["properties"]) > 1:
+                yield "\n" + self._table(path, node)
+
+    def _table(self, path: str, node: Node) -> str:
+        """Return a table of the fields of `node`. The name of a variant is its heading, so it has no row."""
+        rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+        for name, field in node["properties"].items():
+            if name == "name" and "const" in field:
+                continue
+            below = f"{path}.{name}".lstrip(".")
+            default = self._default(field) if "default" in field else "(to be set)"
+            meaning = field.get("description") or self._object(field).get("description", "")
+            rows.append(
+                f"| `{name}` | {self._type(field, below)} | {default} | {meaning.replace('|', chr(92) + '|')} |"
+            )
+        return "\n".join(rows) + "\n"
+
+    def _resolved(self, node: Node) -> Node:
+        return self._root["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+
+    def _object(self, field: Node) -> Node:
+        """Return the section that `field` is, or may be; an empty one when it is a plain value."""
+        options = [self._resolved(option) for option in (field, *field.get("anyOf", []))]
+        return next((option for option in options if "properties" in option), {})
+
+    def _variants(self, field: Node) -> dict[str, Node]:
+        """Return the variants that `field`, or an item of it, may be, in the order of the schema."""
+        options = [field, *field.get("items", {}).get("anyOf", [])]
+        union: Node = next((option for option in options if "discriminator" in option), {"oneOf": []})
+        nodes = [self._resolved(option) for option in union["oneOf"]]
+        return {node["properties"]["name"]["const"]: node for node in nodes}
+
+    def _type(self, field: Node, path: str) -> str:
+        link = f"(#{path.replace('.', '')})"
+        if self._variants(field):
+            return f"[{'list' if 'items' in field else 'one'} of]{link} {_listed(self._variants(field))}"
+        if "anyOf" in field:
+            return " or ".join(self._type(option, path) for option in field["anyOf"])
+        field = self._resolved(field)
+        if "properties" in field:
+            return f"[section]{link}"
+        if "enum" in field or "const" in field:
+            return _listed(field.get("enum", [field.get("const")]))
+        if "pattern" in field:
+            return "time" if "min" in field["pattern"] else "duration"
+        match field["type"]:
+            case "array" if "prefixItems" in field:
+                return f"[{', '.join(self._type(item, path) for item in field['prefixItems'])}]"
+            case "array":
+                return f"list of {self._type(field['items'], path)}"
+            case "boolean":
+                return "`true`, `false`"
+            case "string":
+                return "text"
+        return f"{field['type']}{_bounds(field)}"
+
+    def _default(self, field: Node) -> str:
+        default = field["default"]
+        if isinstance(default, dict):
+            return f"`{default['name']}`" if self._variants(field) else ""
+        return f"`{_written(default)}`"
+
+
+def _written(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:.4g}"
+        case list():
+            return f"[{', '.join(_written(item) for item in value)}]"
+    return str(value)
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
+
+
+def _bounds(field: Node) -> str:
+    low = next((f"{mark}{_number(field[key])}" for key, mark in _LOW.items() if key in field), "")
+    high = next((f"{_number(field[key])}{mark}" for key, mark in _HIGH.items() if key in field), "")
+    if low and high:
+        return f" in {low}, {high}"
+    assert not high, f"{field}: a bound above without one below is not written yet"
+    return f" {'>' if low[0] == '(' else '>='} {low[1:]}" if low else ""
+
+
+def _number(value: float) -> str:
+    return "2^63" if value == 2**63 else f"{value:g}"
+
+
+def page() -> str:
+    """Return the page."""
+    return Schema(Recipe.model_json_schema()).page()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
