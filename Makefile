@@ -13,8 +13,9 @@ demo: $(READY)
 test: $(READY_DEV)
 	$(BIN)/python -m pytest
 
-test-gpu: ## on a machine with a GPU; needs only torch and pytest, so it works without this environment
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+# On a machine with a GPU, with that machine's own Python: needs paceline's dependencies and pytest, no plug-ins.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -W ignore::pytest.PytestConfigWarning tests/gpu
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .
@@ -33,7 +34,7 @@ clean:
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than Python 3.11 (run make PYTHON=python3.12 $(MAKECMDGOALS))"; exit 2; }
-	@echo "Setting up $(VENV): PyTorch and its CUDA packages, about 5 GB, a few minutes the first time."
+	@echo "Setting up $(VENV): PyTorch and its CUDA packages, about 6 GB, a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tensorboard]'
 	@touch $@

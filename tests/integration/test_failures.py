@@ -52,6 +52,19 @@ def test_a_missing_root(paceline, tmp_path: Path) -> None:
     paceline(*folder_words(tmp_path / "nowhere"), "--ranks", "2").says(str(tmp_path / "nowhere"))
 
 
+def test_what_is_refused_leaves_the_run_directory_free(paceline, tmp_path: Path) -> None:
+    paceline(*folder_words(tmp_path / "nowhere"), "--run-dir", "run").says("nowhere")
+    assert not (tmp_path / "run").exists()
+
+
+def test_variables_of_a_launcher_that_make_no_sense(paceline) -> None:
+    paceline("train", RANK="a", WORLD_SIZE="2").says("RANK: 'a'")
+
+
+def test_resuming_names_a_run(paceline) -> None:
+    paceline("train", "--resume").says("--resume: names no run")
+
+
 def test_an_empty_class_folder(paceline, tmp_path: Path) -> None:
     root = photographs(tmp_path / "photos")
     (root / "train" / "emu").mkdir()

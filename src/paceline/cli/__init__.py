@@ -21,7 +21,7 @@ def main() -> None:
     code = _run()
     sys.stdout.flush()
     sys.stderr.flush()
-    if code and world_from_environ(os.environ).world_size > 1:
+    if code and "torch.distributed" in sys.modules:
         os._exit(code)  # an orderly end could wait for ranks that are gone
     sys.exit(code)
 
@@ -37,7 +37,8 @@ def _run() -> int:
         _complain(str(error))
         return error.exit_code
     except _UsageError as error:
-        _complain(f"{error.format_message()} (see --help)")
+        if error.format_message():  # without words the help was shown
+            _complain(f"{error.format_message()} (see --help)")
         return 2
     except (KeyboardInterrupt, typer.Abort):
         return 130

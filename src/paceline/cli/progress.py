@@ -97,16 +97,15 @@ def build_progress(out: TextIO) -> LogSink:
 
 
 def introduction(plan: Plan, step: int) -> str:
-    """Return a line on what a run will do, and one for each thing to know about its data."""
+    """Return a line on what a run will do, one on its learning rate, and one for each thing to know about its data."""
     start = f"from step {step:,}: " if step else ""
     epochs = count(round(plan.total_steps / plan.steps_per_epoch, 2), "epoch")
     what = (
         f"{start}{plan.train_images:,} images, {plan.num_classes} classes, {plan.image_size} px; "
         f"{plan.total_steps:,} steps of {plan.batch_size} ({epochs}) on "
-        f"{count(plan.world_size, 'rank')}; "
-        f"lr {plan.lr_sentence}"
+        f"{count(plan.world_size, 'rank')}"
     )
-    return "\n".join([what, *(f"note: {note}" for note in plan.notes)])
+    return "\n".join([what, f"learning rate {plan.lr_sentence}", *(f"note: {note}" for note in plan.notes)])
 
 
 def duration(seconds: float) -> str:
@@ -122,8 +121,8 @@ def _epoch(step: int, plan: Plan) -> str:
 
 
 def _place(step: int, epoch: float, plan: Plan) -> str:
-    total = plan.total_steps / plan.steps_per_epoch
-    return f"epoch {round(epoch, 2):g}/{round(total, 2):g}  step {step:,}/{plan.total_steps:,}"
+    epochs, steps = f"{round(plan.total_steps / plan.steps_per_epoch, 2):g}", f"{plan.total_steps:,}"
+    return f"epoch {round(epoch, 2):{len(epochs)}g}/{epochs}  step {step:{len(steps)},}/{steps}"
 
 
 def _judgement(record: EvalRecord) -> str:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +18,7 @@ def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
         print(result.model_dump_json(indent=2))
         return
     _print(_rows(result), f"{result.status.replace('_', ' ')}: recipe {result.recipe_hash}")
-    if result.stages:
+    if result.throughput.n and result.stages:
         _print_stages(result)
     print(f"run directory: {rundir.path}")
 
@@ -35,8 +36,8 @@ def _rows(result: RunResult) -> list[tuple[str, str]]:
     rows = _judged(result.eval) if result.eval else []
     if rates.n:
         low, high = rates.spread
-        speed = f"{rates.images_per_s:,.0f} images/s ({low:,.0f} to {high:,.0f}; {rates.n} windows)"
-        rows.append(("throughput", f"{speed}, without {rates.excluded_s:.1f} s of warm-up and pauses"))
+        speed = f"{rates.images_per_s:,.0f} images/s ({low:,.0f} to {high:,.0f}; {count(rates.n, 'window')})"
+        rows.append(("throughput", f"{speed}, without {rates.excluded_s:.1f} s of pauses"))
     parts = f"start {times.startup_s:.1f} s, train {times.train_s:.1f} s, eval {times.eval_s:.1f} s"
     rows.append(("time", f"{duration(times.wall_s)} ({parts}, checkpoints {times.checkpoint_s:.1f} s)"))
     if times.to_target_s is not None:
@@ -58,7 +59,7 @@ def _judged(result: EvalResult) -> list[tuple[str, str]]:
 
 
 def _print(rows: list[tuple[str, str]], title: str) -> None:
-    table = Table(title=title, title_justify="left", show_header=False, title_style="bold")
+    table = _table(title, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for row in rows:
@@ -67,12 +68,20 @@ def _print(rows: list[tuple[str, str]], title: str) -> None:
 
 
 def _print_stages(result: RunResult) -> None:
-    table = Table("stage", "host s", "device s", "share", title="where the time of a step went", title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    """Print the stages; the device's own seconds only where they are not the host's."""
+    has_device = any(stage.device_s != stage.host_s for stage in result.stages.values())
+    table = _table("where the time of a step went")
+    table.add_column("stage", style="bold")
+    for heading in ("host s", *(("device s",) if has_device else ()), "share"):
+        table.add_column(heading, justify="right")
     for name, stage in sorted(result.stages.items(), key=lambda item: -item[1].host_s):
-        table.add_row(name, f"{stage.host_s:.2f}", f"{stage.device_s:.2f}", f"{stage.share:.1%}")
+        device = (f"{stage.device_s:.2f}",) if has_device else ()
+        table.add_row(name, f"{stage.host_s:.2f}", *device, f"{stage.share:.1%}")
     _console().print(table)
+
+
+def _table(title: str, *, show_header: bool = True) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED, show_header=show_header)
 
 
 def _console() -> Console:

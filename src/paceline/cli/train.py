@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.cli.started import STARTED_S
 from paceline.cli.words import count_ranks, split_words
-from paceline.core.errors import WorldError
+from paceline.core.errors import RecipeError, WorldError
 from paceline.core.process import die_with_parent
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
@@ -71,6 +71,8 @@ def _rundir(name: str, loaded: Loaded, run_dir: Path | None, *, resume: bool) ->
         rundir = RunDir(run_dir.expanduser())
     elif resume and (Path(name).expanduser() / RUN_RECIPE).is_file():
         rundir = RunDir(Path(name).expanduser())
+    elif resume:
+        raise RecipeError("--resume: names no run (write paceline train RUN --resume, or add --run-dir RUN)")
     else:
         rundir = RunDir.default(loaded.name, datetime.now().astimezone())
     if world_from_environ(os.environ).is_main:

@@ -19,7 +19,7 @@ app = typer.Typer(
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[RECIPE] [KEY=VALUE]...",
+        metavar="RECIPE|KEY=VALUE",
         help="A preset, a recipe file or a run directory (none: digits), then overrides such as optim.lr=0.4.",
         show_default=False,
     ),
@@ -58,7 +58,7 @@ def train(
 @app.command("eval", epilog="Example: `paceline eval runs/digits-20261121-101500 data.eval_batch_size=512`")
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False)] = None,
     ranks: Ranks = "1",
     checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
     port: Port = 0,
@@ -72,7 +72,7 @@ def evaluate(
 
 @app.command(epilog="Example: `paceline recipes course/wideresnet-fashion model.width=0.25 --origin`")
 def recipes(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...", show_default=False)] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="NAME|KEY=VALUE", show_default=False)] = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value was set.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a recipe, for editors.")] = False,
     as_json: Json = False,

@@ -13,14 +13,19 @@ from paceline.recipe.yamlfile import write_text
 _FREE_TO_CHANGE = ("log.", "measure.", "checkpoint.", "parallel.", "data.workers", "data.eval_batch_size")
 
 
-def open_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> None:
-    """Make the run directory and write the recipe into it; on resuming, refuse one that changes the experiment."""
-    rundir.create(resume=resume)
+def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> None:
+    """Raise `RecipeError` when `rundir` holds another run, or on resuming one that `recipe` would change."""
+    rundir.refuse_another_run(resume=resume)
     if rundir.recipe.exists():
         before = load(str(rundir.path)).recipe
         changes = list(changed(before.to_dict(), recipe.to_dict()))
         if changes:
             raise RecipeError(f"--resume: {rundir.path} was started with {', '.join(changes)} (resume it as it was)")
+
+
+def open_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> None:
+    """Make the run directory and write the recipe into it."""
+    rundir.create(resume=resume)
     write_atomic(rundir.recipe, f"# recipe {recipe.hash}\n" + write_text(recipe.to_dict()))
 
 

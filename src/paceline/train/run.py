@@ -30,7 +30,7 @@ from paceline.train.logsink import LogSink, Sinks, build_sinks, build_trace
 from paceline.train.optim import build_optimizer
 from paceline.train.outcome import summarise
 from paceline.train.parts import Parts
-from paceline.train.resume import finished, open_rundir
+from paceline.train.resume import check_rundir, finished, open_rundir
 from paceline.train.schedule import Schedule, build_schedule
 from paceline.train.state import TrainState
 from paceline.train.stopping import build_stop_rule
@@ -53,13 +53,16 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
     """
     with meeting(world, recipe.parallel) as met:
         if world.is_main:
-            open_rundir(rundir, recipe, resume=resume)
+            check_rundir(rundir, recipe, resume=resume)
         rundir = RunDir(Path(met.share("rundir", str(rundir.path))))
         ended = finished(rundir) if resume else None
         if ended:
             return ended
         with _parts(recipe, met, train_ranks=world.world_size) as parts:
-            return _train(parts, rundir, invocation, resume=resume)
+            if world.is_main:  # not before the data was read: what is refused leaves nothing behind
+                open_rundir(rundir, recipe, resume=resume)
+            newest = Checkpoints(rundir.checkpoints, recipe.checkpoint.keep).newest() if resume else None
+            return _train(parts, rundir, invocation, start_from=met.share("start_from", str(newest or "")))
 
 
 def evaluate(recipe: Recipe, world: World, checkpoint: Path) -> EvalResult:
@@ -85,14 +88,14 @@ def _parts(recipe: Recipe, met: Meeting, train_ranks: int) -> Iterator[Parts]:
         yield Parts(recipe, world, device, datasets, plan)
 
 
-def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, resume: bool) -> RunResult:
+def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, start_from: str) -> RunResult:
     recipe, world, plan = parts.recipe, parts.world, parts.plan
 
     model = parts.model()
     optimizer = build_optimizer(recipe.optim, model)
     schedule = build_schedule(recipe.schedule, plan)
     checkpoints = Checkpoints(rundir.checkpoints, recipe.checkpoint.keep)
-    state = _restored(checkpoints, model, optimizer, schedule) if resume else TrainState()
+    state = _restored(Path(start_from), model, optimizer, schedule) if start_from else TrainState()
     strategy = build_strategy(world, parts.device)
     replica = strategy.prepare(model)
 
@@ -153,14 +156,9 @@ def _records(parts: Parts, rundir: RunDir, machine: dict[str, Any], state: Train
     return sinks
 
 
-def _restored(
-    checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule
-) -> TrainState:
-    newest = checkpoints.newest()
-    if newest is None:
-        return TrainState()
-    load_model(newest, model)
-    return load_rest(newest, optimizer, schedule)
+def _restored(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule) -> TrainState:
+    load_model(checkpoint, model)
+    return load_rest(checkpoint, optimizer, schedule)
 
 
 @dataclass(frozen=True)

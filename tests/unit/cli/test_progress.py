@@ -28,12 +28,12 @@ def test_plain_lines_say_what_will_be_done_how_it_goes_and_what_came_out() -> No
     out = io.StringIO()
     run(PlainProgress(out))
     assert out.getvalue().splitlines() == [
-        "640 images, 2 classes, 16 px; 100 steps of 64 (10 epochs) on 2 ranks; "
-        "lr 0.05 at 64, not scaled, 2 epochs of warm-up",
+        "640 images, 2 classes, 16 px; 100 steps of 64 (10 epochs) on 2 ranks",
+        "learning rate 0.05 at 64, not scaled, 2 epochs of warm-up",
         "note: train: 3 files left out",
         "note: val: 3 files left out",
-        "epoch 1/10  step 10/100  loss 1.2500  lr 0.05  1,280 images/s  0:04 left",
-        "epoch 1/10  step 10/100  val top1 90.00%  top5 100.00%  loss 0.5000  0:13",
+        "epoch  1/10  step  10/100  loss 1.2500  lr 0.05  1,280 images/s  0:04 left",
+        "epoch  1/10  step  10/100  val top1 90.00%  top5 100.00%  loss 0.5000  0:13",
     ]
 
 

@@ -49,7 +49,8 @@ class Model(Section):
     """The network."""
 
     name: str = "resnet18_cifar"
-    """One of ours (`resnet18_cifar`), `torchvision:NAME` or `timm:NAME`."""
+    """One of ours (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`),
+    `torchvision:NAME` or `timm:NAME`."""
     norm: Literal["batch", "group", "none"] = "batch"
     """Normalisation layers of our own networks."""
     width: float = Field(1.0, gt=0)

@@ -8,7 +8,7 @@ from paceline.recipe.schema.section import Auto, Section
 
 
 class Digits(Section):
-    """scikit-learn's 1,797 handwritten digits, 8x8 grey; every fifth of a class is held out for validation."""
+    """scikit-learn's 1,797 handwritten digits, 8x8 grey; a fifth of each class is held out."""
 
     name: Literal["digits"] = "digits"
 
