@@ -1,10 +1,8 @@
 """Trees of small images, the shape of a good message, and the real data sets where a machine has them."""
 
-import os
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -39,22 +37,6 @@ def refusal():
         return message
 
     return message_of
-
-
-@pytest.fixture
-def real_data():
-    """Return a function from a data set's name to its folder below `PACELINE_TEST_DATA`; it skips without it."""
-
-    def folder_of(name):
-        top = os.environ.get("PACELINE_TEST_DATA")
-        if not top:
-            pytest.skip("PACELINE_TEST_DATA names no folder of real data sets")
-        folder = Path(top, name)
-        if not folder.is_dir():
-            pytest.skip(f"PACELINE_TEST_DATA has no {name}/")
-        return folder
-
-    return folder_of
 
 
 class _Quiet(SimpleHTTPRequestHandler):
