@@ -1,7 +1,9 @@
 """Show that a run is a function of its recipe: one epoch on 1, 2 and 3 ranks, and on 2 under torchrun.
 
 Compares, step by step, the samples and a CRC-32 of their augmented pixels, the losses, and the evaluation. The model
-has no batch norm, whose statistics are of a rank's own images. Needs CIFAR-10 (class folders or torchvision's layout):
+has no batch norm, whose statistics are of a rank's own images, and computes in float64: in float32 the rounding of a
+sum over another split of the batch grows, as some activations change sign, into differences of 1e-2 within an epoch
+(see `--precision fp32`), which would hide a real one. Needs CIFAR-10 (class folders or torchvision's layout):
 
     python benchmarks/exactness.py --root DIR --json benchmarks/results/exactness-cifar10.json
 """
@@ -17,14 +19,13 @@ WORDS = (
     "train",
     "cifar-base",
     "model.norm=none",
-    "model.width=0.25",
+    "model.width=0.125",
     "data.batch_size=96",
     "data.augment=[pad_crop,flip,rotate]",
     "optim.lr_scaling=none",
     "optim.base_batch_size=auto",
     "optim.lr=0.01",
     "train.epochs=1",
-    "train.precision=fp64",
     "log.every=1st",
     "log.samples=true",
     "parallel.threads=1",
@@ -61,9 +62,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="CIFAR-10")
     parser.add_argument("--json", type=Path, help="where to write the record")
+    parser.add_argument("--precision", choices=["fp64", "fp32"], default="fp64")
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE")
     options = parser.parse_args()
-    words = [*WORDS, f"data.source.root={options.root.resolve()}", *options.overrides]
+    words = [*WORDS, f"train.precision={options.precision}"]
+    words += [f"data.source.root={options.root.resolve()}", *options.overrides]
     rows, first = [], None
     with tempfile.TemporaryDirectory() as folder:
         for name, ranks, program in RUNS:
@@ -84,7 +87,11 @@ def main() -> int:
                 }
             )
             print(json.dumps(rows[-1]), flush=True)
-    record = {"words": list(WORDS) + options.overrides, "runs": rows, "provenance": result["provenance"]}
+    record = {
+        "words": [*WORDS, f"train.precision={options.precision}", *options.overrides],
+        "runs": rows,
+        "provenance": result["provenance"],
+    }
     del record["provenance"]["command"]
     if options.json:
         options.json.write_text(json.dumps(record, indent=2) + "\n")

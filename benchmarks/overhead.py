@@ -102,6 +102,7 @@ def recipe_for(asked: argparse.Namespace, *, num_steps: int, log_every: int) -> 
         "data.source.channels=3",
         f"data.batch_size={asked.batch_size}",
         f"model.width={asked.width}",
+        "model.memory_format=contiguous",  # like the bare loop; our default layout would flatter us
         "schedule.warmup=0st",
         f"train.steps={num_steps}",
         "train.eval_every=off",

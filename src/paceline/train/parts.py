@@ -83,7 +83,5 @@ class Parts:
 
     @property
     def _memory_format(self) -> torch.memory_format:
-        chosen = self.recipe.model.memory_format
-        if chosen == "auto":
-            chosen = "channels_last" if self.device.type == "cuda" else "contiguous"
-        return torch.channels_last if chosen == "channels_last" else torch.contiguous_format
+        is_contiguous = self.recipe.model.memory_format == "contiguous"
+        return torch.contiguous_format if is_contiguous else torch.channels_last

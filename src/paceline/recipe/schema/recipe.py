@@ -56,7 +56,7 @@ class Model(Section):
     width: float = Field(1.0, gt=0)
     """Multiplies the channels of our own networks."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """Layout of images and filters; `auto` is channels_last on a GPU."""
+    """Layout of images and filters; `auto` is channels_last, which was never slower (benchmarks/memory_format.py)."""
 
 
 class Stop(Section):
