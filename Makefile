@@ -8,7 +8,7 @@ READY_DEV := $(VENV)/.ready-dev
 .PHONY: demo test test-gpu lint types format clean
 
 demo: $(READY)
-	$(BIN)/paceline train --ranks 2
+	$(BIN)/paceline train --ranks 2 parallel.device=cpu
 
 test: $(READY_DEV)
 	$(BIN)/python -m pytest

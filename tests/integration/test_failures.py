@@ -57,6 +57,41 @@ def test_what_is_refused_leaves_the_run_directory_free(paceline, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_that_cannot_be_is_refused_before_anything_is_written(paceline, tmp_path: Path) -> None:
+    for words in (("model.name=resnet19_cifar",), ("model.name=torchvision:vgg11", "model.width=1.0")):
+        for flag in ("--dry-run", "--json"):
+            paceline("train", *words, flag).says("model.name")
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_runs_of_one_second_do_not_meet(paceline, tmp_path: Path) -> None:
+    both = [paceline.start("train", *SMALL) for _ in range(2)]
+    said = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_ranks_that_contradict_the_launcher_are_refused_by_one_rank(paceline) -> None:
+    environ = {"WORLD_SIZE": "2", "MASTER_PORT": "29999"}
+    paceline("train", *SMALL, "--ranks", "3", RANK="0", **environ).says(
+        "--ranks: 3, but 2 ranks were started by torchrun"
+    )
+    other = paceline("train", *SMALL, "--ranks", "3", RANK="1", **environ)
+    assert (other.code, other.err) == (2, "")
+
+
+def test_a_folder_of_the_working_directory_is_no_module_of_ours(paceline, tmp_path: Path) -> None:
+    (tmp_path / "colorsys.py").write_text("raise SystemExit('imported from the current folder')")
+    assert paceline("train", *SMALL, "--ranks", "2").code == 0
+
+
+def test_weights_that_are_no_numbers_are_not_saved(paceline, tmp_path: Path) -> None:
+    words = ("optim.lr=1e20", "model.norm=none", "log.every=9st", "train.eval_every=off", "checkpoint.every=5st")
+    ended = paceline("train", *SMALL, *words, "train.steps=20", "--run-dir", "run")
+    assert ended.code == 1 and ended.err.startswith("error: train: the loss is ") and "by step 5" in ended.err
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
 def test_variables_of_a_launcher_that_make_no_sense(paceline) -> None:
     paceline("train", RANK="a", WORLD_SIZE="2").says("RANK: 'a'")
 

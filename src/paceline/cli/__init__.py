@@ -29,30 +29,43 @@ def main() -> None:
 def _run() -> int:
     try:
         code = app(standalone_mode=False)
-    except PeerLostError as error:
-        if not error.is_explained:
-            _complain(str(error))
-        return error.exit_code
-    except PacelineError as error:
-        _complain(str(error))
-        return error.exit_code
-    except _UsageError as error:
-        if error.format_message():  # without words the help was shown
-            _complain(f"{error.format_message()} (see --help)")
-        return 2
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
-    except typer.Exit as error:
-        return error.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:
-        traceback.print_exc()
-        world = world_from_environ(os.environ)
-        _complain(f"rank {world.rank} of {world.world_size}: {type(error).__name__}: {error}")
-        return 1
+    except BaseException as error:
+        return _explained(error)
     return code if isinstance(code, int) else 0
+
+
+def _explained(error: BaseException) -> int:
+    """Say what a person should know of `error`, and return the exit code."""
+    match error:
+        case PeerLostError() if error.is_explained:
+            return error.exit_code
+        case PacelineError():
+            if error.is_claimed or _is_main():
+                _complain(str(error))
+            return error.exit_code
+        case typer.Exit():
+            return int(error.exit_code)
+        case KeyboardInterrupt() | typer.Abort():
+            return 130
+        case BrokenPipeError():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        case _ if isinstance(error, _UsageError):
+            if error.format_message():  # without words the help was shown
+                _complain(f"{error.format_message()} (see --help)")
+            return 2
+    traceback.print_exception(error)
+    world = world_from_environ(os.environ)
+    _complain(f"rank {world.rank} of {world.world_size}: {type(error).__name__}: {error}")
+    return 1
+
+
+def _is_main() -> bool:
+    """Whether this process speaks for what all ranks refuse alike, before they meet."""
+    try:
+        return world_from_environ(os.environ).is_main
+    except PacelineError:
+        return True
 
 
 def _complain(message: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from paceline.core.world import World
 from paceline.data.sources.build import build_datasets
+from paceline.models.trial import check_model
 from paceline.parallel.device import choose_device, usable_cores
 from paceline.recipe.load import Loaded
 from paceline.recipe.plan import Plan
@@ -21,6 +22,7 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
     device = choose_device(recipe.parallel, world)
     datasets = build_datasets(recipe.data.source, may_download=False)
     plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
+    check_model(recipe.model, plan)
     devices = f"{world.world_size} x {device.type}, {usable_cores()} cores on this node, started by {world.launcher}"
     if as_json:
         values = {"hash": recipe.hash, "recipe": recipe.to_dict(), "plan": plan.to_dict(), "devices": devices}

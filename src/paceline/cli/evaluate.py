@@ -1,10 +1,8 @@
 """`paceline eval`: the exact accuracy of a run's weights."""
 
-import os
 from pathlib import Path
 
-from paceline.cli.train import check_devices, enter_world, start_ranks
-from paceline.cli.words import count_ranks
+from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.core.errors import CheckpointError, RecipeError
 from paceline.core.rundir import RunDir
 from paceline.recipe.load import RUN_RECIPE, load
@@ -18,11 +16,9 @@ def evaluate(run: Path, overrides: list[str], ranks: str, checkpoint: str, *, po
         raise RecipeError(f"{run}: is not a run directory (it has no {RUN_RECIPE}; see runs/)")
     loaded = load(str(run), Patch.parse(overrides))
     world = enter_world()
-    if world.launcher == "single":
-        num_ranks = count_ranks(ranks, os.environ)
-        if num_ranks > 1:
-            check_devices(loaded, num_ranks)
-            return start_ranks(num_ranks, port, [])
+    num_ranks = ranks_to_start(ranks, world, loaded.recipe)
+    if world.launcher == "single" and num_ranks > 1:
+        return start_ranks(num_ranks, port, [])
     from paceline.cli.show import show_evaluation
     from paceline.train.run import evaluate as work
 
@@ -43,7 +39,11 @@ def _chosen(rundir: RunDir, name: str) -> Path:
     if name == "last":
         return newest
     if name == "best":
-        return checkpoints.at(read_state(newest)["train"]["best_step"])
+        best = read_state(newest)["train"]["best_step"]
+        if not (rundir.checkpoints / f"step-{best:08d}").is_dir():
+            at = f"step {best}" if best >= 0 else "no step: nothing was evaluated"
+            raise CheckpointError(f"--checkpoint: best was at {at}, which was not saved (use last, or a step's number)")
+        return checkpoints.at(best)
     if not name.isdecimal():
         raise RecipeError(f"--checkpoint: {name!r} is not a checkpoint (write last, best or a step's number)")
     return checkpoints.at(int(name))

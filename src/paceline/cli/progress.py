@@ -53,9 +53,9 @@ class LiveProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
+            TextColumn("epoch {task.fields[epoch]}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%  {task.fields[facts]}"),
+            TextColumn("{task.percentage:>3.0f}%  {task.fields[facts]}", markup=False),
             console=console,
             transient=True,
         )
@@ -65,7 +65,7 @@ class LiveProgress:
     def started(self, plan: Plan, step: int) -> None:
         """Say what will be done, and draw the bar."""
         self._plan = plan
-        self._console.print(introduction(plan, step), highlight=False)
+        self._console.print(introduction(plan, step))
         self._task = self._progress.add_task("", total=plan.steps_per_epoch, epoch=_epoch(step, plan), facts="starting")
         self._progress.start()
 
@@ -74,8 +74,8 @@ class LiveProgress:
         assert self._plan is not None and self._task is not None
         done = (record.step - 1) % self._plan.steps_per_epoch + 1
         facts = (
-            f"loss {record.loss:.4f}  lr {record.lr:.3g}  {record.images_per_s:,.0f} images/s  "
-            f"{_left(record, self._plan)} left"
+            f"step {record.step:,}/{self._plan.total_steps:,}  loss {record.loss:.4f}  lr {record.lr:.3g}  "
+            f"{record.images_per_s:,.0f} images/s  {_left(record, self._plan)} left"
         )
         self._progress.update(self._task, completed=done, epoch=_epoch(record.step - 1, self._plan), facts=facts)
 
@@ -92,7 +92,7 @@ class LiveProgress:
 
 def build_progress(out: TextIO) -> LogSink:
     """Return live progress for a terminal, plain lines for anything else."""
-    console = Console(file=out)
+    console = Console(file=out, markup=False, emoji=False, highlight=False)
     return LiveProgress(console) if console.is_terminal else PlainProgress(out)
 
 

@@ -37,7 +37,7 @@ def _rows(result: RunResult) -> list[tuple[str, str]]:
     if rates.n:
         low, high = rates.spread
         speed = f"{rates.images_per_s:,.0f} images/s ({low:,.0f} to {high:,.0f}; {count(rates.n, 'window')})"
-        rows.append(("throughput", f"{speed}, without {rates.excluded_s:.1f} s of pauses"))
+        rows.append(("throughput", f"{speed}, without {rates.excluded_s:.1f} s of warm-up and pauses"))
     parts = f"start {times.startup_s:.1f} s, train {times.train_s:.1f} s, eval {times.eval_s:.1f} s"
     rows.append(("time", f"{duration(times.wall_s)} ({parts}, checkpoints {times.checkpoint_s:.1f} s)"))
     if times.to_target_s is not None:

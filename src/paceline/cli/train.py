@@ -1,19 +1,17 @@
 """`paceline train`: read the words, start ranks if nobody else did, and run this one."""
 
-import os
+import json
 import sys
 from datetime import datetime
 from pathlib import Path
 
+from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.cli.started import STARTED_S
-from paceline.cli.words import count_ranks, split_words
-from paceline.core.errors import RecipeError, WorldError
-from paceline.core.process import die_with_parent
+from paceline.cli.words import split_words
+from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
-from paceline.parallel.environ import count_gpus, world_from_environ
-from paceline.parallel.launch import launch
-from paceline.recipe.load import RUN_RECIPE, Loaded, load
+from paceline.recipe.load import DEFAULT, RUN_RECIPE, Loaded, load
 from paceline.recipe.plan import divide_batch
 
 
@@ -22,62 +20,47 @@ def train(
 ) -> int:
     """Do what `paceline train` was asked for; return the exit code."""
     name, patch = split_words(words)
+    if resume and name == DEFAULT and run_dir is not None and (run_dir.expanduser() / RUN_RECIPE).is_file():
+        name = str(run_dir)  # to resume a run is to go on with its recipe
     loaded = load(name, patch)
     world = enter_world()
-    num_ranks = count_ranks(ranks, os.environ) if world.launcher == "single" else world.world_size
+    if resume and ranks == "auto" and world.launcher == "single":
+        ranks = _ranks_before((run_dir or Path(name)).expanduser())
+    num_ranks = ranks_to_start(ranks, world, loaded.recipe)
     divide_batch(loaded.recipe, num_ranks)
     if dry_run:
         from paceline.cli.dry_run import dry_run as show
 
         return show(loaded, world, num_ranks, as_json=as_json)
-    rundir = _rundir(name, loaded, run_dir, resume=resume)
-    if world.launcher == "single" and num_ranks > 1:
-        check_devices(loaded, num_ranks)
-        return start_ranks(num_ranks, port, ["--run-dir", str(rundir.path)])
-    return _train_here(loaded, world, rundir, resume=resume, as_json=as_json)
+    rundir = _rundir(name, loaded, run_dir, world, resume=resume)
+    try:
+        if world.launcher == "single" and num_ranks > 1:
+            return start_ranks(num_ranks, port, ["--run-dir", str(rundir.path)])
+        return _train_here(loaded, world, rundir, resume=resume, as_json=as_json)
+    finally:
+        if run_dir is None:
+            rundir.give_back()
 
 
-def enter_world() -> World:
-    """Return this process's place; a rank of ours ends with its launcher."""
-    world = world_from_environ(os.environ)
-    # A rank that asks a peer for something may find it gone; torch's C++ side would print 20 lines about it.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if world.launcher == "local":
-        die_with_parent(world.launcher_pid)
-    return world
+def _ranks_before(run: Path) -> str:
+    """Return how many ranks the run to resume had, which it goes on with unless told otherwise."""
+    try:
+        return str(json.loads((run / "plan.json").read_text(encoding="utf-8"))["world_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "auto"
 
 
-def check_devices(loaded: Loaded, ranks: int) -> None:
-    """Raise `WorldError` when this machine has GPUs, but fewer than ranks; torch need not be asked for that."""
-    gpus = count_gpus(os.environ)
-    if loaded.recipe.parallel.device != "cpu" and 0 < gpus < ranks:
-        raise WorldError(
-            f"--ranks: {ranks} is more than the {gpus} GPUs here (start {gpus}, or set parallel.device=cpu)"
-        )
-
-
-def start_ranks(ranks: int, port: int, extra: list[str]) -> int:
-    """Run this very command as `ranks` processes, with `extra` words; return the exit code."""
-    command = [sys.executable, "-m", "paceline", *sys.argv[1:], *extra]
-    code, sentence = launch(command, ranks, os.environ, port=port)
-    if sentence:
-        print(f"error: {sentence}", file=sys.stderr)
-    return code
-
-
-def _rundir(name: str, loaded: Loaded, run_dir: Path | None, *, resume: bool) -> RunDir:
+def _rundir(name: str, loaded: Loaded, run_dir: Path | None, world: World, *, resume: bool) -> RunDir:
     """Return where to write: as told, or the run that is resumed, or a new folder under `runs/`."""
     if run_dir is not None:
-        rundir = RunDir(run_dir.expanduser())
-    elif resume and (Path(name).expanduser() / RUN_RECIPE).is_file():
-        rundir = RunDir(Path(name).expanduser())
-    elif resume:
+        return RunDir(run_dir.expanduser())
+    if resume and (Path(name).expanduser() / RUN_RECIPE).is_file():
+        return RunDir(Path(name).expanduser())
+    if resume:
         raise RecipeError("--resume: names no run (write paceline train RUN --resume, or add --run-dir RUN)")
-    else:
-        rundir = RunDir.default(loaded.name, datetime.now().astimezone())
-    if world_from_environ(os.environ).is_main:
-        rundir.refuse_another_run(resume=resume)
-    return rundir
+    if world.is_main:
+        return RunDir.claim(loaded.name, datetime.now().astimezone())
+    return RunDir(Path("runs"))  # until rank 0 says which
 
 
 def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:

@@ -59,7 +59,7 @@ def train(
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False)] = None,
-    ranks: Ranks = "1",
+    ranks: Ranks = "auto",
     checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
     port: Port = 0,
     as_json: Json = False,

@@ -1,6 +1,7 @@
 """Read what is common to several verbs: `[RECIPE] [KEY=VALUE ...]`, and how many ranks."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from paceline.core.errors import RecipeError, WorldError
 from paceline.parallel.environ import count_gpus
@@ -12,6 +13,8 @@ def split_words(words: list[str]) -> tuple[str, Patch]:
     """Return the recipe's name and the patch. The name comes first and may be left out."""
     name, overrides = (words[0], words[1:]) if words and "=" not in words[0] else (DEFAULT, words)
     extra = next((word for word in overrides if "=" not in word), None)
+    if extra is not None and Path(extra).expanduser().is_dir():
+        raise RecipeError(f"{extra!r}: is a folder, not an override (write data.source.root={extra})")
     if extra is not None:
         raise RecipeError(
             f"{extra!r}: is not an override (write KEY=VALUE, such as optim.lr=0.4; the recipe comes first)"

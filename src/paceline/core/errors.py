@@ -11,6 +11,8 @@ class PacelineError(ValueError):
     """
 
     exit_code = 2
+    is_claimed = False
+    """Whether this rank is the one of its run that speaks for the failure (see `parallel.group.meeting`)."""
 
 
 class RecipeError(PacelineError):
@@ -32,7 +34,7 @@ class CheckpointError(PacelineError):
 
 
 class NonFiniteLossError(PacelineError):
-    """The loss stopped being a number: the run ends before the weights follow it."""
+    """The loss stopped being a number: the run ends, and what the weights have become is not saved."""
 
     exit_code = 1
 

@@ -1,5 +1,6 @@
 """The run directory: one folder a run, the only thing its two halves share."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -29,11 +30,24 @@ class RunDir:
     path: Path
 
     @classmethod
-    def default(cls, recipe_name: str, now: datetime) -> "RunDir":
-        """Return a new name under `runs/`; a number is added when the second is taken."""
+    def claim(cls, recipe_name: str, now: datetime) -> "RunDir":
+        """Make a new folder `runs/RECIPE-TIME` and return it; a number is added when another run has the second."""
         stem = Path("runs") / f"{recipe_name}-{now:%Y%m%d-%H%M%S}"
-        candidates = [stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 100))]
-        return cls(next(path for path in candidates if not path.exists()))
+        for path in (stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 1000))):
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise RecipeError(f"{path}: cannot be made: {error.strerror} (name another with --run-dir)") from None
+            return cls(path)
+        raise RecipeError(f"{stem}: so many runs in one second cannot be told apart (name one with --run-dir)")
+
+    def give_back(self) -> None:
+        """Remove a claimed folder that nothing was written to."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+            self.path.parent.rmdir()
 
     @property
     def recipe(self) -> Path:
@@ -78,9 +92,8 @@ class RunDir:
         if is_taken and not resume:
             raise RecipeError(f"--run-dir: {self.path} already holds a run (add --resume, or name another)")
 
-    def create(self, *, resume: bool) -> None:
-        """Make the folder. Raise `RecipeError` when it cannot be, or holds a run that is not to be resumed."""
-        self.refuse_another_run(resume=resume)
+    def create(self) -> None:
+        """Make the folder. Raise `RecipeError` when it cannot be."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -103,10 +103,12 @@ class InlineLoader:
     """Make each batch when it is asked for, in this process."""
 
     dataset: TrainBatches | EvalBatches
+    pin_memory: bool
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
         """Return an iterator over the batches."""
-        return (self.dataset[number] for number in range(first, stop))
+        made = (self.dataset[number] for number in range(first, stop))
+        return (batch.pin_memory() for batch in made) if self.pin_memory else made
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class WorkerLoader:
             num_workers=min(self.workers, max(1, stop - first)),
             prefetch_factor=_PREFETCH,
             pin_memory=self.pin_memory,
+            multiprocessing_context="fork",  # a worker is tied to this process by its parent's id
             worker_init_fn=partial(_start_worker, os.getpid()),
         )
         for item in loader:
@@ -167,4 +170,6 @@ def build_eval_loader(data: Data, source: Source, shard: EvalShard, options: Loa
 
 
 def _build(dataset: TrainBatches | EvalBatches, options: LoaderOptions) -> Loader:
-    return WorkerLoader(dataset, options.workers, options.pin_memory) if options.workers else InlineLoader(dataset)
+    if options.workers:
+        return WorkerLoader(dataset, options.workers, options.pin_memory)
+    return InlineLoader(dataset, options.pin_memory)

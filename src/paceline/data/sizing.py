@@ -17,6 +17,7 @@ from paceline.recipe.schema.recipe import Data
 
 Picture = Image.Image | Tensor
 _ATTEMPTS = 10
+_LONGEST = 8  # times the short side; far more than a centre crop of it reads
 
 
 class Sizing(Protocol):
@@ -54,7 +55,7 @@ class CentreCrop:
 
     def __call__(self, picture: Picture, draws: NDArray[np.float64]) -> Tensor:
         """Return uint8 [C, size, size]."""
-        resized = F.resize(picture, [round(self.size / self.share)], antialias=True)
+        resized = F.resize(_shortened(picture), [round(self.size / self.share)], antialias=True)
         return as_tensor(F.center_crop(resized, [self.size, self.size]))
 
 
@@ -98,6 +99,16 @@ class RandomResizedCrop:
         box_width = min(width, max(1, round(height * self.ratio[1])))
         box_height = min(height, max(1, round(width / self.ratio[0])))
         return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def _shortened(picture: Picture) -> Picture:
+    """Cut a very long picture to its middle first: scaled by its short side, 1 x 30,000 pixels would be 2 GB."""
+    height, width = F.get_size(picture)
+    longest = _LONGEST * min(height, width)
+    if max(height, width) <= longest:
+        return picture
+    middle: Picture = F.center_crop(picture, [min(height, longest), min(width, longest)])
+    return middle
 
 
 def as_tensor(picture: Picture) -> Tensor:

@@ -31,11 +31,13 @@ def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module
     library, colon, name = section.name.partition(":")
     match library, colon:
         case "torchvision", ":":
+            model = _build_torchvision(name, num_classes, channels)
             _refuse_own_settings(section)
-            return _build_torchvision(name, num_classes, channels)
+            return model
         case "timm", ":":
+            model = _build_timm(name, num_classes, channels)
             _refuse_own_settings(section)
-            return _build_timm(name, num_classes, channels)
+            return model
     if section.name not in _OURS:
         raise _unknown(section.name, [*MODEL_NAMES, f"torchvision:{name}", f"timm:{name}"])
     build = _OURS[section.name]
@@ -44,11 +46,11 @@ def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module
 
 def _refuse_own_settings(section: Model) -> None:
     for field in ("norm", "width"):
-        value = getattr(section, field)
-        if value != Model.model_fields[field].default:
+        value, default = getattr(section, field), Model.model_fields[field].default
+        if value != default:
             raise RecipeError(
                 f"model.{field}: {value} has no effect on {section.name} "
-                f"(remove it, or use one of {', '.join(MODEL_NAMES)})"
+                f"(set model.{field}={default}, or use one of {', '.join(MODEL_NAMES)})"
             )
 
 

@@ -20,7 +20,7 @@ def world_from_environ(environ: Mapping[str, str]) -> World:
     """Return this process's place. Raise `WorldError` for variables that contradict one another."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _checked(_from_torchrun(environ))
-    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
+    if "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":  # one task: a shell, or one rank
         return _checked(_from_slurm(environ))
     return World.single()
 

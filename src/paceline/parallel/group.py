@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from paceline.core.errors import PeerLostError, WorldError
+from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.world import World
 from paceline.recipe.schema.recipe import Parallel
 
 T = TypeVar("T")
+_LEFT = "paceline/left"
+_LEAVE_TIMEOUT = timedelta(seconds=30)
 _FAILURES = "paceline/failures"
 
 
@@ -34,6 +36,15 @@ class Meeting:
         if self.world.is_main:
             self.store.set(f"paceline/{name}", value)
         return self.store.get(f"paceline/{name}").decode()
+
+    def leave(self) -> None:
+        """Leave the store; rank 0, which hosts it, waits until all have, so that no one is left asking."""
+        if self.store is None:
+            return
+        self.store.set(f"{_LEFT}/{self.world.rank}", "")
+        if self.world.is_main:
+            with contextlib.suppress(RuntimeError):  # a rank that was lost is not waited for longer
+                self.store.wait([f"{_LEFT}/{rank}" for rank in range(self.world.world_size)], _LEAVE_TIMEOUT)
 
     def is_first_to_fail(self) -> bool:
         """Claim the right to explain a failure; True for one rank of the run, the first that failed.
@@ -59,13 +70,18 @@ def meeting(world: World, section: Parallel) -> Iterator[Meeting]:
     met = Meeting(world, timeout, _store(world, timeout) if world.world_size > 1 else None)
     try:
         yield met
+        met.leave()
     except Exception as error:
         if not met.is_first_to_fail():
             raise PeerLostError("another rank failed", is_explained=True) from error
+        if isinstance(error, PacelineError):
+            error.is_claimed = True
         if _is_lost_peer(error):
             place = f"rank {world.rank} of {world.world_size}"
             reason = " ".join(str(error).split())[:160]
-            raise PeerLostError(f"{place}: another rank went away: {reason}", is_explained=False) from error
+            lost = PeerLostError(f"{place}: another rank went away: {reason}", is_explained=False)
+            lost.is_claimed = True
+            raise lost from error
         raise
 
 

@@ -68,7 +68,9 @@ def _find(name: str) -> Path:
     if name in preset_names():
         return preset
     if path.is_dir():
-        raise RecipeError(f"{path}: is a folder without {RUN_RECIPE}, so not a run (name a run directory or a preset)")
+        raise RecipeError(
+            f"{path}: is a folder without {RUN_RECIPE}, no run (images: paceline train folder data.source.root=...)"
+        )
     hint = near_miss(name, preset_names()) or " (see `paceline recipes`)"
     raise RecipeError(f"{name!r}: is neither a preset, a recipe file nor a run directory{hint}")
 
@@ -124,4 +126,4 @@ def _short_name(path: Path) -> str:
     """Return a name fit for a folder: the preset's, the file's, or the run's."""
     if path.is_relative_to(PRESETS):
         return str(path.relative_to(PRESETS).with_suffix("")).replace("/", "-")
-    return path.parent.name if path.name == RUN_RECIPE else path.stem
+    return path.resolve().parent.name if path.name == RUN_RECIPE else path.stem

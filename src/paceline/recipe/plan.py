@@ -86,7 +86,10 @@ class Plan:
             log_every=every(recipe.log.every),
             peak_lr=peak_lr,
             lr_sentence=lr_sentence(recipe, peak_lr),
-            notes=tuple(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
+            notes=(
+                *(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
+                *_beyond_the_end(recipe, steps_per_epoch, total_steps),
+            ),
         )
 
     def steps(self, duration: Duration) -> int:
@@ -154,6 +157,16 @@ def _total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
         assert train.steps != "auto", "the schema lets exactly one through"
         return train.steps
     return max(1, round(train.epochs * steps_per_epoch))
+
+
+def _beyond_the_end(recipe: Recipe, steps_per_epoch: int, total_steps: int) -> list[str]:
+    """Return a sentence when the run ends before the learning rate has reached its peak."""
+    schedule = recipe.schedule
+    rise = schedule.peak_at if isinstance(schedule, OneCycle) else schedule.warmup
+    steps = _steps(rise, steps_per_epoch, recipe.data.batch_size, total_steps)
+    if steps < total_steps:
+        return []
+    return [f"schedule: the run ends at step {total_steps:,}, within its warm-up of {count(steps, 'step')}"]
 
 
 def _image_size(recipe: Recipe, info: DatasetInfo) -> int:

@@ -53,7 +53,7 @@ class Checkpoints:
             "schedule": schedule.state(),
             **facts,
         }
-        (beside / _STATE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        (beside / _STATE).write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         digests = {name: _sha256(beside / name) for name in (_MODEL, _OPTIMIZER, _STATE)}
         (beside / _MANIFEST).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
         for path in (*beside.iterdir(), beside):
@@ -106,7 +106,12 @@ def load_rest(path: Path, optimizer: torch.optim.Optimizer, schedule: Schedule) 
     for name, tensor in tensors.items():
         number, _, key = name.partition(".")
         state.setdefault(int(number), {})[key] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    laid_out = {
+        number: {key: _like(parameters[number], value) for key, value in values.items()}
+        for number, values in state.items()
+    }
+    optimizer.load_state_dict({"state": laid_out, "param_groups": optimizer.state_dict()["param_groups"]})
     values = read_state(path)
     schedule.load(values["schedule"])
     return TrainState.from_dict(values["train"])
@@ -120,8 +125,8 @@ def read_state(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path / _STATE}: cannot be read: {error} (remove {path.name} to use the last)"
         ) from None
-    if values.get("format_version") != FORMAT_VERSION:
-        version = values.get("format_version")
+    version = values.get("format_version") if isinstance(values, dict) else None
+    if version != FORMAT_VERSION:
         raise CheckpointError(f"{path}: has format {version}, this paceline reads {FORMAT_VERSION} (update paceline)")
     assert isinstance(values, dict)
     return values
@@ -146,6 +151,13 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
+def _like(parameter: Tensor, value: Tensor) -> Tensor:
+    """Return `value` in the memory format of its parameter; fused updates are slow on a pair that differs."""
+    if value.shape != parameter.shape:
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
 def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return contiguous host tensors of their own, which is what safetensors stores."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
@@ -154,6 +166,8 @@ def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _verify(path: Path) -> None:
     try:
         digests = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(digests, dict) or set(digests) != {_MODEL, _OPTIMIZER, _STATE}:
+            raise ValueError(f"{_MANIFEST} does not list the checkpoint's files")
         damaged = next((name for name, digest in digests.items() if _sha256(path / name) != digest), None)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error} (remove it to use the one before)") from None

@@ -83,7 +83,8 @@ class Trainer:
 
     def fit(self, state: TrainState) -> None:
         """Train from `state` to the last step, or to the step at which the stopping rule is met."""
-        for batch in self.clock.batches(self.loader.batches(state.step, self.total_steps)):
+        stop = state.step if self.stop_rule.reached(state) else self.total_steps
+        for batch in self.clock.batches(self.loader.batches(state.step, stop)):
             loss = self.train_step(batch, state.step)
             self.journal.step(state, batch, loss)
             state.advance(self.batch_size)
@@ -93,7 +94,9 @@ class Trainer:
             done = self.stop_rule.reached(state)
             if self.saving.due(state.step) or (done and self.saving.every):
                 with self.clock.paused("checkpoint"):
+                    self.journal.settle(state)
                     self.save(state)
+                    self.journal.saved()
             if done:
                 break
 

@@ -22,7 +22,14 @@ class Journal:
     """
 
     def __init__(
-        self, plan: Plan, strategy: Strategy, schedule: Schedule, sink: LogSink, trace: SampleTrace, watch: Stopwatch
+        self,
+        plan: Plan,
+        strategy: Strategy,
+        schedule: Schedule,
+        sink: LogSink,
+        trace: SampleTrace,
+        watch: Stopwatch,
+        state: TrainState,
     ) -> None:
         self._cadence = Cadence(plan.log_every, plan.total_steps)
         self._batch_size = plan.batch_size
@@ -32,13 +39,13 @@ class Journal:
         self._sink = sink
         self._trace = trace
         self._watch = watch
-        self._loss: Tensor | None = None
-        self._steps = 0
+        self._loss: Tensor | float = state.loss_sum
+        self._steps = state.loss_steps
 
     def step(self, state: TrainState, batch: Batch, loss: Tensor) -> None:
         """Note step `state.step` (from 0), whose mean loss on this rank is `loss` (float32 [], on the device)."""
         self._trace.record(state.step, batch)
-        self._loss = loss if self._loss is None else self._loss + loss
+        self._loss = self._loss + loss
         self._steps += 1
         self._watch.add(self._batch_size)
         if self._cadence.due(state.step + 1):
@@ -52,27 +59,46 @@ class Journal:
         self._sink.evaluated(EvalRecord(state.step, epoch, state.images_seen, state.trained_s, state.last))
         self._watch.look()
 
+    def settle(self, state: TrainState) -> None:
+        """Put the losses since the last record, as a mean over the ranks, into `state`, which is about to be saved.
+
+        Raise `NonFiniteLossError` when one of them is no number, so that what it made of the weights is not saved.
+        """
+        if isinstance(self._loss, Tensor):
+            self._loss = self._strategy.mean(self._loss)
+            state.loss_sum = self._loss.item()
+        state.loss_steps = self._steps
+        self._check(state.loss_sum, state.step)
+        state.trained_s = self._watch.elapsed_s
+
+    def saved(self) -> None:
+        """Leave the time that saving took out of the rate."""
+        self._watch.look()
+
     def close(self) -> None:
         """Close what is written to."""
         self._sink.close()
         self._trace.close()
 
     def _write(self, state: TrainState) -> None:
-        assert self._loss is not None
+        assert isinstance(self._loss, Tensor)
         loss = self._strategy.mean(self._loss / self._steps).item()
         step = state.step + 1
-        lr = self._schedule.lr(state.step)
-        if not math.isfinite(loss):
-            raise NonFiniteLossError(f"train: the loss is {loss} by step {step}, at lr {lr:.4g} (lower optim.lr)")
+        self._check(loss, step)
         self._sink.step(
             StepRecord(
                 step=step,
                 epoch=step / self._steps_per_epoch,
                 images_seen=step * self._batch_size,
                 loss=loss,
-                lr=lr,
+                lr=self._schedule.lr(state.step),
                 images_per_s=self._watch.rate(),
                 trained_s=self._watch.elapsed_s,
             )
         )
-        self._loss, self._steps = None, 0
+        self._loss, self._steps = 0.0, 0
+
+    def _check(self, loss: float, step: int) -> None:
+        if not math.isfinite(loss):
+            lr = self._schedule.lr(step - 1)
+            raise NonFiniteLossError(f"train: the loss is {loss} by step {step}, at lr {lr:.4g} (lower optim.lr)")

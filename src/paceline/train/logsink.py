@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import io
 import json
 import zlib
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import IO, Any, Literal, Protocol
 
 from paceline.core.errors import RecipeError
 from paceline.core.results import EvalResult
-from paceline.core.rundir import RunDir, read_lines
+from paceline.core.rundir import RunDir, read_lines, write_atomic
 from paceline.data.loader import Batch
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.recipe import Log
@@ -67,13 +68,14 @@ class FileSink:
     def __init__(self, rundir: RunDir, resume_step: int) -> None:
         self._steps = _reopened(rundir.steps, resume_step)
         self._evals = _reopened(rundir.evals, resume_step)
-        self._metrics = rundir.metrics.open("w", newline="", encoding="utf-8")
         columns = ["step", "epoch", "images_seen", "trained_s", "images", "top1", "top5", "loss"]
+        table = io.StringIO(newline="")
+        rows = csv.DictWriter(table, columns)
+        rows.writeheader()
+        rows.writerows(read_lines(rundir.evals))
+        write_atomic(rundir.metrics, table.getvalue())
+        self._metrics = rundir.metrics.open("a", newline="", encoding="utf-8")
         self._rows = csv.DictWriter(self._metrics, columns)
-        self._rows.writeheader()
-        for row in read_lines(rundir.evals):
-            self._rows.writerow(row)
-        self._metrics.flush()
 
     def started(self, plan: Plan, step: int) -> None:
         """Do nothing: the plan has a file of its own."""
@@ -102,7 +104,7 @@ class TensorBoardSink:
     def __init__(self, rundir: RunDir, resume_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(rundir.tensorboard), purge_step=resume_step or None)
+        self._writer = SummaryWriter(str(rundir.tensorboard), purge_step=resume_step + 1)
 
     def started(self, plan: Plan, step: int) -> None:
         """Do nothing: TensorBoard shows no plan."""
@@ -196,13 +198,21 @@ def build_sinks(
     rundir: RunDir, tensorboard: Literal["auto", "on", "off"], resume_step: int, extra: Sequence[LogSink]
 ) -> Sinks:
     """Return rank 0's sinks: files, TensorBoard as asked, and `extra` ones such as a terminal's."""
-    installed = importlib.util.find_spec("tensorboard") is not None
-    if tensorboard == "on" and not installed:
-        raise RecipeError("log.tensorboard: on, but it is not installed (pip install 'paceline[tensorboard]')")
     sinks: list[LogSink] = [FileSink(rundir, resume_step)]
-    if installed and tensorboard != "off":
+    if tensorboard != "off" and _has_tensorboard():
         sinks.append(TensorBoardSink(rundir, resume_step))
     return Sinks([*sinks, *extra])
+
+
+def require_tensorboard(log: Log) -> None:
+    """Raise `RecipeError` when TensorBoard is asked for and not installed."""
+    if log.tensorboard == "on" and not _has_tensorboard():
+        raise RecipeError("log.tensorboard: on, but it is not installed (pip install 'paceline[tensorboard]')")
+
+
+def _has_tensorboard() -> bool:
+    found = importlib.util.find_spec("tensorboard")
+    return found is not None and found.origin is not None  # a mere folder of that name is no package
 
 
 def build_trace(log: Log, rundir: RunDir, rank: int, resume_step: int) -> SampleTrace:
@@ -213,10 +223,8 @@ def build_trace(log: Log, rundir: RunDir, rank: int, resume_step: int) -> Sample
 def _reopened(path: Path, last_step: int) -> IO[str]:
     """Open a JSON-lines file to append to, with the records up to `last_step` that it already has."""
     kept = [record for record in read_lines(path) if record["step"] <= last_step]
-    file = path.open("w", encoding="utf-8")
-    for record in kept:
-        _append(file, record)
-    return file
+    write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
+    return path.open("a", encoding="utf-8")
 
 
 def _append(file: IO[str], record: dict[str, Any]) -> None:

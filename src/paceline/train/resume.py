@@ -10,7 +10,18 @@ from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import write_text
 
-_FREE_TO_CHANGE = ("log.", "measure.", "checkpoint.", "parallel.", "data.workers", "data.eval_batch_size")
+_FREE_TO_CHANGE = (
+    "log.",
+    "measure.",
+    "checkpoint.",
+    "parallel.",
+    "data.workers",
+    "data.eval_batch_size",
+    "data.source.download",
+    "data.source.root",  # data may move
+    "data.source.train_root",
+    "data.source.val_root",
+)
 
 
 def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> None:
@@ -23,9 +34,9 @@ def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> None:
             raise RecipeError(f"--resume: {rundir.path} was started with {', '.join(changes)} (resume it as it was)")
 
 
-def open_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> None:
+def open_rundir(rundir: RunDir, recipe: Recipe) -> None:
     """Make the run directory and write the recipe into it."""
-    rundir.create(resume=resume)
+    rundir.create()
     write_atomic(rundir.recipe, f"# recipe {recipe.hash}\n" + write_text(recipe.to_dict()))
 
 

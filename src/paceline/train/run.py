@@ -17,6 +17,7 @@ from paceline.data.sources.build import build_datasets
 from paceline.measure import build_clock
 from paceline.measure.machine import describe_machine
 from paceline.measure.rate import Stopwatch
+from paceline.models.trial import check_model
 from paceline.parallel.device import choose_device, generators, set_threads
 from paceline.parallel.group import Meeting, joined, meeting, once_a_node
 from paceline.parallel.strategy import build_strategy
@@ -26,7 +27,7 @@ from paceline.train.cadence import Cadence
 from paceline.train.checkpoint import Checkpoints, load_model, load_rest
 from paceline.train.engine import StepSeed, Trainer
 from paceline.train.journal import Journal
-from paceline.train.logsink import LogSink, Sinks, build_sinks, build_trace
+from paceline.train.logsink import LogSink, Sinks, build_sinks, build_trace, require_tensorboard
 from paceline.train.optim import build_optimizer
 from paceline.train.outcome import summarise
 from paceline.train.parts import Parts
@@ -55,12 +56,10 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         if world.is_main:
             check_rundir(rundir, recipe, resume=resume)
         rundir = RunDir(Path(met.share("rundir", str(rundir.path))))
-        ended = finished(rundir) if resume else None
-        if ended:
-            return ended
+        ended = finished(rundir) if resume and world.is_main else None
+        if met.share("ended", "yes" if ended else "no") == "yes":
+            return ended or rundir.read_result()
         with _parts(recipe, met, train_ranks=world.world_size) as parts:
-            if world.is_main:  # not before the data was read: what is refused leaves nothing behind
-                open_rundir(rundir, recipe, resume=resume)
             newest = Checkpoints(rundir.checkpoints, recipe.checkpoint.keep).newest() if resume else None
             return _train(parts, rundir, invocation, start_from=met.share("start_from", str(newest or "")))
 
@@ -68,9 +67,10 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
 def evaluate(recipe: Recipe, world: World, checkpoint: Path) -> EvalResult:
     """Evaluate the weights in `checkpoint` on the validation split of `recipe`, as one rank of `world`."""
     with meeting(world, recipe.parallel) as met, _parts(recipe, met, train_ranks=1) as parts:
-        # The training batch need not divide over the ranks that evaluate.
-        eval_batch = -(-parts.plan.eval_batch // world.world_size)
-        parts = replace(parts, plan=replace(parts.plan, eval_batch=eval_batch))
+        # The training batch need not divide over the ranks that evaluate, so the plan is that of one.
+        if recipe.data.eval_batch_size == "auto":
+            eval_batch = -(-parts.plan.eval_batch // world.world_size)
+            parts = replace(parts, plan=replace(parts.plan, eval_batch=eval_batch))
         model = parts.model()
         load_model(checkpoint, model)
         return parts.evaluator(build_strategy(world, parts.device))(model)
@@ -85,6 +85,7 @@ def _parts(recipe: Recipe, met: Meeting, train_ranks: int) -> Iterator[Parts]:
     with joined(met, recipe.parallel, device):
         datasets = once_a_node(world, lambda is_first: build_datasets(recipe.data.source, may_download=is_first))
         plan = Plan.derive(recipe, train_ranks, datasets.train.info, datasets.val.info)
+        check_model(recipe.model, plan)
         yield Parts(recipe, world, device, datasets, plan)
 
 
@@ -100,7 +101,7 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, start_from: 
     replica = strategy.prepare(model)
 
     machine = describe_machine()
-    sinks = _records(parts, rundir, machine, state, invocation)
+    sinks = _records(parts, rundir, machine, state, invocation)  # what is refused before this leaves nothing behind
     watch = Stopwatch(state.trained_s)
     clock = build_clock(recipe.measure.clock, device_type=parts.device.type, warmup_steps=recipe.measure.warmup_steps)
     trainer = Trainer(
@@ -114,11 +115,11 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, start_from: 
         place=parts.placement(),
         loader=parts.train_loader(),
         evaluate=parts.evaluator(strategy),
-        save=_Saver(checkpoints, model, optimizer, schedule, watch, parts),
+        save=_Saver(checkpoints, model, optimizer, schedule, parts),
         stop_rule=build_stop_rule(recipe.train.stop),
         clock=clock,
         journal=Journal(
-            plan, strategy, schedule, sinks, build_trace(recipe.log, rundir, world.rank, state.step), watch
+            plan, strategy, schedule, sinks, build_trace(recipe.log, rundir, world.rank, state.step), watch, state
         ),
         seed=StepSeed(recipe.seed, world.rank, generators(parts.device)),
         evaluation=Cadence(plan.eval_every, plan.total_steps),
@@ -149,6 +150,8 @@ def _records(parts: Parts, rundir: RunDir, machine: dict[str, Any], state: Train
     """Write what is known before the first step, and return where the rest goes; rank 0 alone writes."""
     if not parts.world.is_main:
         return Sinks(())
+    require_tensorboard(parts.recipe.log)
+    open_rundir(rundir, parts.recipe)
     rundir.write_json("plan.json", parts.plan.to_dict())
     rundir.write_json("machine.json", machine)
     sinks = build_sinks(rundir, parts.recipe.log.tensorboard, state.step, invocation.listeners)
@@ -169,12 +172,9 @@ class _Saver:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: Schedule
-    watch: Stopwatch
     parts: Parts
 
     def __call__(self, state: TrainState) -> None:
-        state.trained_s = self.watch.elapsed_s
         if self.parts.world.is_main:
             facts = {"recipe_hash": self.parts.recipe.hash, "world_size": self.parts.world.world_size}
             self.checkpoints.save(state, self.model, self.optimizer, self.schedule, facts)
-        self.watch.look()

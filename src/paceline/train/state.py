@@ -11,7 +11,8 @@ class TrainState:
     """Progress after `step` optimizer steps: everything but weights, optimizer and schedule.
 
     `hits` counts evaluations in a row that met the target; `trained_s` is the time since the first step of the
-    run, over all its processes; `target_s` is that time when the target was reached.
+    run, over all its processes; `target_s` is that time when the target was reached. `loss_sum` is the sum of the
+    mean losses of the `loss_steps` steps since the last logged one.
     """
 
     step: int = 0
@@ -23,6 +24,8 @@ class TrainState:
     hits: int = 0
     trained_s: float = 0.0
     target_s: float | None = None
+    loss_sum: float = 0.0
+    loss_steps: int = 0
 
     def advance(self, images: int) -> None:
         """Count one optimizer step over `images` images of all ranks."""
@@ -39,7 +42,7 @@ class TrainState:
         """Return plain values for JSON."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         for name in ("last", "best"):
-            values[name] = values[name].model_dump() if values[name] else None
+            values[name] = values[name].model_dump(mode="json") if values[name] else None
         return values
 
     @classmethod

@@ -42,17 +42,26 @@ def test_a_write_that_fails_leaves_the_old_text(tmp_path, monkeypatch):
 
 def test_a_default_name_is_the_recipe_and_the_second(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert RunDir.default("digits", NOW).path == Path("runs/digits-20261121-101509")
+    assert RunDir.claim("digits", NOW).path == Path("runs/digits-20261121-101509")
+    assert Path("runs/digits-20261121-101509").is_dir()
 
 
 def test_a_default_name_that_is_taken_gets_a_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = []
     for _ in range(3):
-        rundir = RunDir.default("digits", NOW)
-        rundir.create(resume=False)
+        rundir = RunDir.claim("digits", NOW)
         names.append(rundir.path.name)
     assert names == ["digits-20261121-101509", "digits-20261121-101509-2", "digits-20261121-101509-3"]
+
+
+def test_a_claimed_folder_is_given_back_only_while_it_is_empty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused, begun = RunDir.claim("digits", NOW), RunDir.claim("digits", NOW)
+    begun.create()
+    for rundir in (refused, begun):
+        rundir.give_back()
+    assert not refused.path.exists() and begun.checkpoints.is_dir()
 
 
 def test_every_file_of_a_run_has_its_designed_name(tmp_path):
@@ -65,33 +74,30 @@ def test_every_file_of_a_run_has_its_designed_name(tmp_path):
 
 def test_create_makes_the_folder_and_those_above_it_and_may_be_repeated(tmp_path):
     run = RunDir(tmp_path / "a" / "b")
-    run.create(resume=False)
-    run.create(resume=False)
+    run.create()
+    run.create()
     assert run.checkpoints.is_dir()
 
 
-@pytest.mark.parametrize("method", ["refuse_another_run", "create"])
-def test_a_folder_that_holds_a_run_is_refused_unless_it_is_resumed(tmp_path, method):
+def test_a_folder_that_holds_a_run_is_refused_unless_it_is_resumed(tmp_path):
     run = RunDir(tmp_path)
     run.recipe.write_text("train: {epochs: 1}\n")
-    assert refusal(RecipeError, getattr(run, method), resume=False) == (
+    assert refusal(RecipeError, run.refuse_another_run, resume=False) == (
         f"--run-dir: {tmp_path} already holds a run (add --resume, or name another)"
     )
-    getattr(run, method)(resume=True)
+    run.refuse_another_run(resume=True)
 
 
 def test_a_folder_with_other_files_is_no_run(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    RunDir(tmp_path).create(resume=False)
+    RunDir(tmp_path).create()
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_a_folder_below_a_file_is_refused_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     run = RunDir(tmp_path / "file" / "run")
-    assert refusal(RecipeError, run.create, resume=False) == (
-        f"--run-dir: {run.path} cannot be made: Not a directory (name another)"
-    )
+    assert refusal(RecipeError, run.create) == (f"--run-dir: {run.path} cannot be made: Not a directory (name another)")
 
 
 def test_a_folder_in_an_unwritable_one_is_refused_in_one_line(tmp_path, monkeypatch):
@@ -102,14 +108,14 @@ def test_a_folder_in_an_unwritable_one_is_refused_in_one_line(tmp_path, monkeypa
 
     monkeypatch.setattr(Path, "mkdir", denied)
     run = RunDir(tmp_path / "run")
-    assert refusal(RecipeError, run.create, resume=False) == (
+    assert refusal(RecipeError, run.create) == (
         f"--run-dir: {run.path} cannot be made: Permission denied (name another)"
     )
 
 
 def test_a_name_too_long_for_the_system_is_refused_in_one_line(tmp_path):
     run = RunDir(tmp_path / ("x" * 300))
-    assert refusal(RecipeError, run.create, resume=False) == (
+    assert refusal(RecipeError, run.refuse_another_run, resume=False) == (
         f"--run-dir: {run.path} cannot be read: File name too long (name another)"
     )
 

@@ -32,6 +32,18 @@ def test_evaluation_scales_the_short_side_and_cuts_the_centre() -> None:
     assert torch.equal(CentreCrop(224, 0.875)(whole, NO_DRAWS), F.pil_to_tensor(expected))
 
 
+@pytest.mark.parametrize("size", [(1, 30_000), (30_000, 1)])
+def test_a_thread_of_an_image_is_cut_before_it_is_scaled(size: tuple[int, int]) -> None:
+    """Scaled by its short side it would be 2 GB."""
+    assert CentreCrop(224, 0.875)(picture(*size), NO_DRAWS).shape == (3, 224, 224)
+
+
+def test_cutting_a_long_picture_first_changes_next_to_nothing() -> None:
+    long = picture(900, 100)
+    expected = F.pil_to_tensor(F.center_crop(F.resize(long, [256], antialias=True), [224, 224]))
+    assert (CentreCrop(224, 0.875)(long, NO_DRAWS).int() - expected.int()).abs().float().mean() < 1
+
+
 def test_a_random_crop_lies_inside_and_keeps_to_its_ranges() -> None:
     crop = RandomResizedCrop(32, (0.08, 1.0), (0.75, 4 / 3))
     rng = np.random.default_rng(1)

@@ -61,7 +61,10 @@ def test_torchvision_networks_that_do_not_classify_images_are_unknown(name):
 @pytest.mark.parametrize(("field", "value"), [("norm", "group"), ("norm", "none"), ("width", 0.5)])
 def test_a_setting_of_our_networks_is_refused_elsewhere(name, field, value):
     message = error_of(Model.model_validate({"name": name, field: value}))
-    assert message == f"model.{field}: {value} has no effect on {name} (remove it, or use one of {OURS})"
+    default = Model.model_fields[field].default
+    assert (
+        message == f"model.{field}: {value} has no effect on {name} (set model.{field}={default}, or use one of {OURS})"
+    )
 
 
 def test_missing_timm_says_how_to_install_it(monkeypatch):

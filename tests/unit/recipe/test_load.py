@@ -52,7 +52,7 @@ NEITHER = "is neither a preset, a recipe file nor a run directory"
         ("../presets/base", f"'../presets/base': {NEITHER} {SEE}"),
         ("none.yaml", "none.yaml: no such recipe file (see `paceline recipes` for the presets)"),
         ("~no-such-user/r.yml", "~no-such-user/r.yml: no such recipe file (see `paceline recipes` for the presets)"),
-        (".", ".: is a folder without recipe.yaml, so not a run (name a run directory or a preset)"),
+        (".", ".: is a folder without recipe.yaml, no run (images: paceline train folder data.source.root=...)"),
         ("x" * 300, f"'{'x' * 300}': cannot be read: File name too long {SEE}"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_circle_of_recipes_is_refused(write, refusal):
         ("base.yaml", "base.yaml: no such recipe file (see `paceline recipes` for the presets)"),
         ("[base]", "['base'] is not a name (write a preset or a file)"),
         ("3", "3 is not a name (write a preset or a file)"),
-        ("''", ".: is a folder without recipe.yaml, so not a run (name a run directory or a preset)"),
+        ("''", ".: is a folder without recipe.yaml, no run (images: paceline train folder data.source.root=...)"),
     ],
 )
 def test_a_base_that_is_missing_is_refused_at_the_line_that_names_it(presets, write, refusal, base, message):

@@ -121,6 +121,27 @@ def test_damage_to_any_file_is_found_and_named(tmp_path: Path, name: str, damage
     assert caught.value.exit_code == 4
 
 
+def test_a_manifest_that_lists_nothing_vouches_for_nothing(tmp_path: Path) -> None:
+    model = net()
+    path = save(tmp_path, model, optimizers(model)[0], state(1))
+    for text in ("{}", "[]", "null"):
+        (path / "manifest.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"manifest.json does not list"):
+            load_model(path, net())
+
+
+def test_the_optimizers_state_comes_back_in_the_layout_of_its_parameters(tmp_path: Path) -> None:
+    model = net().to(memory_format=torch.channels_last)
+    optimizer = optimizers(model)[0]
+    train(model, optimizer, 1)
+    path = save(tmp_path, model, optimizer, state(1))
+    resumed = optimizers(model)[0]
+    load_rest(path, resumed, plateau())
+    for parameter, values in resumed.state.items():
+        assert values["momentum_buffer"].stride() == parameter.stride()
+    assert len(resumed.state) == 6
+
+
 def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
     model = net()
     path = save(tmp_path, model, optimizers(model)[0], state(1))
