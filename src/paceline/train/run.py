@@ -61,7 +61,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
             return ended or rundir.read_result()
         with _parts(recipe, met, train_ranks=world.world_size) as parts:
             newest = Checkpoints(rundir.checkpoints, recipe.checkpoint.keep).newest() if resume else None
-            return _train(parts, rundir, invocation, start_from=met.share("start_from", str(newest or "")))
+            return _train(parts, rundir, invocation, met, start_from=met.share("start_from", str(newest or "")))
 
 
 def evaluate(recipe: Recipe, world: World, checkpoint: Path) -> EvalResult:
@@ -89,7 +89,7 @@ def _parts(recipe: Recipe, met: Meeting, train_ranks: int) -> Iterator[Parts]:
         yield Parts(recipe, world, device, datasets, plan)
 
 
-def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, start_from: str) -> RunResult:
+def _train(parts: Parts, rundir: RunDir, invocation: Invocation, met: Meeting, *, start_from: str) -> RunResult:
     recipe, world, plan = parts.recipe, parts.world, parts.plan
 
     model = parts.model()
@@ -102,6 +102,7 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, *, start_from: 
 
     machine = describe_machine()
     sinks = _records(parts, rundir, machine, state, invocation)  # what is refused before this leaves nothing behind
+    met.share("opened", "yes")  # the others write into the folder that rank 0 has made
     watch = Stopwatch(state.trained_s)
     clock = build_clock(recipe.measure.clock, device_type=parts.device.type, warmup_steps=recipe.measure.warmup_steps)
     trainer = Trainer(
