@@ -120,6 +120,6 @@ def test_a_finished_run_is_left_as_it_is(paceline, tmp_path: Path) -> None:
 def test_a_changed_recipe_is_refused_and_named(paceline) -> None:
     words = ("train", "train.steps=3", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
     assert paceline(*words).code == 0
-    paceline(*words, "--resume", "optim.lr=0.5").says("--resume: run", "optim.lr=0.05 (now 0.5)")
+    paceline(*words, "--resume", "optim.lr=0.5").says("--resume: run", "optim.lr=0.1 (now 0.5)")
     paceline(*words).says("--run-dir: run already holds a run", "--resume")
     assert paceline(*words, "--resume", "log.every=1st").code == 0

@@ -9,11 +9,17 @@ from paceline.cli.progress import LiveProgress, PlainProgress, build_progress, d
 from paceline.core.dataset import DatasetInfo
 from paceline.core.results import EvalResult
 from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
 from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
 
 INFO = DatasetInfo("made", "train", 640, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3, notes=("3 files left out",))
-PLAN = Plan.derive(load("digits").recipe, 2, INFO, replace(INFO, split="val"))
+PLAN = Plan.derive(
+    load("digits", Patch.parse(["data.batch_size=64", "train.epochs=10", "optim.lr=0.05"])).recipe,
+    2,
+    INFO,
+    replace(INFO, split="val"),
+)
 
 
 def run(sink: LogSink) -> None:
