@@ -63,6 +63,10 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
     match detail["type"]:
         case "extra_forbidden":
             known = _siblings(detail["loc"][:-1])
+            owners = _variants_with(leaf, detail["loc"][:-1])
+            if owners:
+                chosen, fields = detail["loc"][-2], ", ".join(known)
+                return f"has no effect with {chosen}, only with {', '.join(owners)} ({chosen} has {fields})"
             return "is not a field" + (near_miss(leaf, known) or f" (one of {', '.join(known)})")
         case "missing" if isinstance(detail["loc"][-1], int):
             return f"{_shown(detail['input'])} is too short (write {int(details[-1]['loc'][-1]) + 1} values)"
@@ -108,6 +112,18 @@ def _siblings(loc: tuple[str | int, ...]) -> list[str]:
     for part in loc:
         node = _step(_resolve(node, schema), part, schema)
     return list(_resolve(node, schema).get("properties", {}))
+
+
+def _variants_with(field: str, loc: tuple[str | int, ...]) -> list[str]:
+    """Return the variants that have `field`, beside the one chosen at `loc`; none where `loc` is no variant."""
+    schema = Recipe.model_json_schema()
+    node: dict[str, Any] = schema
+    for part in loc[:-1]:
+        node = _step(_resolve(node, schema), part, schema)
+    node = _resolve(node, schema)
+    mappings = [option.get("discriminator", {}).get("mapping", {}) for option in (node, *node.get("anyOf", []))]
+    variants: dict[str, str] = next((mapping for mapping in mappings if mapping), {})
+    return [name for name, ref in variants.items() if field in _resolve({"$ref": ref}, schema)["properties"]]
 
 
 def _resolve(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:

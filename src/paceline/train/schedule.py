@@ -1,13 +1,13 @@
 """The learning rate at each step. All but `Plateau` are pure functions of the step."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from paceline.recipe.plan import Plan
-from paceline.recipe.schema import optim as sections
-from paceline.recipe.schema.optim import ScheduleSection
+from paceline.recipe.schema import schedule as sections
+from paceline.recipe.schema.schedule import ScheduleSection
 
 
 class Schedule(Protocol):
@@ -49,18 +49,27 @@ class Flat:
 
 @dataclass(frozen=True)
 class Fall:
-    """From the peak at step `first` to `final` at step `last`, along half a cosine or a straight line."""
+    """From the peak at step `first` to `final` at step `last`, along `curve`, which falls from 1 to 0 over [0, 1]."""
 
     first: int
     last: int
     final: float
-    is_cosine: bool
+    curve: Callable[[float], float]
 
     def share(self, step: int) -> float:
         """Return the share of the peak at `step`."""
         progress = min(1.0, max(0.0, (step - self.first) / max(1, self.last - self.first)))
-        fallen = (1 - math.cos(math.pi * progress)) / 2 if self.is_cosine else progress
-        return 1.0 + (self.final - 1.0) * fallen
+        return self.final + (1.0 - self.final) * self.curve(progress)
+
+
+def half_cosine(progress: float) -> float:
+    """Return (1 + cos(pi t)) / 2 (Loshchilov and Hutter 2017, arXiv 1608.03983)."""
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def power_of(power: float) -> Callable[[float], float]:
+    """Return the curve (1 - t) ** power; 1 is a straight line."""
+    return lambda progress: (1 - progress) ** power
 
 
 @dataclass(frozen=True)
@@ -87,26 +96,45 @@ class OneCycle:
     def share(self, step: int) -> float:
         """Return the share of the peak at `step`."""
         if step < self.peak_at:
-            risen = (1 - math.cos(math.pi * step / self.peak_at)) / 2
-            return self.start + (1.0 - self.start) * risen
-        return Fall(self.peak_at, self.last, self.final, is_cosine=True).share(step)
+            return self.start + (1.0 - self.start) * half_cosine(1 - step / self.peak_at)
+        return Fall(self.peak_at, self.last, self.final, half_cosine).share(step)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The rise over the first `steps` steps, whose last one has the peak, from `start` (a share of it).
+
+    Gradual and constant warm-up as in Goyal et al. 2017 (arXiv 1706.02677), section 2.2.
+    """
+
+    steps: int
+    start: float
+    shape: Literal["linear", "exponential", "constant"] = "linear"
+
+    def share(self, step: int) -> float:
+        """Return the share of the peak at global step `step`."""
+        if step >= self.steps:
+            return 1.0
+        match self.shape:
+            case "linear":
+                return self.start + (1.0 - self.start) * (step + 1) / self.steps
+            case "exponential":
+                return math.pow(self.start, 1 - (step + 1) / self.steps)
+            case "constant":
+                return self.start
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A fixed course: a linear warm-up over `warmup` steps, whose last one has the peak, then `shape`.
-
-    Warm-up as in Goyal et al. 2017 (arXiv 1706.02677), section 2.2.
-    """
+    """A fixed course: a warm-up, then `shape`."""
 
     peak: float
-    warmup: int
-    warmup_start: float
+    warmup: WarmUp
     shape: Shape
 
     def lr(self, step: int) -> float:
         """Return the learning rate of step `step`."""
-        return self.peak * _warm(step, self.warmup, self.warmup_start) * self.shape.share(step)
+        return self.peak * self.warmup.share(step) * self.shape.share(step)
 
     def observe(self, val_loss: float) -> None:
         """Ignore the evaluation: the course is fixed."""
@@ -124,8 +152,7 @@ class Plateau:
     """Multiply by `factor` after more than `patience` evaluations without a lower loss, as torch's scheduler does."""
 
     peak: float
-    warmup: int
-    warmup_start: float
+    warmup: WarmUp
     factor: float
     patience: int
     threshold: float
@@ -135,7 +162,7 @@ class Plateau:
 
     def lr(self, step: int) -> float:
         """Return the learning rate of step `step`."""
-        return self.peak * _warm(step, self.warmup, self.warmup_start) * self.share
+        return self.peak * self.warmup.share(step) * self.share
 
     def observe(self, val_loss: float) -> None:
         """Count an evaluation without improvement, or forget those before it."""
@@ -157,31 +184,30 @@ class Plateau:
         self.bad_evaluations, self.share = state["bad_evaluations"], state["share"]
 
 
-def _warm(step: int, warmup: int, start: float) -> float:
-    return 1.0 if step >= warmup else start + (1.0 - start) * (step + 1) / warmup
-
-
 def build_schedule(section: ScheduleSection, plan: Plan) -> Schedule:
     """Return the schedule of a run, its durations resolved to steps by `plan`."""
-    last = plan.total_steps
     if isinstance(section, sections.OneCycle):
-        shape = OneCycle(max(1, plan.steps(section.peak_at)), last, section.start, section.final)
-        return Curve(plan.peak_lr, 0, 0.0, shape)
-    warmup = plan.steps(section.warmup)
+        shape = OneCycle(max(1, plan.steps(section.peak_at)), plan.total_steps, section.start, section.final)
+        return Curve(plan.peak_lr, WarmUp(0, 0.0), shape)
+    warmup = WarmUp(plan.steps(section.warmup), section.warmup_start, section.warmup_shape)
     if isinstance(section, sections.Plateau):
-        return Plateau(plan.peak_lr, warmup, section.warmup_start, section.factor, section.patience, section.threshold)
-    return Curve(plan.peak_lr, warmup, section.warmup_start, _shape(section, plan, warmup))
+        return Plateau(plan.peak_lr, warmup, section.factor, section.patience, section.threshold)
+    return Curve(plan.peak_lr, warmup, _shape(section, plan, warmup.steps))
 
 
 def _shape(
-    section: sections.Constant | sections.Cosine | sections.Linear | sections.Step, plan: Plan, warmup: int
+    section: sections.Constant | sections.Cosine | sections.Linear | sections.Polynomial | sections.Step,
+    plan: Plan,
+    warmup: int,
 ) -> Shape:
     match section:
         case sections.Constant():
             return Flat()
         case sections.Cosine(final=final):
-            return Fall(warmup, plan.total_steps, final, is_cosine=True)
+            return Fall(warmup, plan.total_steps, final, half_cosine)
         case sections.Linear(final=final):
-            return Fall(warmup, plan.total_steps, final, is_cosine=False)
+            return Fall(warmup, plan.total_steps, final, power_of(1.0))
+        case sections.Polynomial(power=power, final=final):
+            return Fall(warmup, plan.total_steps, final, power_of(power))
         case sections.Step(milestones=milestones, factor=factor):
             return Milestones(tuple(plan.steps(milestone) for milestone in milestones), factor)

@@ -11,9 +11,18 @@ NO_DURATION = "is not a duration (write 5ep, 500st, 50000img, 10%, 90s, 30min or
 NO_TIME = "is wall-clock time, which differs between machines (use ep, st, img or %)"
 AT_MOST_2 = "should have at most 2 values"
 SIZES = "sets the size of the image, so it comes first, and only once"
-OF_STEP = "warmup, warmup_start, name, milestones, factor"
-OF_ADAM = "lr, lr_scaling, base_batch_size, weight_decay, decay_norm_and_bias, name, betas, eps"
-AUGMENTS = "pad_crop, flip, rotate, affine, color_jitter, random_resized_crop, resize"
+OF_STEP = "warmup, warmup_start, warmup_shape, name, milestones, factor"
+OF_ADAM = (
+    "lr, lr_scaling, base_batch_size, weight_decay, decay_norm_and_bias, norm_and_bias_lr, implementation, name, "
+    "betas, eps"
+)
+WITH_MOMENTUM = "lars, muon, rmsprop, schedule_free, sgd"
+WITH_FINAL = "cosine, linear, one_cycle, polynomial"
+OPTIMIZERS = "sgd, adam, adamw, rmsprop, novograd, lars, lamb, muon, schedule_free"
+AUGMENTS = (
+    "pad_crop, flip, rotate, affine, color_jitter, rand_augment, trivial_augment, random_erasing, cutout, "
+    "random_resized_crop, resize, mixup, cutmix"
+)
 
 UNKNOWN_KEYS = [
     (["sed=1"], "sed: is not a field (did you mean 'seed'?)"),
@@ -23,7 +32,10 @@ UNKNOWN_KEYS = [
     (["data.source={name: synthetic, channel: 1}"], "data.source.channel: is not a field (did you mean 'channels'?)"),
     (["optim.momentun=1"], "optim.momentun: is not a field (did you mean 'momentum'?)"),
     (["optim.name=adam", "optim.beta=1"], "optim.beta: is not a field (did you mean 'betas'?)"),
-    (["optim.name=adam", "optim.momentum=1"], f"optim.momentum: is not a field (one of {OF_ADAM})"),
+    (
+        ["optim.name=adam", "optim.momentum=1"],
+        f"optim.momentum: has no effect with adam, only with {WITH_MOMENTUM} (adam has {OF_ADAM})",
+    ),
     (["schedule.warmupp=1ep"], "schedule.warmupp: is not a field (did you mean 'warmup'?)"),
     (["data.augment=[rotate, {name: flip, pp: 1}]"], "data.augment[1].pp: is not a field (did you mean 'p'?)"),
     (["train.stop={top: 0.5, top1: 0.5}"], "train.stop.top: is not a field (did you mean 'top1'?)"),
@@ -43,7 +55,7 @@ WRONG_VALUES = [
     (["optim.lr=.inf"], "optim.lr: inf should be a finite number"),
     (["optim.lr="], "optim.lr: None should be a number"),
     (["optim.nesterov=3"], "optim.nesterov: 3 should be true or false"),
-    (["model.norm=sync"], "model.norm: 'sync' should be 'batch', 'group' or 'none'"),
+    (["model.norm=sync"], "model.norm: 'sync' should be 'batch', 'sync_batch', 'group' or 'none'"),
     (["measure.clock=yes"], "measure.clock: 'yes' should be 'on' or 'off'"),
     (["train.eval_every=3"], f"train.eval_every: 3 {NO_DURATION}"),
     (["train.eval_every=30min"], f"train.eval_every: '30min' {NO_TIME}"),
@@ -85,8 +97,8 @@ LISTS = [
 ]
 
 VARIANTS = [
-    (["optim.name=sdg"], "optim: 'sdg' is not one of sgd, adam, adamw (did you mean 'sgd'?)"),
-    (["optim.name=3"], "optim: '3' is not one of sgd, adam, adamw"),
+    (["optim.name=sdg"], f"optim: 'sdg' is not one of {OPTIMIZERS} (did you mean 'sgd'?)"),
+    (["optim.name=3"], f"optim: '3' is not one of {OPTIMIZERS}"),
     (["optim=sgd"], f"optim: 'sgd' {VALUE}"),
     (["optim="], f"optim: None {VALUE}"),
     (["model=[]"], f"model: [] {VALUE}"),
@@ -94,7 +106,7 @@ VARIANTS = [
     (["schedule.name=step"], "schedule.milestones: is needed (set schedule.milestones=...)"),
     (
         ["schedule.name=step", "schedule.final=0"],
-        f"schedule.final: is not a field (one of {OF_STEP}); 1 more like this",
+        f"schedule.final: has no effect with step, only with {WITH_FINAL} (step has {OF_STEP}); 1 more like this",
     ),
     (["data.source.name=manifest"], "data.source.train: is needed (set data.source.train=...); 1 more like this"),
 ]

@@ -9,7 +9,7 @@ from torch import nn
 from paceline.core.dataset import DatasetInfo
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
-from paceline.train.schedule import Plateau, Schedule, build_schedule
+from paceline.train.schedule import Plateau, Schedule, WarmUp, build_schedule
 
 INFO = DatasetInfo("made", "train", 100, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
 
@@ -39,6 +39,16 @@ def test_warm_up_starts_from_its_start() -> None:
     assert course(made, 6) == pytest.approx([0.06, 0.07, 0.08, 0.09, 0.1, 0.1])
 
 
+def test_warm_up_can_rise_by_a_constant_factor() -> None:
+    made = schedule({"name": "constant", "warmup": "3st", "warmup_start": 0.001, "warmup_shape": "exponential"})
+    assert course(made, 4) == pytest.approx([0.001, 0.01, 0.1, 0.1])
+
+
+def test_warm_up_can_stay_and_jump() -> None:
+    made = schedule({"name": "constant", "warmup": "3st", "warmup_start": 0.1, "warmup_shape": "constant"})
+    assert course(made, 5) == pytest.approx([0.01, 0.01, 0.01, 0.1, 0.1])
+
+
 def test_cosine_is_half_a_cosine() -> None:
     expected = [0.1 * (1 + math.cos(math.pi * step / 10)) / 2 for step in range(10)]
     assert course(schedule({"name": "cosine"})) == pytest.approx(expected)
@@ -52,6 +62,12 @@ def test_cosine_after_warm_up_falls_over_what_is_left_to_its_final_share() -> No
 
 def test_linear_is_a_straight_line() -> None:
     assert course(schedule({"name": "linear"})) == pytest.approx([0.1 * (1 - step / 10) for step in range(10)])
+
+
+def test_polynomial_is_a_power_of_what_is_left_after_warm_up() -> None:
+    made = schedule({"name": "polynomial", "warmup": "2st", "power": 2.0, "final": 0.1})
+    expected = [0.05, 0.1] + [0.1 * (0.1 + 0.9 * (1 - step / 8) ** 2) for step in range(8)]
+    assert course(made) == pytest.approx(expected)
 
 
 def test_step_multiplies_at_each_milestone_in_any_unit() -> None:
@@ -89,13 +105,13 @@ def test_plateau_follows_torchs_scheduler() -> None:
 
 
 def test_plateau_goes_on_from_its_state() -> None:
-    one = Plateau(0.1, 0, 0.0, 0.2, 1, 1e-4)
-    fresh = Plateau(0.1, 0, 0.0, 0.2, 1, 1e-4)
+    one = Plateau(0.1, WarmUp(0, 0.0), 0.2, 1, 1e-4)
+    fresh = Plateau(0.1, WarmUp(0, 0.0), 0.2, 1, 1e-4)
     fresh.load(one.state())
     assert fresh == one
     for loss in (1.0, 1.1, 1.2, 1.3):
         one.observe(loss)
-    other = Plateau(0.1, 0, 0.0, 0.2, 1, 1e-4)
+    other = Plateau(0.1, WarmUp(0, 0.0), 0.2, 1, 1e-4)
     other.load(one.state())
     assert other == one and other.lr(0) == pytest.approx(0.02)
 

@@ -32,6 +32,15 @@ class Flip(Section):
     name: Literal["flip"] = "flip"
     p: float = Field(0.5, gt=0, le=1)
     """Probability."""
+    mode: Literal["random", "alternating"] = "random"
+    """Draw afresh in every epoch, or mirror half of the images in one epoch and the other half in the next, which
+    shows every image both ways in two epochs (Jordan 2024, arXiv 2404.00498, section 3.6)."""
+
+    @model_validator(mode="after")
+    def _alternating_has_no_p(self) -> Self:
+        if self.mode == "alternating" and self.p != 0.5:
+            raise ValueError("p has no effect with mode alternating, which mirrors every second time (leave it out)")
+        return self
 
 
 class Rotate(Section):
@@ -92,6 +101,61 @@ class Resize(Section):
     name: Literal["resize"] = "resize"
 
 
+class RandAugment(Section):
+    """Apply `num_ops` operations, drawn from 14, at one magnitude (Cubuk et al. 2020, arXiv 1909.13719)."""
+
+    name: Literal["rand_augment"] = "rand_augment"
+    num_ops: int = Field(2, ge=1)
+    """Operations an image."""
+    magnitude: int = Field(9, ge=0, le=30)
+    """Strength, of 30."""
+
+
+class TrivialAugment(Section):
+    """Apply one operation at a random magnitude (Müller and Hutter 2021, arXiv 2103.10158): nothing to tune."""
+
+    name: Literal["trivial_augment"] = "trivial_augment"
+
+
+class RandomErasing(Section):
+    """Blank a random rectangle (Zhong et al. 2020, arXiv 1708.04896)."""
+
+    name: Literal["random_erasing"] = "random_erasing"
+    p: float = Field(0.25, gt=0, le=1)
+    """Probability."""
+    scale: Range = (0.02, 1 / 3)
+    """Smallest and largest share of the image's area."""
+    ratio: Range = (0.3, 10 / 3)
+    """Smallest and largest width : height."""
+
+
+class Cutout(Section):
+    """Blank a square at a random place, part of which may lie outside (DeVries and Taylor 2017, arXiv 1708.04552)."""
+
+    name: Literal["cutout"] = "cutout"
+    size: int = Field(16, ge=1)
+    """Height and width in pixels."""
+
+
+class MixUp(Section):
+    """Blend each image and its label with its neighbour's in the batch (Zhang et al. 2018, arXiv 1710.09412)."""
+
+    name: Literal["mixup"] = "mixup"
+    alpha: float = Field(0.2, gt=0)
+    """The share is drawn from Beta(alpha, alpha)."""
+
+
+class CutMix(Section):
+    """Paste a box of its neighbour's into each image; labels mix by area (Yun et al. 2019, arXiv 1905.04899).
+
+    Beside mixup, each pair of neighbours gets one of the two, with equal probability.
+    """
+
+    name: Literal["cutmix"] = "cutmix"
+    alpha: float = Field(1.0, gt=0)
+    """The share of the area is drawn from Beta(alpha, alpha)."""
+
+
 class _OrItsName:
     """Have the JSON schema take the bare name of a variant, as `_named` does."""
 
@@ -106,7 +170,19 @@ def _named(value: object) -> object:
 
 AugmentSection = Annotated[
     Annotated[
-        PadCrop | Flip | Rotate | Affine | ColorJitter | RandomResizedCrop | Resize,
+        PadCrop
+        | Flip
+        | Rotate
+        | Affine
+        | ColorJitter
+        | RandAugment
+        | TrivialAugment
+        | RandomErasing
+        | Cutout
+        | RandomResizedCrop
+        | Resize
+        | MixUp
+        | CutMix,
         Field(discriminator="name"),
     ],
     BeforeValidator(_named),

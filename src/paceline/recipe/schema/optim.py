@@ -1,10 +1,10 @@
-"""The optimizer and the learning-rate schedule: one typed variant each, chosen by `name`."""
+"""The optimizer: one typed variant each, chosen by `optim.name`."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from paceline.recipe.schema.section import Auto, Section, TrainingDuration
+from paceline.recipe.schema.section import Auto, Section
 
 Betas = tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
 
@@ -19,9 +19,11 @@ class _Optimizer(Section):
     base_batch_size: PositiveInt | Auto = "auto"
     """Batch size that `lr` was chosen for; needed when `lr_scaling` is not none."""
     weight_decay: float = Field(0.0, ge=0)
-    """L2 penalty (SGD, Adam) or decoupled decay (AdamW)."""
+    """Decay of the weights; each optimizer says how."""
     decay_norm_and_bias: bool = True
     """Whether the decay also pulls on biases and normalisation parameters."""
+    norm_and_bias_lr: float = Field(1.0, gt=0)
+    """Learning rate of biases and normalisation parameters, times that of the rest."""
 
     @model_validator(mode="after")
     def _says_what_takes_effect(self) -> Self:
@@ -36,7 +38,15 @@ class _Optimizer(Section):
         return self
 
 
-class Sgd(_Optimizer):
+class _Torch(_Optimizer):
+    """What torch's own optimizers have."""
+
+    implementation: Literal["auto", "fused", "foreach", "loop"] = "auto"
+    """One kernel for all parameters, a few, or one loop; `auto` is fused, which was never slower on a CPU
+    (benchmarks/optimizers.py), or foreach where torch has no fused one, as for SGD under fsdp."""
+
+
+class Sgd(_Torch):
     """Stochastic gradient descent with momentum."""
 
     name: Literal["sgd"] = "sgd"
@@ -54,12 +64,14 @@ class Sgd(_Optimizer):
         return self
 
 
-class Adam(_Optimizer):
-    """Adam (Kingma and Ba 2015), with L2 weight decay."""
+class Adam(_Torch):
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980), with L2 weight decay."""
 
     name: Literal["adam"] = "adam"
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate at `base_batch_size`."""
+    weight_decay: float = Field(0.0, ge=0)
+    """L2 penalty added to the gradient."""
     betas: Betas = (0.9, 0.999)
     """Decay of the running mean and of the running square of the gradient."""
     eps: float = Field(1e-8, gt=0)
@@ -67,79 +79,115 @@ class Adam(_Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
 
     name: Literal["adamw"] = "adamw"  # type: ignore[assignment]
     weight_decay: float = Field(0.01, ge=0)
     """Decay of the weights themselves, times the learning rate."""
 
 
-OptimSection = Annotated[Sgd | Adam | AdamW, Field(discriminator="name")]
+class RmsProp(_Optimizer):
+    """RMSprop (Hinton 2012, lecture 6e), with momentum."""
+
+    name: Literal["rmsprop"] = "rmsprop"
+    lr: float = Field(0.01, gt=0)
+    """Peak learning rate at `base_batch_size`."""
+    weight_decay: float = Field(0.0, ge=0)
+    """L2 penalty added to the gradient."""
+    alpha: float = Field(0.99, ge=0, lt=1)
+    """Decay of the running square of the gradient."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """Share of the last update kept."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the denominator."""
+    centered: bool = False
+    """Divide by the standard deviation of the gradient instead of its root mean square."""
 
 
-class _Warm(Section):
-    """What every schedule but one_cycle, whose rise is its warm-up, has."""
+class NovoGrad(_Optimizer):
+    """NovoGrad: Adam's normalisation layer by layer (Ginsburg et al. 2019, arXiv 1905.11286)."""
 
-    warmup: TrainingDuration = "0st"
-    """Length of a linear rise from `warmup_start` to the peak."""
-    warmup_start: float = Field(0.0, ge=0, le=1)
-    """Share of the peak that the rise starts from."""
-
-
-class Constant(_Warm):
-    """The peak learning rate, all the way."""
-
-    name: Literal["constant"] = "constant"
-
-
-class Cosine(_Warm):
-    """Half a cosine from the peak to `final` (Loshchilov and Hutter 2017, without restarts)."""
-
-    name: Literal["cosine"] = "cosine"
-    final: float = Field(0.0, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak."""
+    name: Literal["novograd"] = "novograd"
+    lr: float = Field(0.01, gt=0)
+    """Peak learning rate at `base_batch_size`."""
+    weight_decay: float = Field(0.001, ge=0)
+    """Decay added to the normalised gradient, so decoupled from its size."""
+    betas: Betas = (0.95, 0.98)
+    """Decay of the running mean, and of the running square of each layer's gradient norm."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the denominator."""
+    grad_averaging: bool = False
+    """Weigh a new gradient by 1 - beta1, which makes the mean an average; otherwise it is a sum."""
 
 
-class Linear(_Warm):
-    """A straight line from the peak to `final`."""
+class Lars(_Optimizer):
+    """LARS: SGD whose step follows the size of each layer (You et al. 2017, arXiv 1708.03888)."""
 
-    name: Literal["linear"] = "linear"
-    final: float = Field(0.0, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak."""
-
-
-class Step(_Warm):
-    """Multiply by `factor` at each milestone."""
-
-    name: Literal["step"] = "step"
-    milestones: tuple[TrainingDuration, ...] = Field(min_length=1)
-    """When, counted from the start of the run."""
-    factor: float = Field(0.1, gt=0, lt=1)
-    """By how much."""
-
-
-class OneCycle(Section):
-    """Rise to the peak and fall again, both along a cosine (Smith and Topin 2017)."""
-
-    name: Literal["one_cycle"] = "one_cycle"
-    peak_at: TrainingDuration = "30%"
-    """When the peak is reached."""
-    start: float = Field(0.04, ge=0, le=1)
-    """Share of the peak that the rise starts from."""
-    final: float = Field(4e-6, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak."""
+    name: Literal["lars"] = "lars"
+    lr: float = Field(1.0, gt=0)
+    """Peak learning rate at `base_batch_size`."""
+    weight_decay: float = Field(5e-5, ge=0)
+    """L2 penalty added to the gradient, and to the norm it is measured against."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Share of the last update kept."""
+    nesterov: bool = False
+    """Look ahead along the momentum."""
+    trust: float = Field(0.001, gt=0)
+    """Trust coefficient: the length of a layer's step, as a share of its weights', at learning rate 1."""
+    eps: float = Field(1e-8, ge=0)
+    """Added to the denominator."""
 
 
-class Plateau(_Warm):
-    """Multiply by `factor` when the validation loss has not improved for more than `patience` evaluations."""
+class Lamb(_Optimizer):
+    """LAMB: Adam whose step follows the size of each layer (You et al. 2020, arXiv 1904.00962)."""
 
-    name: Literal["plateau"] = "plateau"
-    factor: float = Field(0.2, gt=0, lt=1)
-    """By how much."""
-    patience: int = Field(10, ge=0)
-    """Evaluations without improvement that are let pass."""
-    threshold: float = Field(1e-4, ge=0)
-    """Relative improvement that counts."""
+    name: Literal["lamb"] = "lamb"
+    lr: float = Field(0.005, gt=0)
+    """Peak learning rate at `base_batch_size`."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decay added to the step before it is scaled to the layer."""
+    betas: Betas = (0.9, 0.999)
+    """Decay of the running mean and of the running square of the gradient."""
+    eps: float = Field(1e-6, gt=0)
+    """Added to the denominator."""
 
 
-ScheduleSection = Annotated[Constant | Cosine | Linear | Step | OneCycle | Plateau, Field(discriminator="name")]
+class Muon(_Optimizer):
+    """Muon: momentum made orthogonal (Jordan et al. 2024), for filters flattened to matrices; SGD for the rest."""
+
+    name: Literal["muon"] = "muon"
+    lr: float = Field(0.02, gt=0)
+    """Peak learning rate of the filters and inner matrices, at `base_batch_size`."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decay of the weights themselves, times their learning rate."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Share of the last update kept."""
+    nesterov: bool = True
+    """Look ahead along the momentum."""
+    newton_schulz_steps: int = Field(5, ge=1)
+    """Iterations towards an orthogonal matrix."""
+    rescale: bool = False
+    """Before each step, scale a filter bank to the norm sqrt(filters): only its direction is learnt."""
+    sgd_lr: float = Field(0.05, gt=0)
+    """Peak learning rate of what SGD moves: biases, normalisation parameters and the classifier."""
+    classifier_lr: float = Field(1.0, gt=0)
+    """Learning rate of the classifier's weights, times `sgd_lr`."""
+    sgd_momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum of what SGD moves, with Nesterov's look ahead."""
+
+
+class ScheduleFree(_Optimizer):
+    """Schedule-free SGD (Defazio et al. 2024, arXiv 2405.15682): averages iterates in place of a falling rate."""
+
+    name: Literal["schedule_free"] = "schedule_free"
+    lr: float = Field(1.0, gt=0)
+    """Learning rate at `base_batch_size`; a constant schedule with warm-up is all it needs."""
+    weight_decay: float = Field(5e-4, ge=0)
+    """L2 penalty, at the point where gradients are computed."""
+    momentum: float = Field(0.9, gt=0, lt=1)
+    """Share of the average in the point where gradients are computed."""
+
+
+OptimSection = Annotated[
+    Sgd | Adam | AdamW | RmsProp | NovoGrad | Lars | Lamb | Muon | ScheduleFree, Field(discriminator="name")
+]

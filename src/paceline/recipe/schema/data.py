@@ -1,0 +1,75 @@
+"""What is read, in which batches, and how it is changed on the way."""
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from paceline.recipe.schema.augment import AugmentSection, CutMix, MixUp, RandomResizedCrop, Resize
+from paceline.recipe.schema.section import Auto, Off, Section, TrainingDuration
+from paceline.recipe.schema.source import Digits, SourceSection
+
+
+class Progressive(Section):
+    """Train on small images first: the size rises from `start_size` to `data.image_size`, epoch by epoch."""
+
+    start_size: PositiveInt
+    """Height and width up to `begin`."""
+    begin: TrainingDuration = "40%"
+    """When the size begins to rise, counted from the start of the run."""
+    end: TrainingDuration = "85%"
+    """When it has arrived."""
+    multiple: PositiveInt = 32
+    """Sizes in between are rounded to multiples of this."""
+
+
+class Data(Section):
+    """What is read, in which batches, and how it is changed on the way."""
+
+    source: SourceSection = Digits()
+    """Where samples come from."""
+    batch_size: int = Field(128, ge=1)
+    """Images an optimizer step, over all ranks and micro-batches."""
+    eval_batch_size: PositiveInt | Auto = "auto"
+    """Images a rank evaluates at once; `auto` is twice what a rank trains at once."""
+    image_size: PositiveInt | Auto = "auto"
+    """Height and width the model sees; `auto` is the set's own size, or 224 where sizes differ."""
+    eval_image_size: PositiveInt | Auto = "auto"
+    """Height and width in evaluation; `auto` is `image_size`."""
+    progressive: Progressive | Off = "off"
+    """Small images first (progressive resizing)."""
+    augment: tuple[AugmentSection, ...] = ()
+    """Random changes to training images, in order; the ones that set the size come first, mixup and cutmix last."""
+    augment_on: Literal["auto", "host", "device"] = "auto"
+    """Where whole batches are changed; `auto` is the GPU when there is one. Photographs are sized on the host."""
+    eval_resize: Literal["crop", "stretch"] = "crop"
+    """Photographs in evaluation: scale the short side and cut the centre, or stretch the whole image."""
+    eval_crop: float = Field(0.875, gt=0, le=1)
+    """Share of the scaled image's side that the centre crop keeps."""
+    eval_flip: bool = False
+    """Judge each image by the mean of its logits and its mirror image's (test-time augmentation)."""
+    mean: tuple[float, ...] | Auto = "auto"
+    """Per channel, of pixels in [0, 1]; `auto` is the data set's."""
+    std: tuple[PositiveFloat, ...] | Auto = "auto"
+    """Per channel, of pixels in [0, 1]; `auto` is the data set's."""
+    workers: NonNegativeInt | Auto = "auto"
+    """Processes a rank decodes with; 0 decodes in the rank itself."""
+
+    @field_validator("augment")
+    @classmethod
+    def _order(cls, augment: tuple[Section, ...]) -> tuple[Section, ...]:
+        for position, section in enumerate(augment):
+            if position > 0 and isinstance(section, RandomResizedCrop | Resize):
+                raise ValueError(f"{section.name} sets the size of the image, so it comes first, and only once")
+            follow = augment[position + 1 :]
+            if isinstance(section, MixUp | CutMix) and not all(isinstance(each, MixUp | CutMix) for each in follow):
+                raise ValueError(f"{section.name} mixes finished images, so only mixup or cutmix may follow it")
+        return augment
+
+    @model_validator(mode="after")
+    def _progress_rises(self) -> Self:
+        if self.progressive == "off":
+            return self
+        if self.image_size != "auto" and self.progressive.start_size >= self.image_size:
+            start = self.progressive.start_size
+            raise ValueError(f"progressive.start_size {start} does not rise to image_size {self.image_size} (lower it)")
+        return self

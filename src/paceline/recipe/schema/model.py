@@ -1,0 +1,33 @@
+"""The network."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from paceline.recipe.schema.section import Off, Section
+
+
+class Model(Section):
+    """The network."""
+
+    name: str = "resnet18_cifar"
+    """One of ours (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`,
+    `speednet94`, `speednet96`), `torchvision:NAME` or `timm:NAME`."""
+    norm: Literal["batch", "sync_batch", "group", "none"] = "batch"
+    """Normalisation layers of our own networks; `sync_batch` also makes others' batch norms count over all ranks."""
+    width: float = Field(1.0, gt=0)
+    """Multiplies the channels of our own networks."""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Layout of images and filters; `auto` is channels_last, which was never slower (benchmarks/memory_format.py)."""
+    zero_init_residual: bool = False
+    """Start every residual branch at zero, by the scale of its last normalisation (Goyal et al. 2017)."""
+    drop_path: float = Field(0.0, ge=0, lt=1)
+    """Probability that the last residual branch is left out of a step; earlier ones less, in proportion to depth."""
+    weights: str | Off = "off"
+    """File of pretrained weights to start from: `.safetensors`, or torchvision's `.pth`."""
+
+    @model_validator(mode="after")
+    def _zero_needs_a_norm(self) -> Self:
+        if self.zero_init_residual and self.norm == "none":
+            raise ValueError("zero_init_residual has no effect with norm none, whose branches start at zero (leave it)")
+        return self

@@ -1,0 +1,98 @@
+"""The learning-rate schedule: one typed variant each, chosen by `schedule.name`."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from paceline.recipe.schema.section import Section, TrainingDuration
+
+
+class _Warm(Section):
+    """What every schedule but one_cycle, whose rise is its warm-up, has."""
+
+    warmup: TrainingDuration = "0st"
+    """Length of the rise from `warmup_start` to the peak."""
+    warmup_start: float = Field(0.0, ge=0, le=1)
+    """Share of the peak that the rise starts from."""
+    warmup_shape: Literal["linear", "exponential", "constant"] = "linear"
+    """Rise along a line, by a constant factor a step, or stay at `warmup_start` and jump (Goyal et al. 2017)."""
+
+    @model_validator(mode="after")
+    def _rise_can_start(self) -> Self:
+        shape = self.warmup_shape
+        if shape != "linear" and self.warmup.value == 0:
+            raise ValueError(f"warmup_shape {shape} has no effect without warm-up (set warmup=5ep)")
+        if shape != "linear" and self.warmup_start == 0:
+            raise ValueError(f"warmup_shape {shape} cannot start from 0 (set warmup_start=0.1)")
+        return self
+
+
+class Constant(_Warm):
+    """The peak learning rate, all the way."""
+
+    name: Literal["constant"] = "constant"
+
+
+class Cosine(_Warm):
+    """Half a cosine from the peak to `final` (Loshchilov and Hutter 2017, without restarts)."""
+
+    name: Literal["cosine"] = "cosine"
+    final: float = Field(0.0, ge=0, le=1)
+    """Learning rate at the end, as a share of the peak."""
+
+
+class Linear(_Warm):
+    """A straight line from the peak to `final`."""
+
+    name: Literal["linear"] = "linear"
+    final: float = Field(0.0, ge=0, le=1)
+    """Learning rate at the end, as a share of the peak."""
+
+
+class Polynomial(_Warm):
+    """From the peak to `final` along (1 - t) to a power, as large-batch recipes do (You et al. 2017)."""
+
+    name: Literal["polynomial"] = "polynomial"
+    power: float = Field(2.0, gt=0)
+    """The power; 1 is a straight line."""
+    final: float = Field(0.0, ge=0, le=1)
+    """Learning rate at the end, as a share of the peak."""
+
+
+class Step(_Warm):
+    """Multiply by `factor` at each milestone."""
+
+    name: Literal["step"] = "step"
+    milestones: tuple[TrainingDuration, ...] = Field(min_length=1)
+    """When, counted from the start of the run."""
+    factor: float = Field(0.1, gt=0, lt=1)
+    """By how much."""
+
+
+class OneCycle(Section):
+    """Rise to the peak and fall again, both along a cosine (Smith and Topin 2017)."""
+
+    name: Literal["one_cycle"] = "one_cycle"
+    peak_at: TrainingDuration = "30%"
+    """When the peak is reached."""
+    start: float = Field(0.04, ge=0, le=1)
+    """Share of the peak that the rise starts from."""
+    final: float = Field(4e-6, ge=0, le=1)
+    """Learning rate at the end, as a share of the peak."""
+
+
+class Plateau(_Warm):
+    """Multiply by `factor` when the validation loss has not improved for more than `patience` evaluations."""
+
+    name: Literal["plateau"] = "plateau"
+    factor: float = Field(0.2, gt=0, lt=1)
+    """By how much."""
+    patience: int = Field(10, ge=0)
+    """Evaluations without improvement that are let pass."""
+    threshold: float = Field(1e-4, ge=0)
+    """Relative improvement that counts."""
+
+
+ScheduleSection = Annotated[
+    Constant | Cosine | Linear | Polynomial | Step | OneCycle | Plateau, Field(discriminator="name")
+]
