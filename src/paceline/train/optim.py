@@ -1,40 +1,109 @@
-"""Build the optimizer: which parameters decay, and which algorithm moves them."""
+"""Build the optimizer that a recipe asks for: torch's own where torch has it, else one of ours."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from paceline.recipe.schema.optim import Adam, AdamW, OptimSection, Sgd
+from paceline.core.errors import RecipeError
+from paceline.recipe.schema import optim as schema
+from paceline.train.optimizers.groups import Group, muon_groups, parameter_groups
+from paceline.train.optimizers.lamb import Lamb
+from paceline.train.optimizers.lars import Lars
+from paceline.train.optimizers.muon import Muon
+from paceline.train.optimizers.novograd import NovoGrad
+from paceline.train.optimizers.schedule_free import ScheduleFree
 
-
-def build_optimizer(section: OptimSection, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of `model`'s trainable parameters. The learning rate is set before every step."""
-    groups = parameter_groups(model, section.weight_decay, decay_norm_and_bias=section.decay_norm_and_bias)
-    match section:
-        case Sgd():
-            return torch.optim.SGD(groups, lr=section.lr, momentum=section.momentum, nesterov=section.nesterov)
-        case AdamW():
-            return torch.optim.AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps)
-        case Adam():
-            return torch.optim.Adam(groups, lr=section.lr, betas=section.betas, eps=section.eps)
-
-
-def parameter_groups(model: nn.Module, weight_decay: float, *, decay_norm_and_bias: bool) -> list[dict[str, Any]]:
-    """Return groups that decay and do not. Norms and biases are the parameters of fewer than two dimensions."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [parameter for parameter in trainable if decay_norm_and_bias or parameter.ndim >= 2]
-    chosen = {id(parameter) for parameter in decayed}
-    spared = [parameter for parameter in trainable if id(parameter) not in chosen]
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": spared, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+_OF_GROUPS = {"name", "lr_scaling", "base_batch_size", "weight_decay", "decay_norm_and_bias", "norm_and_bias_lr"}
+"""Fields that the learning rate's schedule, or the sorting into groups, has used up."""
+_FUSED_DEVICES = ("cpu", "cuda")
+"""Where torch has fused kernels; measured on a CPU, they are the fastest (benchmarks/optimizers.py)."""
 
 
-def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
-    """Give every parameter group the learning rate `lr`."""
+def build_optimizer(
+    section: schema.OptimSection, named_parameters: Iterable[tuple[str, nn.Parameter]], device_type: str
+) -> torch.optim.Optimizer:
+    """Return the optimizer of the trainable ones of `named_parameters`, at the learning rate `section.lr`.
+
+    `device_type` is where they are, cpu or cuda. The order of groups and parameters follows from that of the model.
+    Every group has an `lr_factor`, see `set_lr`. Raise `RecipeError` for a setting that has no effect on these
+    parameters, or that sharded ones (of FSDP) do not allow.
+    """
+    parameters = [parameter for _, parameter in named_parameters if parameter.requires_grad]
+    is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
+    optimizer = _build(section, parameters, device_type, is_sharded=is_sharded)
+    set_lr(optimizer.param_groups, section.lr)
+    return optimizer
+
+
+def set_lr(groups: Iterable[Group], lr: float) -> None:
+    """Give every parameter group the learning rate `lr` times its `lr_factor`."""
     for group in groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["lr_factor"]
+
+
+def _build(
+    section: schema.OptimSection, parameters: list[nn.Parameter], device_type: str, *, is_sharded: bool
+) -> torch.optim.Optimizer:
+    match section:
+        case schema.Sgd() | schema.Adam():
+            kernels = _kernels(section, device_type, is_sharded=is_sharded)
+            return _torchs(section, parameter_groups(section, parameters), kernels)
+        case schema.Muon():
+            return _muon(section, parameters, is_sharded=is_sharded)
+        case _:
+            return _others(section, parameter_groups(section, parameters))
+
+
+def _torchs(section: schema.Sgd | schema.Adam, groups: list[Group], kernels: dict[str, bool]) -> torch.optim.Optimizer:
+    match section:
+        case schema.Sgd(lr=lr, momentum=momentum, nesterov=nesterov):
+            return torch.optim.SGD(groups, lr, momentum=momentum, nesterov=nesterov, **kernels)
+        case schema.AdamW(lr=lr, betas=betas, eps=eps):
+            return torch.optim.AdamW(groups, lr, betas=betas, eps=eps, **kernels)
+        case schema.Adam(lr=lr, betas=betas, eps=eps):
+            return torch.optim.Adam(groups, lr, betas=betas, eps=eps, **kernels)
+
+
+def _others(
+    section: schema.RmsProp | schema.NovoGrad | schema.Lars | schema.Lamb | schema.ScheduleFree, groups: list[Group]
+) -> torch.optim.Optimizer:
+    options: dict[str, Any] = section.model_dump(exclude=_OF_GROUPS)
+    match section:
+        case schema.RmsProp():
+            return torch.optim.RMSprop(groups, foreach=True, **options)
+        case schema.NovoGrad():
+            return NovoGrad(groups, **options)
+        case schema.Lars():
+            return Lars(groups, **options)
+        case schema.Lamb():
+            return Lamb(groups, **options)
+        case schema.ScheduleFree():
+            return ScheduleFree(groups, **options)
+
+
+def _muon(section: schema.Muon, parameters: list[nn.Parameter], *, is_sharded: bool) -> Muon:
+    if is_sharded:
+        raise RecipeError("optim.name: muon needs whole matrices, and these are sharded (set parallel.strategy=ddp)")
+    groups = muon_groups(section, parameters)
+    return Muon(groups, lr=section.lr, newton_schulz_steps=section.newton_schulz_steps, rescale=section.rescale)
+
+
+def _kernels(section: schema.Sgd | schema.Adam, device_type: str, *, is_sharded: bool) -> dict[str, bool]:
+    """Return torch's flags for `implementation`. Its fused SGD does not know sharded parameters, fused Adam does."""
+    can_fuse = not (is_sharded and isinstance(section, schema.Sgd))
+    match section.implementation:
+        case "fused" if not can_fuse:
+            raise RecipeError(
+                "optim.implementation: fused SGD does not move sharded parameters (set optim.implementation=foreach)"
+            )
+        case "fused":
+            return {"fused": True}
+        case "foreach":
+            return {"foreach": True}
+        case "loop":
+            return {"foreach": False, "fused": False}
+        case "auto":
+            return {"fused": True} if can_fuse and device_type in _FUSED_DEVICES else {"foreach": True}

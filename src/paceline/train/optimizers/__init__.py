@@ -1,0 +1,1 @@
+"""The optimizers that torch does not have, one a file."""

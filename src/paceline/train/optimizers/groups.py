@@ -1,0 +1,88 @@
+"""Sort parameters into groups: which of them decay, at which learning rate, and which algorithm is theirs.
+
+Every group has a `weight_decay` and an `lr_factor`, what its learning rate is times the run's. Norms and biases are
+the parameters of fewer than two dimensions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from paceline.core.errors import RecipeError
+from paceline.recipe.schema import optim as schema
+
+Group = dict[str, Any]
+
+
+def parameter_groups(section: schema.OptimSection, parameters: Sequence[nn.Parameter]) -> list[Group]:
+    """Return the group of weights and that of norms and biases, or one in the model's order where they agree.
+
+    LARS and LAMB follow the size of a layer in the first only (`layerwise`). Raise `RecipeError` for a
+    `norm_and_bias_lr` without norms and biases.
+    """
+    weights, norms_and_biases = _split(section, parameters)
+    options: Group = {"weight_decay": section.weight_decay, "lr_factor": 1.0}
+    spared: Group = {"weight_decay": _spared_decay(section), "lr_factor": section.norm_and_bias_lr}
+    if isinstance(section, schema.Lars | schema.Lamb):
+        options["layerwise"], spared["layerwise"] = True, False
+    if options == spared:
+        return [{"params": list(parameters), **options}]
+    return _filled([{"params": weights, **options}, {"params": norms_and_biases, **spared}])
+
+
+def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> list[Group]:
+    """Return the groups of matrices, of the classifier (the last parameter of two dimensions), and of the rest.
+
+    Only what flattens to more than one row and column is a matrix.
+
+    Raise `RecipeError` when no matrix is left, and for a `classifier_lr` or `norm_and_bias_lr` of nothing.
+    """
+    weights, norms_and_biases = _split(section, parameters)
+    classifier = [parameter for parameter in weights if parameter.ndim == 2][-1:]
+    others = [weight for weight in weights if all(weight is not each for each in classifier)]
+    matrices = [weight for weight in others if min(len(weight), weight.numel() // len(weight)) > 1]
+    # One row or column, such as a layer scale [C, 1, 1], has a length that orthogonalising would throw away.
+    rows = [weight for weight in others if all(weight is not each for each in matrices)]
+    if not matrices:
+        raise RecipeError("optim.name: muon finds no filters or inner matrices to train (set optim.name=sgd)")
+    if not classifier and section.classifier_lr != 1.0:
+        raise RecipeError(
+            f"optim.classifier_lr: {section.classifier_lr:g} has no effect, as no weight of the model is a plain "
+            f"matrix (set optim.classifier_lr=1)"
+        )
+    decay, sgd_factor = section.weight_decay, section.sgd_lr / section.lr
+    muon = {"is_matrix": True, "momentum": section.momentum, "nesterov": section.nesterov}
+    sgd = {"is_matrix": False, "momentum": section.sgd_momentum, "nesterov": True}
+    classifier_factor = sgd_factor * section.classifier_lr
+    spared_factor = sgd_factor * section.norm_and_bias_lr
+    return _filled(
+        [
+            {"params": matrices, "weight_decay": decay, "lr_factor": 1.0, **muon},
+            {"params": classifier, "weight_decay": decay, "lr_factor": classifier_factor, **sgd},
+            {"params": rows, "weight_decay": decay, "lr_factor": sgd_factor, **sgd},
+            {"params": norms_and_biases, "weight_decay": _spared_decay(section), "lr_factor": spared_factor, **sgd},
+        ]
+    )
+
+
+def _split(
+    section: schema.OptimSection, parameters: Sequence[nn.Parameter]
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return weights, and norms and biases, each in the order of the model."""
+    weights = [parameter for parameter in parameters if parameter.ndim >= 2]
+    norms_and_biases = [parameter for parameter in parameters if parameter.ndim < 2]
+    if section.norm_and_bias_lr != 1.0 and not norms_and_biases:
+        raise RecipeError(
+            f"optim.norm_and_bias_lr: {section.norm_and_bias_lr:g} has no effect, as the model trains no norms or "
+            f"biases (set optim.norm_and_bias_lr=1)"
+        )
+    return weights, norms_and_biases
+
+
+def _spared_decay(section: schema.OptimSection) -> float:
+    return section.weight_decay if section.decay_norm_and_bias else 0.0
+
+
+def _filled(groups: list[Group]) -> list[Group]:
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,70 @@
+"""LAMB: Adam in which every layer's step follows the size of its weights.
+
+You et al. 2020, Large Batch Optimization for Deep Learning (arXiv 1904.00962), Algorithm 2, with phi the identity.
+With the bias-corrected mean m and square v of the gradient, a layer's weights w move by
+
+    u = m / (sqrt(v) + eps) + d w;    w <- w - lr u |w| / |u|
+
+In groups that are not `layerwise` the ratio of the norms is 1, and so it is where a norm is 0. The paper scales all
+layers; NVIDIA's and timm's leave out those without decay, which are the biases and norms in their recipes, because a
+layer that starts at 0 hardly gets away from it. Here it depends on the dimensions alone, so that the decay can be
+changed without changing the size of a step. Gradients are not clipped; NVIDIA's does that inside.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.train.optimizers.layers import moving_layers, norms, number, restore_numbers
+
+
+class Lamb(torch.optim.Optimizer):
+    """Layer-wise adaptive moments. Groups carry `layerwise`; the first parameter of a group keeps its `updates`."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "layerwise": True})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move every parameter that has a gradient; gradients stay as they are."""
+        for group, layers in moving_layers(self):
+            beta1, beta2 = group["betas"]
+            means, squares = layers.buffers("mean"), layers.buffers("square")
+            torch._foreach_lerp_(means, layers.gradients, 1 - beta1)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_addcmul_(squares, layers.gradients, layers.gradients, 1 - beta2)
+            updates = self._count(group)
+            correction = _correction(beta1, updates)
+            # c1 (sqrt(v / c2) + eps), so that m is divided once; c1 and c2 are the bias corrections.
+            denominators = torch._foreach_sqrt(squares)
+            torch._foreach_mul_(denominators, correction / _correction(beta2, updates).sqrt())
+            torch._foreach_add_(denominators, correction * group["eps"])
+            steps = torch._foreach_div(means, denominators)
+            if group["weight_decay"]:
+                torch._foreach_add_(steps, layers.parameters, alpha=group["weight_decay"])
+            if group["layerwise"]:
+                weights, lengths = norms(layers.parameters), norms(list(steps))
+                ratios = torch.where((weights > 0) & (lengths > 0), weights / lengths, 1.0)
+                torch._foreach_addcmul_(layers.parameters, steps, ratios.unbind(), -group["lr"])
+            else:
+                torch._foreach_add_(layers.parameters, steps, alpha=-group["lr"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        super().load_state_dict(state_dict)
+        restore_numbers(self, state_dict)
+
+    def _count(self, group: dict[str, Any]) -> Tensor:
+        first = group["params"][0]
+        state: dict[str, Tensor] = self.state[first]
+        if "updates" not in state:
+            state["updates"] = number(first, 0)
+        return state["updates"].add_(1)
+
+
+def _correction(beta: float, updates: Tensor) -> Tensor:
+    """Return 1 - beta^updates []; taken literally, float32 would leave three digits of 1 - 0.999."""
+    return -torch.expm1(updates * (math.log(beta) if beta else -math.inf))

@@ -1,0 +1,65 @@
+"""NovoGrad: Adam's normalisation, by one number a layer.
+
+Ginsburg et al. 2019, Stochastic Gradient Methods with Layer-wise Adaptive Moments (arXiv 1905.11286), Algorithm 1.
+With the decay d, a layer's weights w move by
+
+    v <- b2 v + (1 - b2) |g|^2, at first |g|^2;    m <- b1 m + s (g / (sqrt(v) + eps) + d w);    w <- w - lr m
+
+where s is 1, or 1 - b1 with `grad_averaging`, from the first step on.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.train.optimizers.layers import Layers, moving_layers, norms, restore_numbers
+
+
+class NovoGrad(torch.optim.Optimizer):
+    """Stochastic gradients normalised by layer."""
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        grad_averaging: bool,
+    ) -> None:
+        values = {"lr": lr, "betas": betas, "eps": eps, "grad_averaging": grad_averaging}
+        super().__init__(groups, {"weight_decay": 0.0, **values})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move every parameter that has a gradient; gradients stay as they are."""
+        for group, layers in moving_layers(self):
+            beta1, beta2 = group["betas"]
+            share = 1 - beta1 if group["grad_averaging"] else 1.0
+            denominators = torch._foreach_sqrt(_mean_squares(layers, beta2))
+            torch._foreach_add_(denominators, group["eps"])
+            means = layers.buffers("mean")
+            torch._foreach_mul_(means, beta1)
+            torch._foreach_addcdiv_(means, layers.gradients, denominators, share)
+            if group["weight_decay"]:
+                torch._foreach_add_(means, layers.parameters, alpha=share * group["weight_decay"])
+            torch._foreach_add_(layers.parameters, means, alpha=-group["lr"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        super().load_state_dict(state_dict)
+        restore_numbers(self, state_dict)
+
+
+def _mean_squares(layers: Layers, beta: float) -> list[Tensor]:
+    """Return the running mean of each layer's squared gradient norm, [] each, with the new gradients in it."""
+    squares = norms(layers.gradients).square().unbind()
+    kept = []
+    for state, square in zip(layers.states, squares, strict=True):
+        if "square" not in state:
+            state["square"] = square.clone()
+        kept.append(state["square"])
+    torch._foreach_lerp_(kept, squares, 1 - beta)
+    return kept

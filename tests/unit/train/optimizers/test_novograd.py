@@ -1,0 +1,62 @@
+"""NovoGrad against its paper's formula in NumPy, and against timm's."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.recipe.schema.optim import NovoGrad
+from paceline.train.optim import build_optimizer
+
+
+def formula(section, name, weights):
+    beta1, beta2 = section.betas
+    mean, square = np.zeros_like(weights), None
+    decay = 0.0 if weights.ndim < 2 and not section.decay_norm_and_bias else section.weight_decay
+    share = 1 - beta1 if section.grad_averaging else 1.0
+    while True:
+        gradient, lr = yield weights
+        energy = np.sum(gradient**2)
+        square = energy if square is None else beta2 * square + (1 - beta2) * energy
+        mean = beta1 * mean + share * (gradient / (np.sqrt(square) + section.eps) + decay * weights)
+        weights = weights - lr * mean
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        NovoGrad(weight_decay=0.1),
+        NovoGrad(weight_decay=0.1, decay_norm_and_bias=False, grad_averaging=True),
+        NovoGrad(weight_decay=0.0, betas=(0.5, 0.0), eps=0.1),
+    ],
+    ids=["decay", "spared", "no decay"],
+)
+def test_novograd_follows_its_formula(section, walk, assert_same):
+    assert_same(walk.follow(section), walk.reckon(partial(formula, section)))
+
+
+@pytest.mark.parametrize("grad_averaging", [False, True])
+def test_novograd_is_timms(grad_averaging, walk):
+    timm = pytest.importorskip("timm.optim", reason="timm is not installed")
+    parameters = walk.parameters()
+    del parameters["still"]  # timm takes a first gradient of 0 for no gradient yet
+    groups = [{"params": list(parameters.values()), "lr_factor": 1.0}]
+    theirs = timm.NvNovoGrad(groups, betas=(0.9, 0.95), weight_decay=0.1, grad_averaging=grad_averaging)
+    expected = walk.take(theirs, parameters)
+    found = walk.follow(NovoGrad(betas=(0.9, 0.95), weight_decay=0.1, grad_averaging=grad_averaging))
+    for one, other in zip(found, expected, strict=True):
+        for name in parameters:
+            # timm keeps the running square in float32: 6e-8 a step, times seven.
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_a_layers_running_square_is_one_number_in_float32():
+    weight = torch.nn.Parameter(torch.ones(3, 2, dtype=torch.float16))
+    optimizer = build_optimizer(NovoGrad(), [("weight", weight)], "cpu")
+    weight.grad = torch.full((3, 2), 1000.0, dtype=torch.float16)  # its square, 6e6, is beyond float16
+    optimizer.step()
+    square = optimizer.state[weight]["square"]
+    assert square.shape == () and square.dtype == torch.float32
+    assert square.item() == pytest.approx(6e6, rel=1e-3)  # the norm itself was rounded to float16
+    assert torch.isfinite(weight).all()
