@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import nn
 
-NormName = Literal["batch", "group", "none"]
+NormName = Literal["batch", "sync_batch", "group", "none"]
 NormLayer = Callable[[int], nn.Module]
 
 MAX_GROUPS = 32
@@ -17,9 +17,12 @@ MAX_GROUPS = 32
 
 
 def build_norm(norm: NormName) -> NormLayer:
-    """Return what makes the normalisation of a number of channels: [N, C, H, W] to the same shape."""
+    """Return what makes the normalisation of a number of channels: [N, C, H, W] to the same shape.
+
+    `sync_batch` is the batch norm of one process: only where ranks are known can it learn to count over them.
+    """
     match norm:
-        case "batch":
+        case "batch" | "sync_batch":
             return nn.BatchNorm2d
         case "group":
             return lambda channels: nn.GroupNorm(num_groups(channels), channels)
@@ -41,10 +44,14 @@ class Layers:
     N(0, 2 / fan_out), fan_out = out_channels * kernel_size ** 2, which keeps the gradient's variance on the way
     back. Without one nothing rescales activations on the way forward, so they are N(0, 2 / fan_in): by fan_out
     a stem of few inputs and many outputs makes the image vanish, and the network hardly learns.
+
+    With `zero_init_residual` every residual branch starts at zero, so a block starts as its shortcut: Goyal et
+    al. 2017, Accurate, Large Minibatch SGD (arXiv 1706.02677), section 5.1.
     """
 
     norm: NormLayer
     is_normalised: bool
+    zero_init_residual: bool = False
 
     def conv(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Conv2d:
         """Return an initialised convolution whose padding keeps the image's size at stride 1."""
@@ -68,10 +75,18 @@ class Layers:
             nn.init.zeros_(conv.weight)
         return conv
 
+    def last_norm(self, channels: int) -> nn.Module:
+        """Return the normalisation that ends a residual branch: of scale 0 when branches shall start at zero."""
+        norm = self.norm(channels)
+        if self.zero_init_residual:
+            nn.init.zeros_(norm.get_parameter("weight"))
+        return norm
 
-def build_layers(norm: NormName) -> Layers:
+
+def build_layers(norm: NormName, *, zero_init_residual: bool = False) -> Layers:
     """Return the normalisation called `norm` and its convolutions."""
-    return Layers(build_norm(norm), is_normalised=norm != "none")
+    assert not (zero_init_residual and norm == "none"), "the schema refuses it: such branches start at zero anyway"
+    return Layers(build_norm(norm), norm != "none", zero_init_residual)
 
 
 def scaled(channels: int, width: float) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.models.drop_path import linear_rates, with_drop_path
 from paceline.models.norms import Layers, NormName, build_layers, scaled
 
 STEM_CHANNELS = 64
@@ -31,22 +32,22 @@ class Residual(nn.Module):
         return F.relu(self.branch(x) + self.shortcut(x), inplace=True)
 
 
-MakeBlock = Callable[[Layers, int, int, int], Residual]
+MakeBlock = Callable[[Layers, int, int, int, float], Residual]
 
 
-def basic_block(layers: Layers, in_channels: int, channels: int, stride: int) -> Residual:
+def basic_block(layers: Layers, in_channels: int, channels: int, stride: int, drop_path: float = 0.0) -> Residual:
     """Return a block of two 3x3 convolutions, for 18 and 34 layers."""
     branch = nn.Sequential(
         layers.conv(in_channels, channels, 3, stride),
         layers.norm(channels),
         nn.ReLU(inplace=True),
         layers.last_conv(channels, channels, 3),
-        layers.norm(channels),
+        layers.last_norm(channels),
     )
-    return Residual(branch, _shortcut(layers, in_channels, channels, stride), channels)
+    return Residual(with_drop_path(branch, drop_path), _shortcut(layers, in_channels, channels, stride), channels)
 
 
-def bottleneck_block(layers: Layers, in_channels: int, channels: int, stride: int) -> Residual:
+def bottleneck_block(layers: Layers, in_channels: int, channels: int, stride: int, drop_path: float = 0.0) -> Residual:
     """Return a block of 1x1, 3x3 and 1x1 convolutions with `4 * channels` outputs, for 50 layers."""
     out_channels = BOTTLENECK_EXPANSION * channels
     branch = nn.Sequential(
@@ -57,9 +58,11 @@ def bottleneck_block(layers: Layers, in_channels: int, channels: int, stride: in
         layers.norm(channels),
         nn.ReLU(inplace=True),
         layers.last_conv(channels, out_channels, 1),
-        layers.norm(out_channels),
+        layers.last_norm(out_channels),
     )
-    return Residual(branch, _shortcut(layers, in_channels, out_channels, stride), out_channels)
+    return Residual(
+        with_drop_path(branch, drop_path), _shortcut(layers, in_channels, out_channels, stride), out_channels
+    )
 
 
 def _shortcut(layers: Layers, in_channels: int, out_channels: int, stride: int) -> nn.Module:
@@ -82,12 +85,15 @@ class ResNet(nn.Module):
         channels: int,
         width: float,
         norm: NormName,
+        zero_init_residual: bool,
+        drop_path: float,
         make_block: MakeBlock,
         depths: Sequence[int],
         stem_kernel: int,
     ) -> None:
         super().__init__()
-        layers = build_layers(norm)
+        layers = build_layers(norm, zero_init_residual=zero_init_residual)
+        rates = iter(linear_rates(drop_path, sum(depths)))
         num_features = scaled(STEM_CHANNELS, width)
         self.stem = nn.Sequential(
             layers.conv(channels, num_features, stem_kernel), layers.norm(num_features), nn.ReLU(inplace=True)
@@ -97,7 +103,7 @@ class ResNet(nn.Module):
             blocks = nn.Sequential()
             for index in range(depth):
                 stride = 2 if stage > 0 and index == 0 else 1
-                block = make_block(layers, num_features, scaled(stage_channels, width), stride)
+                block = make_block(layers, num_features, scaled(stage_channels, width), stride, next(rates))
                 blocks.append(block)
                 num_features = block.out_channels
             self.stages.append(blocks)

@@ -3,6 +3,10 @@
 import torch
 from torch import Tensor, nn
 
+from paceline.core.errors import RecipeError
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
 
 def adapt_input_channels(model: nn.Module, channels: int) -> None:
     """Replace the first convolution of `model`, in place, by one that reads `channels` channels.
@@ -40,3 +44,34 @@ def adapt_input_channels(model: nn.Module, channels: int) -> None:
 def _resample(weight: Tensor, shape: torch.Size) -> Tensor:
     chosen = torch.randint(weight.numel(), shape, device=weight.device)
     return weight.flatten()[chosen]
+
+
+def set_drop_path(model: nn.Module, drop_path: float) -> bool:
+    """Scale the stochastic depth of a torchvision `model`, in place, so that `drop_path` is its largest probability.
+
+    The other branches keep their proportion to it. Return False for a model without.
+    """
+    from torchvision.ops import StochasticDepth
+
+    branches = [module for module in model.modules() if isinstance(module, StochasticDepth)]
+    largest = max((branch.p for branch in branches), default=0.0)
+    if largest == 0:
+        return False
+    for branch in branches:
+        branch.p = drop_path * (branch.p / largest)
+    return True
+
+
+def check_can_synchronise(model: nn.Module, name: str) -> None:
+    """Raise `RecipeError` when the batch norms of `model`, called `name`, cannot be made to count over all ranks."""
+    batch_norms = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
+    if not batch_norms:
+        raise RecipeError(
+            f"model.norm: sync_batch has no effect on {name}, which has no batch norms (set model.norm=batch)"
+        )
+    # timm's BatchNormAct2d is a batch norm and its activation in one; exchanging the norm would lose the activation.
+    if any(type(module) not in _BATCH_NORMS for module in batch_norms):
+        raise RecipeError(
+            f"model.norm: sync_batch cannot replace the batch norms of {name}, which hold activations too "
+            "(set model.norm=batch, or use a torchvision: model)"
+        )

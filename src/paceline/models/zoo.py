@@ -1,15 +1,21 @@
-"""From a recipe's `model` section to a network: our own, torchvision's or timm's."""
+"""From a recipe's `model` section to a network: our own, torchvision's or timm's.
 
-from collections.abc import Callable, Iterable
+A library's own defaults for what the section names (stochastic depth, branches that start at zero) give way to the
+section, so that a recipe says what is trained. Does not read pretrained weights; that is `pretrained.py`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from torch import nn
 
 from paceline.core.errors import RecipeError, near_miss
 from paceline.models.resnet_cifar import ResNet, basic_block, bottleneck_block
-from paceline.models.surgery import adapt_input_channels
+from paceline.models.speednet import SpeedNet
+from paceline.models.surgery import adapt_input_channels, check_can_synchronise, set_drop_path
 from paceline.models.wide_resnet import WideResNet
-from paceline.recipe.schema.recipe import Model
+from paceline.recipe.schema.model import Model
 
 _OURS: dict[str, Callable[..., nn.Module]] = {
     "resnet18_cifar": partial(ResNet, make_block=basic_block, depths=(2, 2, 2, 2), stem_kernel=3),
@@ -17,60 +23,78 @@ _OURS: dict[str, Callable[..., nn.Module]] = {
     "resnet50_cifar": partial(ResNet, make_block=bottleneck_block, depths=(3, 4, 6, 3), stem_kernel=3),
     "resnet50_nersc": partial(ResNet, make_block=bottleneck_block, depths=(3, 4, 6, 3), stem_kernel=7),
     "wideresnet_course": WideResNet,
+    "speednet94": partial(SpeedNet, block_channels=(64, 256, 256), batch_norm_momentum=0.4, is_residual=False),
+    "speednet96": partial(SpeedNet, block_channels=(128, 384, 512), batch_norm_momentum=0.1, is_residual=True),
 }
 MODEL_NAMES: tuple[str, ...] = tuple(_OURS)
-"""Our own networks; `norm` and `width` are theirs alone."""
+"""Our own networks; `width` and most of `norm` are theirs alone."""
+
+_SETTINGS = ("norm", "width", "zero_init_residual", "drop_path")
+_WITHOUT: dict[str, tuple[str, ...]] = {
+    "speednet94": ("zero_init_residual", "drop_path"),  # no residual branches
+    "speednet96": ("zero_init_residual",),  # no learnt scale that could leave zero again
+}
+_RESIDUAL = tuple(name for name in _OURS if name not in _WITHOUT)
 
 
 def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module:
     """Build the untrained network that maps float [N, channels, H, W] to logits [N, num_classes].
 
-    Weights depend on torch's global generator alone. Raise `RecipeError` for an unknown name, for timm where
-    it is not installed, and for a `norm` or `width` that the named network does not have.
+    Weights depend on torch's global generator alone; `section.weights` is left to `start_from_weights`. Raise
+    `RecipeError` for an unknown name, for timm where it is not installed, and for a setting that would have no
+    effect on the named network.
     """
     library, colon, name = section.name.partition(":")
     match library, colon:
         case "torchvision", ":":
-            model = _build_torchvision(name, num_classes, channels)
-            _refuse_own_settings(section)
-            return model
+            model = _build_torchvision(section, name, num_classes, channels)
         case "timm", ":":
-            model = _build_timm(name, num_classes, channels)
-            _refuse_own_settings(section)
-            return model
-    if section.name not in _OURS:
-        raise _unknown(section.name, [*MODEL_NAMES, f"torchvision:{name}", f"timm:{name}"])
-    build = _OURS[section.name]
-    return build(num_classes=num_classes, channels=channels, width=section.width, norm=section.norm)
+            model = _build_timm(section, name, num_classes, channels)
+        case _:
+            model = _build_ours(section, num_classes, channels)
+    if section.norm == "sync_batch":
+        check_can_synchronise(model, section.name)
+    return model
 
 
-def _refuse_own_settings(section: Model) -> None:
-    for field in ("norm", "width"):
-        value, default = getattr(section, field), Model.model_fields[field].default
-        if value != default:
-            raise RecipeError(
-                f"model.{field}: {value} has no effect on {section.name} "
-                f"(set model.{field}={default}, or use one of {', '.join(MODEL_NAMES)})"
-            )
+def _build_ours(section: Model, num_classes: int, channels: int) -> nn.Module:
+    name = section.name
+    if name not in _OURS:
+        bare = name.partition(":")[2]
+        raise _unknown(name, [*MODEL_NAMES, f"torchvision:{bare}", f"timm:{bare}"])
+    without = _WITHOUT.get(name, ())
+    for field in without:
+        if _is_set(section, field):
+            others = [each for each in MODEL_NAMES if field not in _WITHOUT.get(each, ())]
+            raise _no_effect(section, field, f"one of {', '.join(others)}")
+    settings = {field: getattr(section, field) for field in _SETTINGS if field not in without}
+    return _OURS[name](num_classes=num_classes, channels=channels, **settings)
 
 
-def _build_torchvision(name: str, num_classes: int, channels: int) -> nn.Module:
+def _build_torchvision(section: Model, name: str, num_classes: int, channels: int) -> nn.Module:
     from torchvision import models
 
     # With `module`, only classifiers are listed: no detection, segmentation, video or quantised networks.
     known = models.list_models(module=models)
     if name not in known:
-        raise _unknown(f"torchvision:{name}", [f"torchvision:{other}" for other in known])
+        raise _unknown(section.name, [f"torchvision:{other}" for other in known])
+    _refuse_own_settings(section)
     options: dict[str, bool] = {}
     if name in ("googlenet", "inception_v3"):
         # One output instead of three; and saying `init_weights`, which is their default, avoids a warning.
         options = {"aux_logits": False, "init_weights": True}
+    if section.zero_init_residual:
+        if models.get_model_builder(name).__module__ != models.resnet.__name__:
+            raise _no_effect(section, "zero_init_residual", f"one of {', '.join(_RESIDUAL)} or a torchvision:resnet")
+        options["zero_init_residual"] = True
     model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
+    if not set_drop_path(model, section.drop_path) and section.drop_path > 0:
+        raise _no_effect(section, "drop_path", f"one of {', '.join(_RESIDUAL)} or torchvision's convnext or swin")
     adapt_input_channels(model, channels)
     return model
 
 
-def _build_timm(name: str, num_classes: int, channels: int) -> nn.Module:
+def _build_timm(section: Model, name: str, num_classes: int, channels: int) -> nn.Module:
     try:
         import timm
     except ImportError as error:
@@ -78,9 +102,44 @@ def _build_timm(name: str, num_classes: int, channels: int) -> nn.Module:
 
     known = timm.list_models()
     if name not in known:
-        raise _unknown(f"timm:{name}", [f"timm:{other}" for other in known])
-    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=num_classes, in_chans=channels)
-    return model
+        raise _unknown(section.name, [f"timm:{other}" for other in known])
+    _refuse_own_settings(section)
+    create = partial(timm.create_model, name, pretrained=False, num_classes=num_classes, in_chans=channels)
+    fields = {"drop_path_rate": "drop_path", "zero_init_last": "zero_init_residual"}
+    return _create_with(create, fields, section)
+
+
+def _create_with(create: Callable[..., nn.Module], fields: Mapping[str, str], section: Model) -> nn.Module:
+    """Call `create` with the options, `fields` by their names, that it knows. timm has no list of them: it raises."""
+    options: dict[str, Any] = {option: getattr(section, field) for option, field in fields.items()}
+    while True:
+        try:
+            return create(**options)
+        except TypeError as error:
+            unknown = next((option for option in options if f"'{option}'" in str(error)), None)
+            if unknown is None:
+                raise
+        if _is_set(section, fields[unknown]):
+            raise _no_effect(section, fields[unknown], f"one of {', '.join(_RESIDUAL)} or timm:resnet50")
+        del options[unknown]
+
+
+def _refuse_own_settings(section: Model) -> None:
+    for field in ("norm", "width"):
+        if _is_set(section, field) and getattr(section, field) != "sync_batch":
+            raise _no_effect(section, field, f"one of {', '.join(MODEL_NAMES)}")
+
+
+def _is_set(section: Model, field: str) -> bool:
+    is_default: bool = getattr(section, field) == Model.model_fields[field].default
+    return not is_default
+
+
+def _no_effect(section: Model, field: str, alternative: str) -> RecipeError:
+    value, default = (str(each).lower() for each in (getattr(section, field), Model.model_fields[field].default))
+    return RecipeError(
+        f"model.{field}: {value} has no effect on {section.name} (set model.{field}={default}, or use {alternative})"
+    )
 
 
 def _unknown(name: str, known: Iterable[str]) -> RecipeError:

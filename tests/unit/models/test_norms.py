@@ -8,8 +8,15 @@ from torch import nn
 
 from paceline.models.norms import build_layers, build_norm, num_groups, scaled
 
+NORM_LAYERS = [
+    ("batch", nn.BatchNorm2d),
+    ("sync_batch", nn.BatchNorm2d),
+    ("group", nn.GroupNorm),
+    ("none", nn.Identity),
+]
 
-@pytest.mark.parametrize(("norm", "layer"), [("batch", nn.BatchNorm2d), ("group", nn.GroupNorm), ("none", nn.Identity)])
+
+@pytest.mark.parametrize(("norm", "layer"), NORM_LAYERS)
 def test_each_norm_is_its_layer_and_keeps_the_shape(norm, layer):
     module = build_norm(norm)(48)
     assert isinstance(module, layer)
@@ -42,6 +49,14 @@ def test_filters_have_the_variance_of_he_et_al(norm, fan):
 def test_only_without_norm_a_branch_starts_at_zero():
     assert build_layers("none").last_conv(4, 4, 3).weight.count_nonzero() == 0
     assert build_layers("batch").last_conv(4, 4, 3).weight.count_nonzero() == 4 * 4 * 9
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_only_the_last_norm_of_a_branch_starts_at_zero_and_only_when_asked(norm):
+    layers = build_layers(norm, zero_init_residual=True)
+    assert layers.last_norm(4).weight.count_nonzero() == 0
+    assert torch.equal(layers.norm(4).weight, torch.ones(4))
+    assert torch.equal(build_layers(norm).last_norm(4).weight, torch.ones(4))
 
 
 def test_scaled_channels_are_rounded_and_never_none():

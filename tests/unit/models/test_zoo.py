@@ -7,9 +7,10 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.models.zoo import MODEL_NAMES, build_model
-from paceline.recipe.schema.recipe import Model
+from paceline.recipe.schema.model import Model
 
 NORMS = ("batch", "group", "none")
+RESIDUAL_NETWORKS = [name for name in MODEL_NAMES if not name.startswith("speednet")]
 ANCHORS = [
     ("resnet50_nersc", 100, (3, 32, 32), 23.71, 2.612),
     ("resnet18_cifar", 100, (3, 32, 32), 11.22, 1.111),
@@ -53,16 +54,16 @@ def test_the_smallest_width_leaves_one_channel():
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_backward_gives_every_parameter_a_finite_gradient(name, norm):
+def test_backward_gives_every_trained_parameter_a_finite_gradient(name, norm):
     torch.manual_seed(0)
     model = small(name, norm)
     F.cross_entropy(model(torch.randn(4, 3, 16, 16)), torch.arange(4)).backward()
-    gradients = [p.grad for p in model.parameters()]
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
     assert gradients
     assert all(g is not None and g.isfinite().all() for g in gradients)
 
 
-@pytest.mark.parametrize("name", MODEL_NAMES)
+@pytest.mark.parametrize("name", RESIDUAL_NETWORKS)
 def test_without_norm_a_network_learns_at_moderate_learning_rate_from_the_first_step(name):
     """Four noisy patterns, ten steps.
 

@@ -4,13 +4,16 @@ import sys
 
 import pytest
 import torch
+from timm.layers import DropPath
 from torch import nn
+from torchvision.ops import StochasticDepth
 
 from paceline.core.errors import RecipeError
 from paceline.models.zoo import MODEL_NAMES, build_model
-from paceline.recipe.schema.recipe import Model
+from paceline.recipe.schema.model import Model
 
 OURS = ", ".join(MODEL_NAMES)
+RESIDUAL = ", ".join(name for name in MODEL_NAMES if not name.startswith("speednet"))
 
 
 def test_torchvision_resnet18_reads_grey_images_into_seven_classes():
@@ -67,6 +70,79 @@ def test_a_setting_of_our_networks_is_refused_elsewhere(name, field, value):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "field", "alternative"),
+    [
+        ("torchvision:vgg11", "zero_init_residual", f"one of {RESIDUAL} or a torchvision:resnet"),
+        ("torchvision:convnext_tiny", "zero_init_residual", f"one of {RESIDUAL} or a torchvision:resnet"),
+        ("torchvision:resnet18", "drop_path", f"one of {RESIDUAL} or torchvision's convnext or swin"),
+        ("torchvision:mobilenet_v3_small", "drop_path", f"one of {RESIDUAL} or torchvision's convnext or swin"),
+        ("timm:test_vit", "zero_init_residual", f"one of {RESIDUAL} or timm:resnet50"),
+        ("timm:vgg11", "drop_path", f"one of {RESIDUAL} or timm:resnet50"),
+        ("speednet94", "drop_path", f"one of {RESIDUAL}, speednet96"),
+        ("speednet94", "zero_init_residual", f"one of {RESIDUAL}"),
+        ("speednet96", "zero_init_residual", f"one of {RESIDUAL}"),
+    ],
+)
+def test_a_residual_setting_is_refused_where_it_would_have_no_effect(name, field, alternative):
+    value, default = {"drop_path": (0.1, "0.0"), "zero_init_residual": (True, "false")}[field]
+    message = error_of(Model.model_validate({"name": name, field: value}))
+    shown = str(value).lower()
+    assert (
+        message == f"model.{field}: {shown} has no effect on {name} (set model.{field}={default}, or use {alternative})"
+    )
+
+
+@pytest.mark.parametrize("drop_path", [0.0, 0.3])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torchvision:convnext_tiny",
+        "torchvision:efficientnet_b0",
+        "torchvision:swin_t",
+        "timm:resnet18",
+        "timm:nest_tiny",
+    ],
+)
+def test_drop_path_is_the_largest_probability_whatever_the_librarys_default(name, drop_path):
+    """The libraries' rates are made in float32, so they are equal to within 1e-6."""
+    model = build(Model(name=name, drop_path=drop_path))
+    rates = [module.p for module in model.modules() if isinstance(module, StochasticDepth)]
+    rates += [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
+    assert max(rates, default=0.0) == pytest.approx(drop_path, abs=1e-6)
+    assert rates or (name, drop_path) in [("timm:resnet18", 0.0), ("timm:nest_tiny", 0.0)]
+    assert rates == sorted(rates)
+
+
+@pytest.mark.parametrize(("name", "num_blocks"), [("torchvision:resnet18", 8), ("timm:resnet18", 8)])
+def test_zero_init_is_the_sections_choice_whatever_the_librarys_default(name, num_blocks):
+    def zero_scales(zero_init_residual: bool) -> int:
+        model = build(Model(name=name, zero_init_residual=zero_init_residual), device="cpu")
+        norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+        return sum(module.weight.count_nonzero() == 0 for module in norms)
+
+    assert (zero_scales(False), zero_scales(True)) == (0, num_blocks)
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18", "resnet18_cifar", "speednet94"])
+def test_sync_batch_is_built_as_batch(name):
+    """Where ranks are known, these layers are exchanged."""
+    synchronised, plain = (str(build(Model(name=name, norm=norm))) for norm in ("sync_batch", "batch"))
+    assert synchronised == plain
+    assert "BatchNorm2d" in plain
+
+
+@pytest.mark.parametrize("name", ["torchvision:convnext_tiny", "timm:test_vit", "torchvision:vgg11"])
+def test_sync_batch_is_refused_where_there_are_no_batch_norms(name):
+    expected = f"model.norm: sync_batch has no effect on {name}, which has no batch norms (set model.norm=batch)"
+    assert error_of(Model(name=name, norm="sync_batch")) == expected
+
+
+def test_sync_batch_is_refused_where_exchanging_a_norm_would_lose_an_activation():
+    message = error_of(Model(name="timm:efficientnet_b0", norm="sync_batch"))
+    assert message.startswith("model.norm: sync_batch cannot replace the batch norms of timm:efficientnet_b0, which")
+
+
 def test_missing_timm_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     expected = "model.name: timm:resnet18 needs timm (pip install 'paceline[timm]')"
@@ -78,6 +154,12 @@ def test_our_networks_need_neither_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     model = build_model(Model(name="resnet18_cifar", width=0.125), num_classes=2, channels=3)
     assert isinstance(model, nn.Module)
+
+
+def build(section: Model, device: str = "meta") -> nn.Module:
+    """Build `section` for three classes, without contents unless a device is given."""
+    with torch.device(device):
+        return build_model(section, num_classes=3, channels=3)
 
 
 def error_of(section: Model) -> str:

@@ -1,0 +1,149 @@
+"""Start from pretrained weights: read a file of tensors and copy them into a network that may differ at its ends.
+
+Reads safetensors, and torch's `.pth` and `.pt` through `weights_only`, which rebuilds tensors and plain containers
+and calls nothing else. Does not download, and does not rename tensors from one code base's names to another's.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from paceline.core.errors import RecipeError
+from paceline.recipe.schema.model import Model
+
+_NESTS = ("state_dict", "model")
+_PREFIXES = ("module.", "_orig_mod.")
+_COUNTER = "num_batches_tracked"
+"""Files from before torch 0.4.1, torchvision's first resnets among them, lack it; nothing of ours reads it."""
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+"""Further outputs of torchvision's googlenet and inception_v3, which are built without them."""
+
+
+def start_from_weights(section: Model, model: nn.Module) -> str | None:
+    """Load `section.weights` into `model`, in place, and say in a sentence what was loaded; None when it is off.
+
+    Raise `RecipeError` as `load_weights` does.
+    """
+    return None if section.weights == "off" else load_weights(model, section.weights, section.name)
+
+
+def load_weights(model: nn.Module, path: str, name: str) -> str:
+    """Copy the tensors of the file at `path` into `model`, called `name`, in place; return what was loaded.
+
+    The file is a state dict, or holds one under `state_dict` or `model`; the prefixes of DDP and `torch.compile`
+    are taken off. A classifier for another number of classes keeps its fresh weights. For a model of one channel,
+    a first convolution of more is summed over them: a grey image is one whose channels are equal. Tensors take
+    the model's dtype and device. Raise `RecipeError` for a file that cannot be read and for any other difference;
+    `model` is then unchanged.
+    """
+    given = _without_wrappers(_read(path))
+    wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(_COUNTER)}
+    given = {key: tensor for key, tensor in given.items() if not key.endswith(_COUNTER)}
+    given = {key: tensor for key, tensor in given.items() if key in wanted or not key.startswith(_AUXILIARY)}
+    hint = f"(is it for another model than {name}?)"
+    for key in wanted:
+        if key not in given:
+            raise RecipeError(f"model.weights: {path}: has no {key!r} {hint}")
+    for key in given:
+        if key not in wanted:
+            raise RecipeError(f"model.weights: {path}: has {key!r}, which the model has not {hint}")
+    summed = _sum_input_channels(model, given)
+    fresh = _fresh_classifier(model, given)
+    for key, tensor in wanted.items():
+        if key not in fresh and given[key].shape != tensor.shape:
+            sizes = f"{_spoken(given[key].shape)} instead of {_spoken(tensor.shape)}"
+            raise RecipeError(f"model.weights: {path}: {key!r} is {sizes} {hint}")
+    with torch.no_grad():
+        for key in wanted.keys() - fresh.keys():
+            wanted[key].copy_(given[key])
+    sentence = f"{len(wanted) - len(fresh)} tensors of {len(wanted)}"
+    return "; ".join([sentence, *summed, *sorted(set(fresh.values()))])
+
+
+def _read(path: str) -> Mapping[str, Tensor]:
+    """Return the tensors of a file by name."""
+    file = Path(os.path.expanduser(path))  # noqa: PTH111 - the method raises where there is no home
+    if not file.is_file():
+        raise RecipeError(f"model.weights: {path}: no such file (give a .safetensors or .pth)")
+    read = _READERS.get(file.suffix)
+    if read is None:
+        raise RecipeError(f"model.weights: {path}: is no file of weights by its name (give a .safetensors or .pth)")
+    try:
+        content = read(file)
+    except Exception as error:
+        # Whatever a broken, foreign or hostile file makes the readers raise.
+        raise RecipeError(
+            f"model.weights: {path}: cannot be read as weights, {type(error).__name__} "
+            "(give a .safetensors, or a .pth of nothing but a state dict)"
+        ) from None
+    return _state_dict(content, path)
+
+
+def _load_torch(file: Path) -> object:
+    return torch.load(file, weights_only=True, map_location="cpu")
+
+
+_READERS: dict[str, Callable[[Path], object]] = {
+    ".safetensors": load_file,
+    ".pth": _load_torch,
+    ".pt": _load_torch,
+}
+
+
+def _state_dict(content: object, path: str) -> Mapping[str, Tensor]:
+    if isinstance(content, Mapping):
+        nested = next((content[key] for key in _NESTS if isinstance(content.get(key), Mapping)), content)
+        if nested and all(isinstance(tensor, Tensor) for tensor in nested.values()):
+            return nested
+    raise RecipeError(f"model.weights: {path}: holds no state dict (give a file of tensors by name)")
+
+
+def _without_wrappers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found = dict(tensors)
+    while prefix := next((each for each in _PREFIXES if found and all(key.startswith(each) for key in found)), None):
+        found = {key.removeprefix(prefix): tensor for key, tensor in found.items()}
+    return found
+
+
+def _sum_input_channels(model: nn.Module, given: dict[str, Tensor]) -> list[str]:
+    """Make `given` fit a first convolution of one channel, in place, and say so."""
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Conv2d):
+            continue
+        filters = given.get(f"{name}.weight", module.weight)
+        if module.in_channels != 1 or filters.ndim != 4 or filters.shape[1] == 1:
+            break
+        given[f"{name}.weight"] = filters.sum(dim=1, keepdim=True)
+        return [f"the first convolution is summed over {filters.shape[1]} channels"]
+    return []
+
+
+def _fresh_classifier(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the tensors that keep their fresh weights, each with why: those of a classifier of other classes.
+
+    The classifier is the last linear or convolutional layer, and others that change its number of outputs as it does.
+    """
+    layers = {
+        name: module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d) and f"{name}.weight" in given
+    }
+    outputs = {
+        name: (given[f"{name}.weight"].shape[0], weight.shape[0])
+        for name, weight in layers.items()
+        if given[f"{name}.weight"].shape[1:] == weight.shape[1:]
+    }
+    old, new = outputs.get(next(reversed(layers), ""), (0, 0))
+    if old == new:
+        return {}
+    heads = [name for name, change in outputs.items() if change == (old, new)]
+    reason = f"the classifier starts fresh ({old} -> {new} classes)"
+    return {key: reason for name in heads for key in (f"{name}.weight", f"{name}.bias") if key in given}
+
+
+def _spoken(shape: torch.Size) -> str:
+    return "x".join(str(size) for size in shape) or "a single number"

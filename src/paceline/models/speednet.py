@@ -1,0 +1,113 @@
+"""Networks made to reach an accuracy on CIFAR-10 in the least time: whitened patches, then three wide blocks.
+
+The networks of Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU (arXiv 2404.00498), with constants from
+the author's code (github.com/KellerJordan/cifar10-airbench, legacy/airbench94.py and airbench96.py). How they are
+trained there (optimizer, augmentation, lookahead) is a recipe's matter.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.models.drop_path import build_drop_path, linear_rates
+from paceline.models.norms import Layers, NormLayer, NormName, build_norm, scaled
+from paceline.models.whitening import Whitening
+
+BATCH_NORM_EPS = 1e-12
+LOGIT_SCALE = 1 / 9
+
+
+class SpeedNet(nn.Module):
+    """A whitening convolution, three blocks of `block_channels` times `width`, and a maximum over the image.
+
+    Maps images, float [N, channels, H, W] with H and W of 9 at least, to logits, float [N, num_classes], scaled by
+    1/9. The paper pools by 3 at the end, which at 28 to 33 pixels is the maximum over the image; other sizes have
+    it too. Each 3x3 convolution starts as the identity on its inputs, in its first filters, and with torch's
+    default initialisation in the rest (section 3.3). Normalisations have a fixed scale of 1 and learn a bias.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        channels: int,
+        width: float,
+        norm: NormName,
+        block_channels: Sequence[int],
+        batch_norm_momentum: float,
+        is_residual: bool,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        layers = _build_layers(norm, batch_norm_momentum)
+        self.whitening = Whitening(channels)
+        self.blocks = nn.Sequential()
+        num_features = self.whitening.out_channels
+        for out_channels, rate in zip(block_channels, linear_rates(drop_path, len(block_channels)), strict=True):
+            self.blocks.append(_block(layers, num_features, scaled(out_channels, width), rate, is_residual=is_residual))
+            num_features = scaled(out_channels, width)
+        self.classifier = nn.Linear(num_features, num_classes, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of `images`."""
+        features = self.blocks(F.gelu(self.whitening(images)))
+        logits: Tensor = self.classifier(features.amax(dim=(2, 3)))
+        return logits * LOGIT_SCALE
+
+
+class ResidualPair(nn.Module):
+    """Compute gelu(x + branch(x)), of two convolutions: [N, C, H, W] to the same shape."""
+
+    def __init__(self, layers: Layers, channels: int, drop_path: float) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            _conv(layers, channels, channels),
+            layers.norm(channels),
+            nn.GELU(),
+            _conv(layers, channels, channels),
+            layers.norm(channels),
+        )
+        self.drop_path = build_drop_path(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the pair's output in the input's dtype."""
+        return F.gelu(x + self.drop_path(self.branch(x)))
+
+
+def _block(layers: Layers, in_channels: int, channels: int, drop_path: float, *, is_residual: bool) -> nn.Sequential:
+    """Return a block that halves the image: one convolution before the pooling, and one, or a residual pair, after."""
+    block = nn.Sequential(_conv(layers, in_channels, channels), nn.MaxPool2d(2), layers.norm(channels), nn.GELU())
+    if is_residual:
+        return block.append(ResidualPair(layers, channels, drop_path))
+    return block.extend([_conv(layers, channels, channels), layers.norm(channels), nn.GELU()])
+
+
+def _conv(layers: Layers, in_channels: int, out_channels: int) -> nn.Conv2d:
+    conv = layers.conv(in_channels, out_channels, 3)
+    if layers.is_normalised:
+        # Norms hide the filters' scale from the output, but not from the step size: the published one is torch's.
+        conv.reset_parameters()
+    with torch.no_grad():
+        nn.init.dirac_(conv.weight[:in_channels])
+    return conv
+
+
+def _build_layers(norm: NormName, batch_norm_momentum: float) -> Layers:
+    is_batch = norm in ("batch", "sync_batch")
+    batch_norm = partial(nn.BatchNorm2d, eps=BATCH_NORM_EPS, momentum=batch_norm_momentum)
+    return Layers(_unscaled(batch_norm if is_batch else build_norm(norm)), is_normalised=norm != "none")
+
+
+def _unscaled(norm: NormLayer) -> NormLayer:
+    """Return what makes the same normalisation with its scale fixed at 1; one that has none stays."""
+
+    def build(channels: int) -> nn.Module:
+        module = norm(channels)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name != "weight")
+        return module
+
+    return build

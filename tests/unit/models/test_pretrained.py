@@ -1,0 +1,215 @@
+"""Pretrained weights: what is loaded, what stays fresh, and the one-line errors."""
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from paceline.core.errors import RecipeError
+from paceline.models.pretrained import load_weights, start_from_weights
+from paceline.models.zoo import build_model
+from paceline.recipe.schema.model import Model
+
+NAME = "resnet18_cifar"
+
+
+def build(seed: int, *, num_classes: int = 5, channels: int = 3, name: str = NAME) -> nn.Module:
+    """Build a small network whose weights and statistics depend on `seed`."""
+    torch.manual_seed(seed)
+    width = 0.125 if ":" not in name else 1.0
+    model = build_model(Model(name=name, width=width), num_classes=num_classes, channels=channels)
+    for key, tensor in model.state_dict().items():
+        if "running" in key:
+            tensor.uniform_(1, 2)
+    return model
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the tensors of `model` but for the counters."""
+    return {key: t.clone() for key, t in model.state_dict().items() if not key.endswith("num_batches_tracked")}
+
+
+def equal_keys(model: nn.Module, tensors: dict[str, Tensor]) -> set[str]:
+    """Return the names of the tensors of `model` that equal the ones in `tensors`."""
+    now = state(model)
+    return {key for key in now if key in tensors and torch.equal(now[key], tensors[key])}
+
+
+def error_of(model: nn.Module, path: Path, name: str = NAME) -> str:
+    """Return the one line that loading raises, having checked that the model stays as it is; without the path."""
+    before = state(model)
+    with pytest.raises(RecipeError) as caught:
+        load_weights(model, str(path), name)
+    assert equal_keys(model, before) == set(before)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    start = f"model.weights: {path}: "
+    assert message.startswith(start)
+    return message.removeprefix(start)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt"])
+def test_every_tensor_of_a_file_of_the_same_network_is_loaded(tmp_path, suffix):
+    source, model = build(0), build(1)
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        save_file(source.state_dict(), path)
+    else:
+        torch.save(source.state_dict(), path)
+    num_tensors = len(state(model))
+    assert load_weights(model, str(path), NAME) == f"{num_tensors} tensors of {num_tensors}"
+    assert equal_keys(model, state(source)) == set(state(source))
+
+
+@pytest.mark.parametrize("nest", ["state_dict", "model"])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_nested_state_dicts_and_prefixes_of_wrappers_are_understood(tmp_path, nest, prefix):
+    source, model = build(0), build(1)
+    path = tmp_path / "weights.pth"
+    torch.save({nest: {prefix + key: t for key, t in source.state_dict().items()}, "epoch": 3}, path)
+    load_weights(model, str(path), NAME)
+    assert equal_keys(model, state(source)) == set(state(source))
+
+
+@pytest.mark.parametrize(
+    "name", [NAME, "speednet94", "torchvision:squeezenet1_1", "torchvision:mobilenet_v3_small", "timm:test_vit"]
+)
+def test_a_classifier_of_other_classes_alone_stays_fresh(tmp_path, name):
+    source, model = build(0, num_classes=7, name=name), build(1, name=name)
+    fresh = state(model)
+    path = tmp_path / "weights.pth"
+    torch.save(source.state_dict(), path)
+    sentence = load_weights(model, str(path), name)
+    kept = {key for key, t in state(source).items() if t.shape != fresh[key].shape}
+    assert 1 <= len(kept) <= 2
+    assert kept <= equal_keys(model, fresh)
+    assert equal_keys(model, state(source)) == set(fresh) - kept
+    expected = f"{len(fresh) - len(kept)} tensors of {len(fresh)}; the classifier starts fresh (7 -> 5 classes)"
+    assert sentence == expected
+
+
+def test_two_classifiers_of_a_distilled_network_both_stay_fresh(tmp_path):
+    def distilled(num_classes: int) -> nn.Module:
+        return nn.ModuleDict(
+            {"body": nn.Linear(4, 6), "head": nn.Linear(6, num_classes), "dist": nn.Linear(6, num_classes)}
+        )
+
+    source, model = distilled(9), distilled(2)
+    path = tmp_path / "weights.pth"
+    torch.save(source.state_dict(), path)
+    assert load_weights(model, str(path), "x") == "2 tensors of 6; the classifier starts fresh (9 -> 2 classes)"
+    assert torch.equal(model["body"].weight, source["body"].weight)
+
+
+@pytest.mark.parametrize("name", [NAME, "torchvision:resnet18"])
+def test_a_grey_image_gives_the_logits_of_its_copy_in_three_channels(tmp_path, name):
+    """Sums of three products in another order: float64 and the tolerance of `assert_close` absorb it."""
+    source, model = build(0, name=name).double().eval(), build(1, channels=1, name=name).double().eval()
+    path = tmp_path / "weights.pth"
+    torch.save(source.state_dict(), path)
+    sentence = load_weights(model, str(path), name)
+    assert sentence.endswith("; the first convolution is summed over 3 channels")
+    grey = torch.randn(2, 1, 32, 32, dtype=torch.float64)
+    torch.testing.assert_close(model(grey), source(grey.expand(-1, 3, -1, -1)))
+
+
+def test_files_of_half_precision_and_without_counters_are_taken(tmp_path):
+    """torchvision's first files have no `num_batches_tracked`."""
+    source, model = build(0).half(), build(1)
+    path = tmp_path / "weights.safetensors"
+    save_file({key: t.contiguous() for key, t in state(source).items()}, path)
+    load_weights(model, str(path), NAME)
+    assert equal_keys(model, state(source.float())) == set(state(source))
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("auxiliary", ["aux1.fc1.weight", "AuxLogits.fc.bias"])
+def test_the_auxiliary_outputs_of_torchvisions_files_are_left_out(tmp_path, auxiliary):
+    model = nn.Sequential(nn.Linear(2, 2))
+    path = tmp_path / "weights.pth"
+    torch.save({**model.state_dict(), auxiliary: torch.zeros(3)}, path)
+    assert load_weights(model, str(path), "torchvision:googlenet") == "2 tensors of 2"
+
+
+def test_another_network_is_refused_by_its_first_missing_tensor(tmp_path):
+    path = tmp_path / "weights.pth"
+    tensors = build(0).state_dict()
+    torch.save({key: t for key, t in tensors.items() if key != "stem.0.weight"}, path)
+    assert error_of(build(1), path) == f"has no 'stem.0.weight' (is it for another model than {NAME}?)"
+
+
+def test_a_tensor_too_many_is_refused(tmp_path):
+    path = tmp_path / "weights.pth"
+    torch.save({**build(0).state_dict(), "stages.0.9.weight": torch.zeros(1)}, path)
+    expected = f"has 'stages.0.9.weight', which the model has not (is it for another model than {NAME}?)"
+    assert error_of(build(1), path) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "tensor", "sizes"),
+    [
+        ("stem.0.weight", torch.zeros(8, 2, 3, 3), "8x2x3x3 instead of 8x3x3x3"),
+        ("stem.1.bias", torch.tensor(1.0), "a single number instead of 8"),
+        ("classifier.weight", torch.zeros(5, 3), "5x3 instead of 5x64"),
+    ],
+)
+def test_another_shape_is_refused(tmp_path, key, tensor, sizes):
+    path = tmp_path / "weights.pth"
+    torch.save({**build(0).state_dict(), key: tensor}, path)
+    assert error_of(build(1), path) == f"{key!r} is {sizes} (is it for another model than {NAME}?)"
+
+
+def test_missing_unknown_and_broken_files_are_refused(tmp_path):
+    model = build(1)
+    assert error_of(model, tmp_path / "none.pth") == "no such file (give a .safetensors or .pth)"
+    foreign = tmp_path / "weights.onnx"
+    foreign.write_bytes(b"x")
+    assert error_of(model, foreign) == "is no file of weights by its name (give a .safetensors or .pth)"
+    for suffix in (".safetensors", ".pth", ".pt"):
+        for content in (b"", b"\x80garbage", b"x" * 100):
+            broken = tmp_path / f"broken{suffix}"
+            broken.write_bytes(content)
+            assert error_of(model, broken).startswith("cannot be read as weights, ")
+
+
+@pytest.mark.parametrize("content", [{}, [torch.zeros(1)], {"epoch": 3}, {"state_dict": {"a": 1}}, torch.zeros(2)])
+def test_a_file_without_a_state_dict_is_refused(tmp_path, content):
+    path = tmp_path / "weights.pth"
+    torch.save(content, path)
+    assert error_of(build(1), path) == "holds no state dict (give a file of tensors by name)"
+
+
+class Hostile:
+    """What runs a command when it is unpickled."""
+
+    def __init__(self, victim: Path) -> None:
+        self.victim = victim
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.victim,)
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_does_not(tmp_path):
+    path, victim = tmp_path / "weights.pth", tmp_path / "ran"
+    torch.save({"state_dict": Hostile(victim)}, path)
+    assert error_of(build(1), path).startswith("cannot be read as weights, UnpicklingError (give a .safetensors")
+    assert not victim.exists()
+    with zipfile.ZipFile(path) as archive:
+        inside = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        pickle.load(io.BytesIO(archive.read(inside)))
+    assert victim.exists(), "the file would have run its code in a plain unpickler"
+
+
+def test_the_section_says_whether_there_is_a_file(tmp_path):
+    source, model = build(0), build(1)
+    path = tmp_path / "weights.pth"
+    torch.save(source.state_dict(), path)
+    assert start_from_weights(Model(name=NAME), model) is None
+    assert not torch.equal(model.classifier.weight, source.classifier.weight)
+    assert start_from_weights(Model(name=NAME, weights=str(path)), model) == "102 tensors of 102"
+    assert torch.equal(model.classifier.weight, source.classifier.weight)

@@ -1,0 +1,78 @@
+"""What is refused before anything is allocated."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.core.errors import RecipeError
+from paceline.models.trial import check_memory_format, check_model
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema.model import Model
+
+
+def plan(*, batch: int = 4, size: int = 32, start_size: int = 32, eval_size: int = 32) -> Plan:
+    """Return a plan of one rank that computes `batch` images at once."""
+    return Plan(
+        world_size=1,
+        batch_size=batch,
+        rank_batch=batch,
+        micro_batch=batch,
+        eval_batch=batch,
+        train_images=batch,
+        val_images=batch,
+        num_classes=3,
+        channels=3,
+        image_size=size,
+        eval_image_size=eval_size,
+        train_sizes=((0, size),) if start_size == size else ((0, start_size), (1, size)),
+        steps_per_epoch=1,
+        dropped_images=0,
+        total_steps=1,
+        eval_every=0,
+        checkpoint_every=0,
+        log_every=0,
+        peak_lr=0.1,
+        lr_sentence="",
+    )
+
+
+@pytest.mark.parametrize("name", ["resnet18_cifar", "speednet96", "torchvision:resnet18", "torchvision:regnet_y_400mf"])
+def test_a_network_that_fits_passes_and_draws_nothing(name):
+    before = torch.get_rng_state()
+    check_model(Model(name=name), plan())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "taken", "reason"),
+    [
+        ("speednet94", {"size": 8, "start_size": 8}, "4x3x8x8", "Output size is too small"),
+        ("speednet94", {"start_size": 8}, "4x3x8x8", "Output size is too small"),
+        ("speednet94", {"batch": 2, "eval_size": 7}, "2x3x7x7", "Output size is too small"),
+        ("torchvision:resnet18", {"batch": 1}, "1x3x32x32", "Expected more than 1 value per channel when training"),
+        ("timm:vit_tiny_patch16_224", {}, "4x3x32x32", "Input height (32) doesn't match model (224)"),
+    ],
+)
+def test_images_that_do_not_fit_are_one_line(name, options, taken, reason):
+    with pytest.raises(RecipeError) as caught:
+        check_model(Model(name=name), plan(**options))
+    assert str(caught.value).startswith(f"model.name: {name} cannot take a batch of {taken}: ")
+    assert reason in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_channels_last_is_refused_only_by_name_and_only_without_convolutions():
+    section = Model(name="timm:flat", memory_format="channels_last")
+    with pytest.raises(RecipeError) as caught:
+        check_memory_format(section, nn.Linear(3, 3))
+    assert str(caught.value) == (
+        "model.memory_format: channels_last has no effect on timm:flat, which has no 2-D convolution "
+        "(set model.memory_format=contiguous)"
+    )
+    check_memory_format(section, nn.Conv2d(3, 3, 1))
+    check_memory_format(Model(name="timm:flat"), nn.Linear(3, 3))
+
+
+def test_the_layout_is_checked_with_the_rest():
+    with pytest.raises(RecipeError, match=r"^model\.memory_format: channels_last has no effect on timm:naflexvit"):
+        check_model(Model(name="timm:naflexvit_base_patch16_gap", memory_format="channels_last"), plan())
