@@ -25,6 +25,7 @@ class Stream(IntEnum):
     ORDER = 0
     AUGMENT = 1
     STEP = 2
+    SAMPLE = 3
 
 
 def philox(counter: tuple[Word, Word, Word, Word], seed: int) -> tuple[Word, Word, Word, Word]:

@@ -1,13 +1,26 @@
 """From a batch in host memory to normalised images on the device."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from paceline.data.loader import Batch
 
 
+class Placed(NamedTuple):
+    """A batch on the device: uint8 images [N, C, H, W], int64 labels [N], float64 draws [N, D] (D may be 0)."""
+
+    images: Tensor
+    labels: Tensor
+    draws: Tensor
+
+
 class Placement:
-    """Copy batches to `device` as uint8, a quarter of the bytes of float32, and normalise them there to `dtype`."""
+    """Copy batches to `device` as uint8, a quarter of the bytes of float32, and normalise them there to `dtype`.
+
+    `mean` and `std` are per channel, of pixels in [0, 1].
+    """
 
     def __init__(
         self,
@@ -17,6 +30,7 @@ class Placement:
         std: tuple[float, ...],
         memory_format: torch.memory_format,
     ) -> None:
+        self.mean = mean
         self._device = device
         self._dtype = dtype
         self._memory_format = memory_format
@@ -24,10 +38,10 @@ class Placement:
         self._mean = torch.tensor(mean, device=device, dtype=dtype).mul_(255).view(shape)
         self._scale = torch.tensor(std, device=device, dtype=dtype).mul_(255).reciprocal_().view(shape)
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return (uint8 [N, C, H, W], int64 [N]) on the device; page-locked memory is copied without waiting."""
-        images = batch.images.to(self._device, non_blocking=True)
-        return images, batch.labels.to(self._device, non_blocking=True)
+    def __call__(self, batch: Batch) -> Placed:
+        """Return the batch on the device; page-locked memory is copied without waiting."""
+        here = (batch.images, batch.labels, batch.draws)
+        return Placed(*(tensor.to(self._device, non_blocking=True) for tensor in here))
 
     def normalise(self, images: Tensor) -> Tensor:
         """Return `dtype` [N, C, H, W]: (pixels / 255 - mean) / std, per channel, in the model's memory format."""

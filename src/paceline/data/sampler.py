@@ -1,11 +1,15 @@
 """Which samples a step takes. Pure: the answer depends on the seed and the step, and on the world only by slicing."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.philox import permutation
+
+_SUBSET_SEED = 2**63
+"""Beyond the seeds of recipes, so that a subset has nothing in common with an order of training."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +52,24 @@ class TrainOrder:
 
 @dataclass(frozen=True)
 class EvalShard:
-    """A rank's part of an evaluation: consecutive samples, every sample in exactly one rank, nothing padded."""
+    """A rank's part of an evaluation: consecutive samples, every sample in exactly one rank, nothing padded.
+
+    `num_images` samples are evaluated. They are all there are, or as many of the `of` samples of a larger split, drawn
+    once and for all: the same ones for any recipe, seed and number of ranks.
+    """
 
     num_images: int
     batch: int
     rank: int = 0
     world_size: int = 1
+    of: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.of is None or self.of >= self.num_images, f"{self.num_images} of {self.of} samples"
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The first sample of this rank and the one after its last."""
+        """The number of this rank's first sample and the one after its last, among those evaluated."""
         return (
             self.rank * self.num_images // self.world_size,
             (self.rank + 1) * self.num_images // self.world_size,
@@ -73,4 +85,13 @@ class EvalShard:
         """Return the sample indices, int64 [<= batch], of batch `number`."""
         first, stop = self.bounds
         start = first + number * self.batch
-        return np.arange(start, min(start + self.batch, stop), dtype=np.int64)
+        stop = min(start + self.batch, stop)
+        if self.of is None or self.of == self.num_images:
+            return np.arange(start, stop, dtype=np.int64)
+        return self._drawn[start:stop]
+
+    @cached_property
+    def _drawn(self) -> NDArray[np.int64]:
+        """Return int64 [num_images], in rising order, which reads files in theirs."""
+        assert self.of is not None
+        return np.sort(permutation(_SUBSET_SEED, 0, self.of)[: self.num_images])

@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as F
 
 from paceline.recipe.schema.augment import RandomResizedCrop as RandomResizedCropSection
 from paceline.recipe.schema.augment import Resize as ResizeSection
-from paceline.recipe.schema.recipe import Data
+from paceline.recipe.schema.data import Data
 
 Picture = Image.Image | Tensor
 _ATTEMPTS = 10
@@ -28,7 +28,7 @@ class Sizing(Protocol):
         """How many draws a sample uses."""
         ...
 
-    def __call__(self, picture: Picture, draws: NDArray[np.float64]) -> Tensor:
+    def __call__(self, picture: Picture, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]; `draws` is float64 [num_draws]."""
         ...
 
@@ -37,26 +37,24 @@ class Sizing(Protocol):
 class Stretch:
     """Resize the whole picture, whatever its shape."""
 
-    size: int
     num_draws: int = 0
 
-    def __call__(self, picture: Picture, draws: NDArray[np.float64]) -> Tensor:
+    def __call__(self, picture: Picture, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
-        return as_tensor(F.resize(picture, [self.size, self.size], antialias=True))
+        return as_tensor(F.resize(picture, [size, size], antialias=True))
 
 
 @dataclass(frozen=True)
 class CentreCrop:
     """Scale the short side to size / share and cut the centre out."""
 
-    size: int
     share: float
     num_draws: int = 0
 
-    def __call__(self, picture: Picture, draws: NDArray[np.float64]) -> Tensor:
+    def __call__(self, picture: Picture, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
-        resized = F.resize(_shortened(picture), [round(self.size / self.share)], antialias=True)
-        return as_tensor(F.center_crop(resized, [self.size, self.size]))
+        resized = F.resize(_shortened(picture), [round(size / self.share)], antialias=True)
+        return as_tensor(F.center_crop(resized, [size, size]))
 
 
 @dataclass(frozen=True)
@@ -67,18 +65,15 @@ class RandomResizedCrop:
     Draws: area and ratio of each try, then the place.
     """
 
-    size: int
     scale: tuple[float, float]
     ratio: tuple[float, float]
     num_draws: int = 2 * _ATTEMPTS + 2
 
-    def __call__(self, picture: Picture, draws: NDArray[np.float64]) -> Tensor:
+    def __call__(self, picture: Picture, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
         height, width = F.get_size(picture)
         top, left, box_height, box_width = self.box(height, width, draws)
-        return as_tensor(
-            F.resized_crop(picture, top, left, box_height, box_width, [self.size, self.size], antialias=True)
-        )
+        return as_tensor(F.resized_crop(picture, top, left, box_height, box_width, [size, size], antialias=True))
 
     def box(self, height: int, width: int, draws: NDArray[np.float64]) -> tuple[int, int, int, int]:
         """Return (top, left, height, width) in pixels of the box that `draws` choose."""
@@ -116,16 +111,16 @@ def as_tensor(picture: Picture) -> Tensor:
     return picture if isinstance(picture, torch.Tensor) else F.pil_to_tensor(picture)
 
 
-def build_train_sizing(data: Data, size: int) -> Sizing:
+def build_train_sizing(data: Data) -> Sizing:
     """Return what sizes training images: the first of `data.augment` when it does that, else the evaluation's way."""
     match data.augment[0] if data.augment else None:
         case RandomResizedCropSection(scale=scale, ratio=ratio):
-            return RandomResizedCrop(size, scale, ratio)
+            return RandomResizedCrop(scale, ratio)
         case ResizeSection():
-            return Stretch(size)
-    return build_eval_sizing(data, size)
+            return Stretch()
+    return build_eval_sizing(data)
 
 
-def build_eval_sizing(data: Data, size: int) -> Sizing:
+def build_eval_sizing(data: Data) -> Sizing:
     """Return what sizes evaluation images."""
-    return CentreCrop(size, data.eval_crop) if data.eval_resize == "crop" else Stretch(size)
+    return CentreCrop(data.eval_crop) if data.eval_resize == "crop" else Stretch()

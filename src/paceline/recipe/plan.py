@@ -1,6 +1,7 @@
 """The integers of a run, derived once from the recipe, the world and the data set."""
 
 import math
+from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
@@ -8,7 +9,9 @@ from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.units import Duration, count
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.optim import OneCycle
+from paceline.recipe.schema.augment import CutMix, MixUp
+from paceline.recipe.schema.data import Progressive
+from paceline.recipe.schema.schedule import OneCycle
 
 DEFAULT_PHOTO_SIZE = 224
 
@@ -18,8 +21,9 @@ class Plan:
     """What a run will do, in steps and images. Every error of divisibility is raised while making one.
 
     `batch_size` is global; `rank_batch` is a rank's share of it and `micro_batch` what a rank computes at once.
-    `dropped_images` are left out at the end of each epoch, other ones every time. A cadence of 0 means never. `notes`
-    are what the data set wants a user to know.
+    `dropped_images` are left out at the end of each epoch, other ones every time. A cadence of 0 means never.
+    `train_sizes` are (first step, size in pixels from there on), in order. `notes` are what the data set wants a user
+    to know.
     """
 
     world_size: int
@@ -32,6 +36,8 @@ class Plan:
     num_classes: int
     channels: int
     image_size: int
+    eval_image_size: int
+    train_sizes: tuple[tuple[int, int], ...]
     steps_per_epoch: int
     dropped_images: int
     total_steps: int
@@ -49,7 +55,7 @@ class Plan:
         micro_batch = divide_batch(recipe, world_size)
         steps_per_epoch = train.num_images // data.batch_size
         if steps_per_epoch == 0:
-            unit = world_size * recipe.train.accumulate
+            unit = _divisor(recipe, world_size)
             fits = train.num_images // unit * unit
             fix = f"try {fits}" if fits else "add images, or use fewer ranks"
             raise RecipeError(
@@ -67,6 +73,7 @@ class Plan:
 
         peak_lr = recipe.optim.lr * lr_factor(recipe)
         eval_batch = 2 * micro_batch if data.eval_batch_size == "auto" else data.eval_batch_size
+        image_size = _image_size(recipe, train)
         return cls(
             world_size=world_size,
             batch_size=data.batch_size,
@@ -77,7 +84,9 @@ class Plan:
             val_images=val.num_images,
             num_classes=train.num_classes,
             channels=train.channels,
-            image_size=_image_size(recipe, train),
+            image_size=image_size,
+            eval_image_size=image_size if data.eval_image_size == "auto" else data.eval_image_size,
+            train_sizes=_train_sizes(recipe, image_size, steps_per_epoch, total_steps),
             steps_per_epoch=steps_per_epoch,
             dropped_images=train.num_images - steps_per_epoch * data.batch_size,
             total_steps=total_steps,
@@ -100,6 +109,10 @@ class Plan:
         """Return the epoch, from 0, that global step `step` (from 0) belongs to."""
         return step // self.steps_per_epoch
 
+    def train_size(self, step: int) -> int:
+        """Return the height and width in pixels of the training images of global step `step`."""
+        return self.train_sizes[bisect_right(self.train_sizes, step, key=lambda entry: entry[0]) - 1][1]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, for `plan.json`."""
         return asdict(self)
@@ -108,12 +121,22 @@ class Plan:
 def divide_batch(recipe: Recipe, world_size: int) -> int:
     """Return the images a rank computes at once, or raise `RecipeError` when the batch does not divide."""
     batch_size, accumulate = recipe.data.batch_size, recipe.train.accumulate
-    unit = world_size * accumulate
+    unit = _divisor(recipe, world_size)
     if batch_size % unit:
         over = count(world_size, "rank") + (f" x {accumulate:,} micro-batches" if accumulate > 1 else "")
+        pairs = f" into the pairs of {_mixing(recipe)}" if _mixing(recipe) else ""
         nearest = max(unit, (batch_size + unit // 2) // unit * unit)
-        raise RecipeError(f"data.batch_size: {batch_size} does not divide over {over} (try {nearest})")
-    return batch_size // unit
+        raise RecipeError(f"data.batch_size: {batch_size} does not divide over {over}{pairs} (try {nearest})")
+    return batch_size // (world_size * accumulate)
+
+
+def _divisor(recipe: Recipe, world_size: int) -> int:
+    """Return what the batch must be a multiple of: neighbours that are mixed stay together in one micro-batch."""
+    return world_size * recipe.train.accumulate * (2 if _mixing(recipe) else 1)
+
+
+def _mixing(recipe: Recipe) -> str:
+    return " and ".join(section.name for section in recipe.data.augment if isinstance(section, MixUp | CutMix))
 
 
 def lr_factor(recipe: Recipe) -> float:
@@ -178,6 +201,45 @@ def _image_size(recipe: Recipe, info: DatasetInfo) -> int:
     if height != width:
         raise RecipeError(f"data.image_size: the images are {width}x{height}, not square (set data.image_size)")
     return height
+
+
+def _train_sizes(
+    recipe: Recipe, image_size: int, steps_per_epoch: int, total_steps: int
+) -> tuple[tuple[int, int], ...]:
+    """Return (first step, size) wherever the size of training images changes, which it does at the start of epochs.
+
+    The rule is FFCV's (Leclerc et al. 2023, arXiv 2306.12517): a line from `start_size` at `begin` to the whole size
+    at `end`, rounded to multiples.
+    """
+    progressive = recipe.data.progressive
+    if progressive == "off":
+        return ((0, image_size),)
+    start = progressive.start_size
+    if start >= image_size:
+        raise RecipeError(f"data.progressive.start_size: {start} does not rise to image size {image_size} (lower it)")
+    begin, end = (
+        _steps(duration, steps_per_epoch, recipe.data.batch_size, total_steps)
+        for duration in (progressive.begin, progressive.end)
+    )
+    if end < begin:
+        raise RecipeError(f"data.progressive.end: {progressive.end} comes before begin {progressive.begin} (swap them)")
+    sizes: list[tuple[int, int]] = []
+    for step in range(0, total_steps, steps_per_epoch):
+        size = _progressed(progressive, image_size, step, begin, end)
+        if not sizes or sizes[-1][1] != size:
+            sizes.append((step, size))
+    return tuple(sizes)
+
+
+def _progressed(progressive: Progressive, image_size: int, step: int, begin: int, end: int) -> int:
+    """Return the size of an epoch that starts at `step`, for a rise from step `begin` to step `end`."""
+    start, multiple = progressive.start_size, progressive.multiple
+    if step <= begin:
+        return start
+    if step >= end:
+        return image_size
+    size = start + (image_size - start) * (step - begin) / (end - begin)
+    return min(image_size, max(start, round(size / multiple) * multiple))
 
 
 def _check_statistics(recipe: Recipe, info: DatasetInfo) -> None:

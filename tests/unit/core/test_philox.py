@@ -85,6 +85,11 @@ def test_uniform_is_roughly_uniform_and_its_draws_are_roughly_uncorrelated():
     assert np.abs(np.corrcoef(draws.T) - np.eye(5)).max() < 5 / np.sqrt(len(draws))
 
 
+def test_the_streams_never_change():
+    """Their numbers are part of what every random value is keyed by."""
+    assert {stream.name: stream.value for stream in Stream} == {"ORDER": 0, "AUGMENT": 1, "STEP": 2, "SAMPLE": 3}
+
+
 @pytest.mark.parametrize("n", [0, 1, 2, 10, 1797])
 def test_a_permutation_visits_every_sample_once(n):
     order = permutation(0, 0, n)

@@ -1,13 +1,14 @@
 """Augmentation: what a sample becomes depends on its own draws, and the draws do what torchvision does."""
 
-import numpy as np
 import pytest
 import torch
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from paceline.data.augment import Augment, ColorJitter, Flip, PadCrop, Turn, build_augments
-from paceline.recipe.schema.recipe import Data
+from paceline.data.augment import Augment, build_augments
+from paceline.data.augment.colour import ColorJitter
+from paceline.data.augment.geometry import Flip, PadCrop, Turn
+from paceline.recipe.schema.data import Data
 
 ALL = Data(
     augment=(  # type: ignore[arg-type]
@@ -19,8 +20,14 @@ ALL = Data(
         {"name": "affine", "shear_degrees": 10, "scale": [0.8, 1.2]},
         "color_jitter",
         {"name": "color_jitter", "hue": 0.1},
+        {"name": "flip", "mode": "alternating"},
+        {"name": "rand_augment", "num_ops": 3, "magnitude": 20},
+        "trivial_augment",
+        {"name": "random_erasing", "p": 0.7},
+        {"name": "cutout", "size": 5},
     )
 )
+MEAN = {1: (0.4,), 3: (0.4, 0.5, 0.6)}
 
 
 def pictures(num: int = 12, channels: int = 3, size: int = 17) -> torch.Tensor:
@@ -28,36 +35,65 @@ def pictures(num: int = 12, channels: int = 3, size: int = 17) -> torch.Tensor:
     return torch.randint(0, 256, (num, channels, size, size), dtype=torch.uint8, generator=generator)
 
 
-def draws(augment: Augment, num: int = 12) -> np.ndarray:
-    return np.random.default_rng(7).random((num, augment.num_draws))
+def draws(augment: Augment, num: int = 12) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.rand((num, augment.num_draws), dtype=torch.float64, generator=generator)
 
 
-@pytest.mark.parametrize("augment", build_augments(ALL.augment), ids=lambda augment: type(augment).__name__)
+def rows(*values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("number", range(len(ALL.augment)), ids=lambda number: f"{number}-{ALL.augment[number].name}")
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_sample_does_not_depend_on_the_rest_of_its_batch(augment: Augment, channels: int) -> None:
-    images, values = pictures(channels=channels), draws(augment)
+@pytest.mark.parametrize("size", [17, 40])
+def test_a_sample_does_not_depend_on_the_rest_of_its_batch(number: int, channels: int, size: int) -> None:
+    """Neither on which images are beside it, nor on where it stands among them."""
+    augment = build_augments(ALL.augment, MEAN[channels])[number]
+    images, values = pictures(32, channels, size), draws(augment, 32)
     whole = augment(images, values)
     assert whole.dtype == torch.uint8 and whole.shape == images.shape
+    assert not torch.equal(whole, images)
     for index in range(len(images)):
         alone = augment(images[index : index + 1], values[index : index + 1])
         assert torch.equal(alone[0], whole[index])
+    backwards = augment(images.flip(0), values.flip(0))
+    assert torch.equal(backwards.flip(0), whole)
+
+
+@pytest.mark.parametrize("number", range(len(ALL.augment)), ids=lambda number: f"{number}-{ALL.augment[number].name}")
+def test_an_augment_leaves_the_images_it_is_given_alone(number: int) -> None:
+    augment = build_augments(ALL.augment, MEAN[3])[number]
+    images = pictures()
+    augment(images, draws(augment))
+    assert torch.equal(images, pictures())
 
 
 def test_all_augments_are_built() -> None:
-    assert len(build_augments(ALL.augment)) == len(ALL.augment) == 8
+    assert len(build_augments(ALL.augment, MEAN[3])) == len(ALL.augment) == 13
+
+
+def test_what_sizes_or_mixes_is_not_built_here() -> None:
+    others = Data(augment=("random_resized_crop", "flip", "mixup", "cutmix"))  # type: ignore[arg-type]
+    assert build_augments(others.augment, MEAN[3]) == (Flip(0.5),)
+
+
+def test_only_an_alternating_flip_has_alternating_draws() -> None:
+    assert [augment.alternating for augment in build_augments(ALL.augment, MEAN[3])].index(True) == 8
+    assert sum(augment.alternating for augment in build_augments(ALL.augment, MEAN[3])) == 1
 
 
 def test_pad_crop_cuts_the_padded_image_at_the_drawn_place() -> None:
     images = pictures(num=2)
     padded = F.pad(images, [4, 4, 4, 4])
-    cut = PadCrop(4, "zeros")(images, np.array([[0.0, 0.999], [0.5, 0.5]]))
+    cut = PadCrop(4, "zeros")(images, rows([0.0, 0.999], [0.5, 0.5]))
     assert torch.equal(cut[0], padded[0, :, 0:17, 8:25])
     assert torch.equal(cut[1], images[1])
 
 
 def test_flip_mirrors_where_the_draw_is_below_its_probability() -> None:
     images = pictures(num=2)
-    flipped = Flip(0.3)(images, np.array([[0.29], [0.31]]))
+    flipped = Flip(0.3)(images, rows([0.29], [0.31]))
     assert torch.equal(flipped[0], images[0].flip(2))
     assert torch.equal(flipped[1], images[1])
 
@@ -65,7 +101,7 @@ def test_flip_mirrors_where_the_draw_is_below_its_probability() -> None:
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 def test_turning_equals_torchvisions_rotation(interpolation: str) -> None:
     images = pictures(num=3)
-    turned = Turn(20.0, 0.0, (1.0, 1.0), interpolation)(images, np.array([[0.0, 0, 0], [0.5, 0, 0], [0.9, 0, 0]]))
+    turned = Turn(20.0, 0.0, (1.0, 1.0), interpolation)(images, rows([0.0, 0, 0], [0.5, 0, 0], [0.9, 0, 0]))
     for image, result, degrees in zip(images, turned, [-20.0, 0.0, 16.0], strict=True):
         expected = F.rotate(image, degrees, interpolation=InterpolationMode(interpolation))
         difference = (result.int() - expected.int()).abs()
@@ -76,7 +112,7 @@ def test_turning_equals_torchvisions_rotation(interpolation: str) -> None:
 
 def test_shear_and_zoom_equal_torchvisions_affine() -> None:
     images = pictures(num=2)
-    values = np.array([[0.5, 0.9, 0.25], [0.5, 0.1, 0.75]])
+    values = rows([0.5, 0.9, 0.25], [0.5, 0.1, 0.75])
     sheared = Turn(0.0, 10.0, (0.8, 1.2), "nearest")(images, values)
     for image, result, shear, zoom in zip(images, sheared, [8.0, -8.0], [0.9, 1.1], strict=True):
         options = [
@@ -87,11 +123,37 @@ def test_shear_and_zoom_equal_torchvisions_affine() -> None:
 
 def test_colour_jitter_with_centred_draws_changes_nothing() -> None:
     images = pictures(num=2)
-    assert torch.equal(ColorJitter(0.4, 0.4, 0.4, 0.0)(images, np.full((2, 5), 0.5)), images)
+    assert torch.equal(ColorJitter(0.4, 0.4, 0.4, 0.0)(images, torch.full((2, 5), 0.5, dtype=torch.float64)), images)
 
 
 def test_colour_jitter_applies_torchvisions_changes_in_the_drawn_order() -> None:
     image = pictures(num=1)
-    result = ColorJitter(0.4, 0.4, 0.4, 0.0)(image, np.array([[0.75, 0.25, 0.5, 0.5, 0.0]]))
+    result = ColorJitter(0.4, 0.4, 0.4, 0.0)(image, rows([0.75, 0.25, 0.5, 0.5, 0.0]))
     expected = F.adjust_contrast(F.adjust_brightness(image[0], 1.2), 0.8)
     assert torch.equal(result[0], F.adjust_saturation(expected, 1.0))
+
+
+@pytest.mark.parametrize("hue", [0.0, 0.2])
+@pytest.mark.parametrize("size", [9, 33, 224])
+def test_colour_jitter_of_a_batch_is_torchvisions_of_each_image_to_the_bit(hue: float, size: int) -> None:
+    """Grey pixels too, of which a last bit lost makes another value."""
+    images = torch.cat([pictures(6, 3, size), pictures(6, 1, size).expand(-1, 3, -1, -1)])
+    jitter = ColorJitter(0.4, 0.3, 0.2, hue)
+    values = draws(jitter)
+    for image, result, draw in zip(images, jitter(images, values), values.tolist(), strict=True):
+        assert torch.equal(result, _jittered(image, draw, hue))
+
+
+def _jittered(image: torch.Tensor, draw: list[float], hue: float) -> torch.Tensor:
+    """Apply torchvision's functions one by one: each is taken from those left, by the drawn number's digits."""
+    changes = [
+        lambda image: F.adjust_brightness(image, 1 + (2 * draw[0] - 1) * 0.4),
+        lambda image: F.adjust_contrast(image, 1 + (2 * draw[1] - 1) * 0.3),
+        lambda image: F.adjust_saturation(image, 1 + (2 * draw[2] - 1) * 0.2),
+        lambda image: F.adjust_hue(image, (2 * draw[3] - 1) * hue) if hue else image,
+    ]
+    number = int(draw[4] * 24)
+    for left in (4, 3, 2, 1):
+        number, place = divmod(number, left)
+        image = changes.pop(place)(image)
+    return image

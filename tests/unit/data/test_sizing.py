@@ -8,7 +8,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from paceline.data.sizing import CentreCrop, RandomResizedCrop, Stretch, build_eval_sizing, build_train_sizing
-from paceline.recipe.schema.recipe import Data
+from paceline.recipe.schema.data import Data
 
 NO_DRAWS = np.empty(0)
 
@@ -20,32 +20,32 @@ def picture(width: int, height: int) -> Image.Image:
 
 @pytest.mark.parametrize("size", [(500, 375), (75, 56), (411, 120), (1, 1), (3, 500)])
 def test_every_sizing_gives_the_size_asked_for(size: tuple[int, int]) -> None:
-    for sizing in (Stretch(64), CentreCrop(64, 0.875), RandomResizedCrop(64, (0.08, 1.0), (0.75, 4 / 3))):
+    for sizing in (Stretch(), CentreCrop(0.875), RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))):
         draws = np.random.default_rng(0).random(sizing.num_draws)
-        result = sizing(picture(*size), draws)
+        result = sizing(picture(*size), draws, 64)
         assert result.shape == (3, 64, 64) and result.dtype == torch.uint8
 
 
 def test_evaluation_scales_the_short_side_and_cuts_the_centre() -> None:
     whole = picture(500, 375)
     expected = F.center_crop(F.resize(whole, [256], antialias=True), [224, 224])
-    assert torch.equal(CentreCrop(224, 0.875)(whole, NO_DRAWS), F.pil_to_tensor(expected))
+    assert torch.equal(CentreCrop(0.875)(whole, NO_DRAWS, 224), F.pil_to_tensor(expected))
 
 
 @pytest.mark.parametrize("size", [(1, 30_000), (30_000, 1)])
 def test_a_thread_of_an_image_is_cut_before_it_is_scaled(size: tuple[int, int]) -> None:
     """Scaled by its short side it would be 2 GB."""
-    assert CentreCrop(224, 0.875)(picture(*size), NO_DRAWS).shape == (3, 224, 224)
+    assert CentreCrop(0.875)(picture(*size), NO_DRAWS, 224).shape == (3, 224, 224)
 
 
 def test_cutting_a_long_picture_first_changes_next_to_nothing() -> None:
     long = picture(900, 100)
     expected = F.pil_to_tensor(F.center_crop(F.resize(long, [256], antialias=True), [224, 224]))
-    assert (CentreCrop(224, 0.875)(long, NO_DRAWS).int() - expected.int()).abs().float().mean() < 1
+    assert (CentreCrop(0.875)(long, NO_DRAWS, 224).int() - expected.int()).abs().float().mean() < 1
 
 
 def test_a_random_crop_lies_inside_and_keeps_to_its_ranges() -> None:
-    crop = RandomResizedCrop(32, (0.08, 1.0), (0.75, 4 / 3))
+    crop = RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))
     rng = np.random.default_rng(1)
     areas = []
     for _ in range(2000):
@@ -66,7 +66,7 @@ def _torchvision_mean_area() -> float:
 
 
 def test_a_picture_too_long_for_any_try_gives_the_centre() -> None:
-    crop = RandomResizedCrop(32, (0.9, 1.0), (0.75, 4 / 3))
+    crop = RandomResizedCrop((0.9, 1.0), (0.75, 4 / 3))
     top, left, height, width = crop.box(10, 1000, np.full(crop.num_draws, 0.5))
     assert (top, height, width) == (0, 10, 13)
     assert left == (1000 - 13) // 2
@@ -74,8 +74,8 @@ def test_a_picture_too_long_for_any_try_gives_the_centre() -> None:
 
 def test_the_first_augmentation_chooses_how_training_images_are_sized() -> None:
     random, stretch = Data(augment=("random_resized_crop",)), Data(augment=("resize",))  # type: ignore[arg-type]
-    assert isinstance(build_train_sizing(random, 32), RandomResizedCrop)
-    assert isinstance(build_train_sizing(stretch, 32), Stretch)
-    assert isinstance(build_train_sizing(Data(), 32), CentreCrop)
-    assert isinstance(build_eval_sizing(random, 32), CentreCrop)
-    assert isinstance(build_eval_sizing(Data(eval_resize="stretch"), 32), Stretch)
+    assert isinstance(build_train_sizing(random), RandomResizedCrop)
+    assert isinstance(build_train_sizing(stretch), Stretch)
+    assert isinstance(build_train_sizing(Data()), CentreCrop)
+    assert isinstance(build_eval_sizing(random), CentreCrop)
+    assert isinstance(build_eval_sizing(Data(eval_resize="stretch")), Stretch)

@@ -41,6 +41,8 @@ def test_every_integer_of_a_worked_example(plan):
         num_classes=3,
         channels=1,
         image_size=28,
+        eval_image_size=28,
+        train_sizes=((0, 28),),
         steps_per_epoch=10,
         dropped_images=40,
         total_steps=25,
@@ -53,10 +55,11 @@ def test_every_integer_of_a_worked_example(plan):
 
 
 def test_a_plan_is_json(plan):
-    """JSON has no tuples, so the notes come back as a list."""
+    """JSON has no tuples, so the notes and sizes come back as lists."""
     derived = plan(val=replace(VAL, notes=("2 files left out",)))
     values = derived.to_dict()
-    assert json.loads(json.dumps(values)) == {**values, "notes": list(derived.notes)}
+    lists = {"notes": ["val: 2 files left out"], "train_sizes": [[0, 28]]}
+    assert json.loads(json.dumps(values)) == {**values, **lists}
     assert Plan(**values) == derived
 
 
@@ -124,6 +127,87 @@ def test_a_plan_counts_the_steps_of_a_duration_and_the_epoch_of_a_step(plan):
 def test_the_image_size_is_the_one_asked_for_or_the_sets_own_or_224(plan, size, setting, image_size):
     info = replace(TRAIN, image_size=size)
     assert plan(f"data.image_size={setting}", train=info).image_size == image_size
+
+
+@pytest.mark.parametrize(("setting", "image_size"), [("auto", 28), ("160", 160)])
+def test_evaluation_sees_the_size_of_training_or_its_own(plan, setting, image_size):
+    derived = plan(f"data.eval_image_size={setting}")
+    assert (derived.image_size, derived.eval_image_size) == (28, image_size)
+
+
+def sizes(derived: Plan) -> list[int]:
+    """Return the size of the first step of each epoch, after seeing that it is the one of all its steps."""
+    found = [
+        {derived.train_size(step) for step in range(start, min(start + derived.steps_per_epoch, derived.total_steps))}
+        for start in range(0, derived.total_steps, derived.steps_per_epoch)
+    ]
+    assert all(len(epoch) == 1 for epoch in found)
+    return [epoch.pop() for epoch in found]
+
+
+def test_without_progress_every_step_has_the_whole_size(plan):
+    assert sizes(plan("train.epochs=3", "data.image_size=96")) == [96, 96, 96]
+
+
+@pytest.mark.parametrize(
+    ("progressive", "expected"),
+    [
+        # Halves are rounded to even multiples, as numpy does for FFCV: 160 + 32 x 4/8 is 5.5 x 32.
+        ("{start_size: 160, begin: 5ep, end: 13ep}", [160] * 9 + [192] * 7),
+        ("{start_size: 128, begin: 4ep, end: 12ep}", [128] * 7 + [160] * 3 + [192] * 6),
+        ("{start_size: 128, begin: 4ep, end: 12ep, multiple: 16}", [128] * 6 + [144] + [160] * 3 + [176] + [192] * 5),
+        ("{start_size: 100, begin: 0ep, end: 4ep, multiple: 64}", [100, 128, 128, 192] + [192] * 12),
+        ("{start_size: 128, begin: 8ep, end: 8ep}", [128] * 9 + [192] * 7),
+        ("{start_size: 128}", [128] * 9 + [160] * 3 + [192] * 4),
+    ],
+)  # fmt: skip
+def test_the_size_rises_epoch_by_epoch_along_a_rounded_line(plan, progressive, expected):
+    derived = plan("data.batch_size=100", "train.epochs=16", "data.image_size=192", f"data.progressive={progressive}")
+    assert sizes(derived) == expected
+    assert [size for _, size in derived.train_sizes] == sorted(set(expected))
+
+
+def test_the_size_never_passes_the_whole_one(plan):
+    words = ["train.epochs=10", "data.image_size=200", "data.progressive={start_size: 120, multiple: 64, end: 100%}"]
+    assert max(sizes(plan(*words))) == 192 <= 200
+
+
+def test_a_start_that_is_not_below_the_size_of_the_set_is_refused(plan, refusal):
+    assert refusal(plan, "data.progressive={start_size: 28}") == (
+        "data.progressive.start_size: 28 does not rise to image size 28 (lower it)"
+    )
+
+
+def test_a_rise_that_ends_before_it_begins_is_refused(plan, refusal):
+    assert refusal(plan, "train.epochs=10", "data.progressive={start_size: 8, begin: 60%, end: 50%}") == (
+        "data.progressive.end: 50% comes before begin 60% (swap them)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("augment", "batch_size", "ranks", "accumulate", "message"),
+    [
+        ("mixup", 12, 4, 1, "12 does not divide over 4 ranks into the pairs of mixup (try 16)"),
+        ("cutmix", 15, 1, 1, "15 does not divide over 1 rank into the pairs of cutmix (try 16)"),
+        ("mixup, cutmix", 8, 1, 8,
+         "8 does not divide over 1 rank x 8 micro-batches into the pairs of mixup and cutmix (try 16)"),
+        ("mixup", 13, 4, 1, "13 does not divide over 4 ranks into the pairs of mixup (try 16)"),
+    ],
+)  # fmt: skip
+def test_a_batch_that_would_part_a_pair_is_refused(resolve, refusal, augment, batch_size, ranks, accumulate, message):
+    words = [f"data.augment=[{augment}]", f"data.batch_size={batch_size}", f"train.accumulate={accumulate}"]
+    assert refusal(divide_batch, resolve(*words).recipe, ranks) == f"data.batch_size: {message}"
+
+
+def test_the_batch_that_is_proposed_for_few_images_has_pairs(plan, refusal):
+    few = replace(TRAIN, num_images=45)
+    assert refusal(plan, "data.augment=[mixup]", world_size=4, train=few) == (
+        "data.batch_size: 128 is more than the 45 training images (try 40)"
+    )
+
+
+def test_pairs_do_not_change_what_a_rank_computes_at_once(plan):
+    assert plan("data.augment=[mixup]", "data.batch_size=48", "train.accumulate=2", world_size=4).micro_batch == 6
 
 
 @pytest.mark.parametrize(

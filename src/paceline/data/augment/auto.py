@@ -1,0 +1,153 @@
+"""RandAugment and TrivialAugment: operations drawn from a list of 14, at magnitudes from a table of 31.
+
+Lists and tables are torchvision's (`RandAugment`, `TrivialAugmentWide`), as are directions and rounding; what moves
+in from outside is black. RandAugment: Cubuk et al. 2020, arXiv 1909.13719; TrivialAugment: Müller and Hutter 2021,
+arXiv 2103.10158, its wide space.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.data.augment import colour
+from paceline.data.augment.geometry import warp
+from paceline.data.augment.grouped import Change, apply_in_turn
+
+NUM_MAGNITUDES = 31
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One entry of the list: what it does, and float64 [31] magnitudes for images of a height and width."""
+
+    name: str
+    change: Change
+    magnitudes: Callable[[int, int], Tensor]
+    signed: bool = False
+
+
+@dataclass(frozen=True)
+class AutoAugment:
+    """Apply `num_ops` operations one after the other, each drawn anew, with replacement.
+
+    Draws for each: which, at which magnitude from `lowest` to `highest`, and its sign.
+    """
+
+    operations: tuple[Operation, ...]
+    num_ops: int
+    lowest: int
+    highest: int
+    alternating: bool = False
+
+    @property
+    def num_draws(self) -> int:
+        """How many draws a sample uses."""
+        return 3 * self.num_ops
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        height, width = images.shape[-2:]
+        which, magnitude, sign = draws.cpu().view(-1, self.num_ops, 3).unbind(2)
+        chosen = (which * len(self.operations)).long()
+        table = torch.stack([operation.magnitudes(height, width) for operation in self.operations])
+        amounts = table[chosen, self.lowest + (magnitude * (self.highest - self.lowest + 1)).long()]
+        signed = torch.tensor([operation.signed for operation in self.operations])
+        amounts = torch.where(signed[chosen] & (sign < 0.5), -amounts, amounts)
+        return apply_in_turn(images, chosen, amounts, [operation.change for operation in self.operations])
+
+
+def rand_augment(num_ops: int, magnitude: int) -> AutoAugment:
+    """Return RandAugment: every operation at one magnitude, 0 to 30."""
+    space = _space(shear=0.3, width_share=150 / 331, degrees=30.0, strength=0.9, lost_bits=4)
+    return AutoAugment(space, num_ops, magnitude, magnitude)
+
+
+def trivial_augment() -> AutoAugment:
+    """Return TrivialAugment with its wide space: one operation at any magnitude."""
+    space = _space(shear=0.99, pixels=32.0, degrees=135.0, strength=0.99, lost_bits=6)
+    return AutoAugment(space, 1, 0, NUM_MAGNITUDES - 1)
+
+
+def _space(
+    *, shear: float, degrees: float, strength: float, lost_bits: int, width_share: float = 0.0, pixels: float = 0.0
+) -> tuple[Operation, ...]:
+    """Return the operations in torchvision's order; the arguments are the strongest magnitudes."""
+
+    def rising(most: float) -> Callable[[int, int], Tensor]:
+        return lambda height, width: _line(0.0, most)
+
+    none, colours = rising(0.0), rising(strength)
+    return (
+        Operation("identity", colour.keep, none),
+        Operation("shear_x", shear_x, rising(shear), signed=True),
+        Operation("shear_y", shear_y, rising(shear), signed=True),
+        Operation("translate_x", translate_x, lambda height, width: _line(0.0, pixels + width_share * width), True),
+        Operation("translate_y", translate_y, lambda height, width: _line(0.0, pixels + width_share * height), True),
+        Operation("rotate", rotate, rising(degrees), signed=True),
+        Operation("brightness", _from_one(colour.adjust_brightness), colours, signed=True),
+        Operation("colour", _from_one(colour.adjust_saturation), colours, signed=True),
+        Operation("contrast", _from_one(colour.adjust_contrast), colours, signed=True),
+        Operation("sharpness", _from_one(colour.adjust_sharpness), colours, signed=True),
+        Operation("posterize", colour.posterize, lambda height, width: _kept_bits(lost_bits)),
+        Operation("solarize", colour.solarize, lambda height, width: _line(1.0, 0.0) * 255),
+        Operation("autocontrast", colour.autocontrast, none),
+        Operation("equalize", colour.equalize, none),
+    )
+
+
+def _line(first: float, last: float) -> Tensor:
+    """Return float64 [31] from first to last, through float32 as torchvision's: whole pixels depend on the last bit."""
+    return torch.linspace(first, last, NUM_MAGNITUDES).double()
+
+
+def _kept_bits(lost: int) -> Tensor:
+    return (8 - torch.arange(NUM_MAGNITUDES) / ((NUM_MAGNITUDES - 1) / lost)).round().double()
+
+
+def _from_one(change: Change) -> Change:
+    """Return `change` by factors around one, given as what they differ from one by."""
+    return lambda images, amounts: change(images, 1 + amounts)
+
+
+def shear_x(images: Tensor, slopes: Tensor) -> Tensor:
+    """Shift each row sideways by its slope times its distance from the upper edge."""
+    return _moved(images, right_by_y=slopes, right=slopes * images.shape[2] / 2)
+
+
+def shear_y(images: Tensor, slopes: Tensor) -> Tensor:
+    """Shift each column up or down by its slope times its distance from the left edge."""
+    return _moved(images, down_by_x=slopes, down=slopes * images.shape[3] / 2)
+
+
+def translate_x(images: Tensor, pixels: Tensor) -> Tensor:
+    """Shift to the right by whole pixels."""
+    return _moved(images, right=-pixels.trunc())
+
+
+def translate_y(images: Tensor, pixels: Tensor) -> Tensor:
+    """Shift down by whole pixels."""
+    return _moved(images, down=-pixels.trunc())
+
+
+def rotate(images: Tensor, degrees: Tensor) -> Tensor:
+    """Turn counter-clockwise about the centre."""
+    cos, sin = torch.cos(torch.deg2rad(degrees)), torch.sin(torch.deg2rad(degrees))
+    still = torch.zeros_like(cos)
+    return warp(images, torch.stack([cos, -sin, still, sin, cos, still], dim=1).view(-1, 2, 3), "nearest")
+
+
+def _moved(
+    images: Tensor,
+    *,
+    right_by_y: Tensor | float = 0.0,
+    right: Tensor | float = 0.0,
+    down_by_x: Tensor | float = 0.0,
+    down: Tensor | float = 0.0,
+) -> Tensor:
+    """Return images read at (x + right_by_y * y + right, y + down_by_x * x + down), each float64 [N]."""
+    inverse = torch.eye(2, 3, dtype=torch.float64, device=images.device).repeat(len(images), 1, 1)
+    inverse[:, 0, 1], inverse[:, 0, 2] = right_by_y, right
+    inverse[:, 1, 0], inverse[:, 1, 2] = down_by_x, down
+    return warp(images, inverse, "nearest")

@@ -1,0 +1,45 @@
+"""From `data.augment` to objects, in order. What sizes is built in `data.sizing`, what mixes in `data.mix`."""
+
+from paceline.data.augment.auto import rand_augment, trivial_augment
+from paceline.data.augment.colour import ColorJitter
+from paceline.data.augment.erase import Cutout, RandomErasing, mean_colour
+from paceline.data.augment.geometry import Flip, PadCrop, Turn
+from paceline.data.augment.protocol import Augment
+from paceline.recipe.schema import augment as sections
+from paceline.recipe.schema.section import Section
+
+
+def build_augments(chosen: tuple[Section, ...], mean: tuple[float, ...]) -> tuple[Augment, ...]:
+    """Return the objects for `data.augment`; `mean`, of pixels in [0, 1], is the colour of what is blanked."""
+    built = (_move(section) or _recolour(section, mean) for section in chosen)
+    return tuple(augment for augment in built if augment is not None)
+
+
+def _move(section: Section) -> Augment | None:
+    match section:
+        case sections.PadCrop(padding=padding, mode=mode):
+            return PadCrop(padding, mode)
+        case sections.Flip(p=p, mode=mode):
+            return Flip(p, alternating=mode == "alternating")
+        case sections.Rotate(degrees=degrees, interpolation=interpolation):
+            return Turn(degrees, 0.0, (1.0, 1.0), interpolation)
+        case sections.Affine(shear_degrees=shear, scale=scale, interpolation=interpolation):
+            return Turn(0.0, shear, scale, interpolation)
+    return None
+
+
+def _recolour(section: Section, mean: tuple[float, ...]) -> Augment | None:
+    match section:
+        case sections.ColorJitter() as jitter:
+            return ColorJitter(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
+        case sections.RandAugment(num_ops=num_ops, magnitude=magnitude):
+            return rand_augment(num_ops, magnitude)
+        case sections.TrivialAugment():
+            return trivial_augment()
+        case sections.RandomErasing(p=p, scale=scale, ratio=ratio):
+            return RandomErasing(p, scale, ratio, mean_colour(mean))
+        case sections.Cutout(size=size):
+            return Cutout(size, mean_colour(mean))
+        case sections.RandomResizedCrop() | sections.Resize() | sections.MixUp() | sections.CutMix():
+            return None
+    raise AssertionError(f"no object for {section!r}")

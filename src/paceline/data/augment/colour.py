@@ -1,0 +1,131 @@
+"""Changing values of pixels in place: what each image's own amount, float64 [N], does to uint8 images [N, C, H, W].
+
+The results are those of torchvision's v2 functions, which take one amount for all images; so does Pillow.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from paceline.data.augment.grouped import Change, apply_in_turn
+
+
+@dataclass(frozen=True)
+class ColorJitter:
+    """Change brightness, contrast, saturation and hue, in a random order. Draws: one each, and the order."""
+
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+    num_draws: int = 5
+    alternating: bool = False
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        values = draws.cpu()
+        spread = 2 * values[:, :4] - 1
+        strengths = torch.tensor([self.brightness, self.contrast, self.saturation, self.hue], dtype=torch.float64)
+        amounts = spread * strengths + torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+        orders = torch.tensor(_orders(len(strengths)))
+        order = orders[(values[:, 4] * len(orders)).long()]
+        changes: list[Change] = [adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue]
+        used = [change if strength else keep for change, strength in zip(changes, strengths.tolist(), strict=True)]
+        return apply_in_turn(images, order, amounts.gather(1, order), used)
+
+
+def _orders(num: int) -> list[list[int]]:
+    """Return the num! orders of `num` things; the number of an order is what is drawn."""
+    orders = []
+    for number in range(math.factorial(num)):
+        remaining, left, order = number, list(range(num)), []
+        while left:
+            remaining, place = divmod(remaining, len(left))
+            order.append(left.pop(place))
+        orders.append(order)
+    return orders
+
+
+def keep(images: Tensor, amounts: Tensor) -> Tensor:
+    """Return the images as they are."""
+    return images
+
+
+def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
+    """Return the images times `factors`: 0 is black, 1 as they are."""
+    return _whole(images.mul(_per_image(factors)))
+
+
+def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
+    """Return the images blended with their mean grey: 0 is flat grey, 1 as they are."""
+    grey = F.rgb_to_grayscale(images)
+    # Sums of integers below 2^53 are exact, so the mean does not depend on how many images are summed at once.
+    mean = grey.sum(dim=(1, 2, 3), dtype=torch.float64).float() / grey[0].numel()
+    flat = mean[:, None, None, None].expand_as(grey).contiguous()  # else `addcmul_` leaves its fast path on CPUs
+    return _blend(images, flat, factors)
+
+
+def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
+    """Return the images blended with their grey selves: 0 is grey, 1 as they are."""
+    return images if images.shape[1] == 1 else _blend(images, F.rgb_to_grayscale(images), factors)
+
+
+def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
+    """Return the images with their hue shifted by so many turns of the colour wheel, one by one."""
+    return torch.stack([F.adjust_hue(image, shift) for image, shift in zip(images, shifts.tolist(), strict=True)])
+
+
+def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
+    """Return the images blended with themselves smoothed: 0 is smooth, 1 as they are; the outermost pixels stay.
+
+    Pillow's smoothing weighs the eight neighbours by 1/13 and the pixel by 5/13.
+    """
+    if min(images.shape[-2:]) <= 2:
+        return images
+    floats = images.float()
+    inner = floats[..., 1:-1, 1:-1]
+    # Sums of integers are exact in any order, and a thirteenth of one is never halfway between two. No convolution:
+    # cuDNN would time its algorithms anew for each size of a group.
+    rows = floats[..., :-2, :] + floats[..., 1:-1, :] + floats[..., 2:, :]
+    around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+    smooth = around.add_(inner, alpha=4).div_(13).round_()
+    inner.copy_(torch.addcmul(inner, smooth - inner, _per_image(1 - factors)))
+    return _whole(floats)
+
+
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Return the images with the upper `bits` of each value kept."""
+    return images & (256 - 2 ** (8 - bits.long())).to(torch.uint8)[:, None, None, None]
+
+
+def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
+    """Return the images with the values of at least `thresholds` inverted."""
+    return torch.where(images >= _per_image(thresholds), ~images, images)
+
+
+def autocontrast(images: Tensor, amounts: Tensor) -> Tensor:
+    """Return the images with each channel stretched to 0..255."""
+    stretched: Tensor = F.autocontrast(images)
+    return stretched
+
+
+def equalize(images: Tensor, amounts: Tensor) -> Tensor:
+    """Return the images with an even histogram in each channel."""
+    even: Tensor = F.equalize(images)
+    return even
+
+
+def _blend(images: Tensor, others: Tensor, shares: Tensor) -> Tensor:
+    """Return share x image + (1 - share) x other, in the order of operations, and so the bits, of torchvision."""
+    return _whole(images.mul(_per_image(shares)).addcmul_(others.float(), _per_image(1 - shares)))
+
+
+def _per_image(amounts: Tensor) -> Tensor:
+    return amounts.float()[:, None, None, None]
+
+
+def _whole(floats: Tensor) -> Tensor:
+    return floats.clamp_(0, 255).to(torch.uint8)

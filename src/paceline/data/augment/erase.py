@@ -1,0 +1,88 @@
+"""Blanking a part of each image with the data set's mean colour, which is zero to the model once normalised.
+
+Cutout's authors, timm (`const`) and torchvision's `RandomErasing` blank after normalising, and write zero.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_ATTEMPTS = 10
+
+Colour = tuple[int, ...]
+
+
+def mean_colour(mean: tuple[float, ...]) -> Colour:
+    """Return the nearest 8-bit value of each channel to `mean`, which is of pixels in [0, 1]."""
+    return tuple(min(255, max(0, round(255 * value))) for value in mean)
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Blank a square centred on a random pixel; what lies outside is lost. Draws: row, column.
+
+    DeVries and Taylor 2017, arXiv 1708.04552.
+    """
+
+    size: int
+    colour: Colour
+    num_draws: int = 2
+    alternating: bool = False
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        height, width = images.shape[-2:]
+        top = (draws[:, 0] * height).long() - self.size // 2
+        left = (draws[:, 1] * width).long() - self.size // 2
+        return _blanked(images, inside(top, left, top + self.size, left + self.size, height, width), self.colour)
+
+
+@dataclass(frozen=True)
+class RandomErasing:
+    """Blank a rectangle of random area and shape, with probability `p` (Zhong et al. 2020, arXiv 1708.04896).
+
+    As torchvision does it: ten tries for a rectangle smaller than the image, else none. `ratio` is width : height.
+    Draws: whether, area and ratio of each try, then the place.
+    """
+
+    p: float
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    colour: Colour
+    num_draws: int = 3 + 2 * _ATTEMPTS
+    alternating: bool = False
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        height, width = images.shape[-2:]
+        areas = height * width * _between(self.scale, draws[:, 1:-2:2])
+        ratios = self.ratio[0] * (self.ratio[1] / self.ratio[0]) ** draws[:, 2:-2:2]
+        heights, widths = (areas / ratios).sqrt().round().long(), (areas * ratios).sqrt().round().long()
+        fits = (heights >= 1) & (widths >= 1) & (heights < height) & (widths < width)
+        first = fits.byte().argmax(dim=1, keepdim=True)
+        chosen = (draws[:, 0] < self.p) & fits.any(dim=1)
+        box_height, box_width = heights.gather(1, first)[:, 0] * chosen, widths.gather(1, first)[:, 0] * chosen
+        top = (draws[:, -2] * (height - box_height + 1)).long()
+        left = (draws[:, -1] * (width - box_width + 1)).long()
+        return _blanked(images, inside(top, left, top + box_height, left + box_width, height, width), self.colour)
+
+
+def _between(ends: tuple[float, float], draws: Tensor) -> Tensor:
+    return ends[0] + draws * (ends[1] - ends[0])
+
+
+def inside(top: Tensor, left: Tensor, bottom: Tensor, right: Tensor, height: int, width: int) -> Tensor:
+    """Return bool [N, 1, height, width]: the pixels of each box, int64 [N]; its bottom and right are not in it."""
+    rows = torch.arange(height, device=top.device)
+    columns = torch.arange(width, device=top.device)
+    in_rows = (rows >= top[:, None]) & (rows < bottom[:, None])
+    in_columns = (columns >= left[:, None]) & (columns < right[:, None])
+    return (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
+
+
+def _blanked(images: Tensor, where: Tensor, colour: Colour) -> Tensor:
+    blanked = images.clone()
+    for channel, value in zip(blanked.unbind(1), colour, strict=True):
+        channel.masked_fill_(where[:, 0], value)
+    return blanked

@@ -1,0 +1,93 @@
+"""Moving pixels: cropping and flipping move whole ones, turning samples one grid for the whole batch."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torchvision.transforms.v2 import functional as F
+
+
+@dataclass(frozen=True)
+class PadCrop:
+    """Pad every side and cut the original size out at a random place. Draws: row, column."""
+
+    padding: int
+    mode: str
+    num_draws: int = 2
+    alternating: bool = False
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        num, channels, height, width = images.shape
+        side = [self.padding] * 4
+        padded: Tensor = F.pad(images, side, padding_mode="constant" if self.mode == "zeros" else "reflect")
+        offsets = (draws * (2 * self.padding + 1)).long()
+        rows = offsets[:, 0, None] + torch.arange(height, device=images.device)
+        columns = offsets[:, 1, None] + torch.arange(width, device=images.device)
+        padded_width = width + 2 * self.padding
+        flat = (rows[:, :, None] * padded_width + columns[:, None, :]).view(num, 1, height * width)
+        cut = padded.flatten(2).gather(2, flat.expand(-1, channels, -1))
+        return cut.view(num, channels, height, width)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Mirror left to right with probability `p`. Draws: one.
+
+    Alternating draws at p = 1/2 mirror an image in every second epoch (Jordan 2024, arXiv 2404.00498, section 3.6).
+    """
+
+    p: float
+    num_draws: int = 1
+    alternating: bool = False
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        mirrored = (draws[:, 0] < self.p)[:, None, None, None]
+        return torch.where(mirrored, images.flip(3), images)  # picking rows would wait for the device
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Rotate, shear along x and zoom about the centre, sampling the whole batch through one grid.
+
+    Draws: angle, shear, zoom; a range of no width ignores its draw. What lies outside is black.
+    """
+
+    degrees: float
+    shear_degrees: float
+    scale: tuple[float, float]
+    interpolation: str
+    num_draws: int = 3
+    alternating: bool = False
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        return warp(images, self._inverse(draws), self.interpolation)
+
+    def _inverse(self, draws: Tensor) -> Tensor:
+        """Return the inverse of rotation x shear x zoom, float64 [N, 2, 3]."""
+        angle = torch.deg2rad((2 * draws[:, 0] - 1) * self.degrees)
+        shear = torch.tan(torch.deg2rad((2 * draws[:, 1] - 1) * self.shear_degrees))
+        zoom = self.scale[0] + draws[:, 2] * (self.scale[1] - self.scale[0])
+        cos, sin = torch.cos(angle), torch.sin(angle)
+        still = torch.zeros_like(angle)
+        entries = [cos + shear * sin, shear * cos - sin, still, sin, cos, still]
+        return (torch.stack(entries, dim=1) / zoom[:, None]).view(-1, 2, 3)
+
+
+def warp(images: Tensor, inverse: Tensor, interpolation: str) -> Tensor:
+    """Return uint8 [N, C, H, W] whose pixel (x, y) is read at `inverse` @ (x, y, 1), black outside.
+
+    `inverse` is float64 [N, 2, 3], in pixels from the centre of the image; `interpolation` nearest or bilinear.
+    """
+    height, width = images.shape[-2:]
+    x = torch.arange(width, dtype=torch.float64, device=images.device) - (width - 1) / 2
+    y = torch.arange(height, dtype=torch.float64, device=images.device) - (height - 1) / 2
+    a, b, right, c, d, down = (inverse[:, row, column, None, None] for row in range(2) for column in range(3))
+    source_x = (a * x[None, None, :] + right) + b * y[None, :, None]
+    source_y = c * x[None, None, :] + (d * y[None, :, None] + down)
+    grid = torch.stack([source_x.mul_(2 / width).float(), source_y.mul_(2 / height).float()], dim=3)
+    sampled = functional.grid_sample(images.float(), grid, mode=interpolation, align_corners=False)
+    return sampled.round_().to(torch.uint8)

@@ -1,0 +1,23 @@
+"""What every random change to a batch looks like. What mixes images with each other is in `data.mix`."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Augment(Protocol):
+    """Change uint8 images [N, C, H, W], on any device, by `num_draws` uniform draws a sample."""
+
+    @property
+    def num_draws(self) -> int:
+        """How many draws a sample uses."""
+        ...
+
+    @property
+    def alternating(self) -> bool:
+        """Whether the draws belong to the sample and alternate by epoch (`data.draws`), instead of being fresh."""
+        ...
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]; `draws` is float64 [N, num_draws] on the device of the images."""
+        ...

@@ -1,0 +1,35 @@
+"""From placed pixels to what the model is given: batch-wise augmentation, normalising and mixing, on the device."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from paceline.data.augment import Augment, build_augments
+from paceline.data.mix import Mixing, build_mixing
+from paceline.data.placement import Placed, Placement
+from paceline.recipe.schema.data import Data
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Change, normalise and mix a placed batch, in this order."""
+
+    augments: tuple[Augment, ...]
+    place: Placement
+    mix: Mixing
+
+    def __call__(self, placed: Placed) -> tuple[Tensor, Tensor]:
+        """Return (float images [N, C, H, W], labels int64 [N] or targets float [N, num_classes])."""
+        num_draws = sum(augment.num_draws for augment in self.augments) + self.mix.num_draws
+        assert num_draws == placed.draws.shape[1], "the loader was built for another `on_device`"
+        images, used = placed.images, 0
+        for augment in self.augments:
+            images = augment(images, placed.draws[:, used : used + augment.num_draws])
+            used += augment.num_draws
+        return self.mix(self.place.normalise(images), placed.labels, placed.draws[:, used:])
+
+
+def build_finish(data: Data, place: Placement, num_classes: int, *, on_device: bool) -> Finish:
+    """Return what finishes batches of a loader that was built with the same `data` and `on_device`."""
+    augments = build_augments(data.augment, place.mean) if on_device else ()
+    return Finish(augments, place, build_mixing(data.augment, num_classes))
