@@ -1,4 +1,4 @@
-"""`paceline eval`: the exact accuracy of a run's weights."""
+"""`paceline eval`: the exact accuracy of a run's weights, as they are and averaged."""
 
 from pathlib import Path
 
@@ -9,7 +9,9 @@ from paceline.recipe.load import RUN_RECIPE, load
 from paceline.recipe.patch import Patch
 
 
-def evaluate(run: Path, overrides: list[str], ranks: str, checkpoint: str, *, port: int, as_json: bool) -> int:
+def evaluate(
+    run: Path, overrides: list[str], ranks: str, checkpoint: str, *, port: int, as_json: bool, per_class: bool
+) -> int:
     """Do what `paceline eval` was asked for; return the exit code."""
     run = run.expanduser()
     if not (run / RUN_RECIPE).is_file():
@@ -23,9 +25,9 @@ def evaluate(run: Path, overrides: list[str], ranks: str, checkpoint: str, *, po
     from paceline.train.run import evaluate as work
 
     path = _chosen(RunDir(run), checkpoint)
-    result = work(loaded.recipe, world, path)
+    report = work(loaded.recipe, world, path)
     if world.is_main:
-        show_evaluation(result, path, as_json=as_json)
+        show_evaluation(report, path, as_json=as_json, per_class=per_class)
     return 0
 
 

@@ -126,8 +126,16 @@ def _place(step: int, epoch: float, plan: Plan) -> str:
 
 
 def _judgement(record: EvalRecord) -> str:
-    result = record.result
-    return f"val top1 {result.top1:.2%}  top5 {result.top5:.2%}  loss {result.loss:.4f}  {duration(record.trained_s)}"
+    """Return what came out; averaged weights, training images and skipped steps only where there are any."""
+    report = record.report
+    parts = [f"val top1 {report.val.top1:.2%}", f"top5 {report.val.top5:.2%}", f"loss {report.val.loss:.4f}"]
+    if report.ema is not None:
+        parts.append(f"ema top1 {report.ema.top1:.2%}")
+    if report.train is not None:
+        parts.append(f"train top1 {report.train.top1:.2%}")
+    if record.skipped:
+        parts.append(f"{count(record.skipped, 'step')} skipped")
+    return "  ".join([*parts, duration(record.trained_s)])
 
 
 def _left(record: StepRecord, plan: Plan) -> str:

@@ -1,15 +1,21 @@
 """Show a result: a table for a person, JSON for a program."""
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.progress import duration
-from paceline.core.results import EvalResult, RunResult
+from paceline.core.class_table import ClassCount, worst
+from paceline.core.results import EvalReport, EvalResult, RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
+
+_WORST = 3
 
 
 def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
@@ -17,23 +23,37 @@ def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
     if as_json:
         print(result.model_dump_json(indent=2))
         return
-    _print(_rows(result), f"{result.status.replace('_', ' ')}: recipe {result.recipe_hash}")
+    _print(_rows(result, rundir.read_classes()), f"{result.status.replace('_', ' ')}: recipe {result.recipe_hash}")
     if result.throughput.n and result.stages:
         _print_stages(result)
     print(f"run directory: {rundir.path}")
 
 
-def show_evaluation(result: EvalResult, checkpoint: Path, *, as_json: bool) -> None:
-    """Print an evaluation of `checkpoint`."""
+def show_evaluation(report: EvalReport, checkpoint: Path, *, as_json: bool, per_class: bool = False) -> None:
+    """Print an evaluation of `checkpoint`, with all of its classes when `per_class` asks for them."""
+    classes = report.classes.classes if report.classes else ()
     if as_json:
-        print(result.model_dump_json(indent=2))
+        print(json.dumps(_evaluation_json(report, classes if per_class else ()), indent=2))
         return
-    _print(_judged(result), f"{checkpoint.parent.parent.name}, {checkpoint.name}")
+    rows = _judged(report.val, report.ema, report.train, classes)
+    _print(rows, f"{checkpoint.parent.parent.name}, {checkpoint.name}")
+    if per_class:
+        _print_classes(classes)
 
 
-def _rows(result: RunResult) -> list[tuple[str, str]]:
+def _evaluation_json(report: EvalReport, classes: Iterable[ClassCount]) -> dict[str, Any]:
+    """Return the weights as they are at the top level; averages, training images and classes where there are any."""
+    values = report.model_dump(mode="json", exclude_none=True)
+    table = [{"class": each.name, "images": each.images, "correct": each.correct} for each in classes]
+    found = {**values.pop("val"), **values}
+    if report.gap is not None:
+        found["gap"] = report.gap
+    return {**found, "classes": table} if table else found
+
+
+def _rows(result: RunResult, classes: Iterable[ClassCount]) -> list[tuple[str, str]]:
     rates, times = result.throughput, result.time
-    rows = _judged(result.eval) if result.eval else []
+    rows = _judged(result.eval, result.ema, result.train_eval, classes) if result.eval else []
     if rates.n:
         low, high = rates.spread
         speed = f"{rates.images_per_s:,.0f} images/s ({low:,.0f} to {high:,.0f}; {count(rates.n, 'window')})"
@@ -46,16 +66,42 @@ def _rows(result: RunResult) -> list[tuple[str, str]]:
         f"{count(result.steps, 'step')}, {count(result.images_seen, 'image')}, "
         f"{count(round(result.epochs, 2), 'epoch')}, {count(result.world_size, 'rank')}"
     )
-    rows += [("trained", trained), ("learning rate", result.lr)]
+    rows.append(("trained", trained))
+    if result.skipped_steps:
+        rows.append(("skipped", f"{count(result.skipped_steps, 'step')}, whose loss or gradient was no number"))
+    rows.append(("learning rate", result.lr))
     advice = f" Try {result.verdict['try']}." if result.verdict["try"] else ""
     rows.append(("verdict", f"{result.verdict['bottleneck']}. {result.verdict['evidence']}{advice}"))
     rows.append(("weights", f"sha256 {result.weights_sha256[:16]}"))
     return rows
 
 
-def _judged(result: EvalResult) -> list[tuple[str, str]]:
-    accuracy = f"{result.top1:.2%}, top-5 {result.top5:.2%}, loss {result.loss:.4f}"
-    return [("top-1", f"{accuracy} ({result.images:,} images)")]
+def _judged(
+    raw: EvalResult, averaged: EvalResult | None, train: EvalResult | None, classes: Iterable[ClassCount]
+) -> list[tuple[str, str]]:
+    """Return the rows of an evaluation; of `classes` only those worth a look."""
+    rows = [("top-1", f"{_figures(raw)} ({raw.images:,} images)")]
+    if averaged is not None:
+        rows.append(("averaged weights", _figures(averaged)))
+    if train is not None:
+        points = f"{100 * (train.top1 - raw.top1):+.2f}"
+        rows.append(("on training images", f"{train.top1:.2%}, a gap of {points} points ({train.images:,} images)"))
+    classes = list(classes)
+    mistaken = worst(classes, _WORST) if len(classes) > 2 else []
+    if mistaken:
+        told = (f"{each.name}: {each.accuracy:.2%} of {each.images:,}" for each in mistaken)
+        rows.append(("worst classes", ", ".join(told)))
+    return rows
+
+
+def _figures(result: EvalResult) -> str:
+    """Return the figures of an evaluation; the mean over the classes where it is not that over the images."""
+    figures = [f"{result.top1:.2%}", f"top-5 {result.top5:.2%}", f"loss {result.loss:.4f}"]
+    if result.mean_class_accuracy is not None and abs(result.mean_class_accuracy - result.top1) >= 5e-5:
+        figures.append(f"mean of classes {result.mean_class_accuracy:.2%}")
+    if result.ece is not None:
+        figures.append(f"calibration error {result.ece:.4f}")
+    return ", ".join(figures)
 
 
 def _print(rows: list[tuple[str, str]], title: str) -> None:
@@ -64,6 +110,17 @@ def _print(rows: list[tuple[str, str]], title: str) -> None:
     table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)
+    _console().print(table)
+
+
+def _print_classes(classes: Iterable[ClassCount]) -> None:
+    table = _table("classes")
+    table.add_column("class", style="bold", overflow="fold")
+    for heading in ("images", "correct", "accuracy"):
+        table.add_column(heading, justify="right")
+    for each in classes:
+        accuracy = f"{each.accuracy:.2%}" if each.images else "none to judge"
+        table.add_row(each.name, f"{each.images:,}", f"{each.correct:,}", accuracy)
     _console().print(table)
 
 

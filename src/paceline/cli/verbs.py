@@ -61,13 +61,14 @@ def evaluate(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False)] = None,
     ranks: Ranks = "auto",
     checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
+    classes: Annotated[bool, typer.Option("--classes", help="Show the accuracy of every class.")] = False,
     port: Port = 0,
     as_json: Json = False,
 ) -> int:
     """Evaluate a run's weights: every image of the validation split, once."""
     from paceline.cli.evaluate import evaluate as work
 
-    return work(run, overrides or [], ranks, checkpoint, port=port, as_json=as_json)
+    return work(run, overrides or [], ranks, checkpoint, port=port, as_json=as_json, per_class=classes)
 
 
 @app.command(epilog="Example: `paceline recipes course/wideresnet-fashion model.width=0.25 --origin`")

@@ -3,7 +3,9 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+
+from paceline.core.class_table import ClassTable
 
 SCHEMA_VERSION = 1
 Status = Literal["completed", "target_reached", "preempted", "failed"]
@@ -14,7 +16,7 @@ def _json_number(value: float) -> float | str:
 
 
 # JSON has no infinity and no NaN: they are written as text, which reads back as the same number.
-Loss = Annotated[float, PlainSerializer(_json_number, return_type=float | str, when_used="json")]
+Measured = Annotated[float, PlainSerializer(_json_number, return_type=float | str, when_used="json")]
 
 
 class _Value(BaseModel):
@@ -22,12 +24,41 @@ class _Value(BaseModel):
 
 
 class EvalResult(_Value):
-    """An evaluation: how many images were counted, and the shares and mean loss over exactly those."""
+    """An evaluation: how many images were counted, and the shares and mean loss over exactly those.
+
+    `ece` is the expected calibration error, the mean distance between confidence and accuracy;
+    `mean_class_accuracy` is the mean of the classes' own accuracies. Both are None where they were not measured.
+    """
 
     images: int
     top1: float
     top5: float
-    loss: Loss
+    loss: Measured
+    ece: Measured | None = None
+    mean_class_accuracy: float | None = None
+
+
+class EvalReport(_Value):
+    """What the weights after a step are worth: as they are, averaged, and on images they were trained on.
+
+    `val` and `train` are of the weights as they are, `ema` of the averaged ones on the validation split. `classes`
+    is of the judged weights; it is not part of the JSON.
+    """
+
+    val: EvalResult
+    ema: EvalResult | None = None
+    train: EvalResult | None = None
+    classes: ClassTable | None = Field(default=None, exclude=True, repr=False)
+
+    @property
+    def judged(self) -> EvalResult:
+        """The evaluation that decides: of the averaged weights when there are any."""
+        return self.val if self.ema is None else self.ema
+
+    @property
+    def gap(self) -> float | None:
+        """Top-1 on training images less that on validation images, both of the weights as they are."""
+        return None if self.train is None else self.train.top1 - self.val.top1
 
 
 class ThroughputResult(_Value):
@@ -67,7 +98,13 @@ class StageResult(_Value):
 
 
 class RunResult(_Value):
-    """A finished run. `eval` is the last evaluation, None when the recipe asked for none."""
+    """A finished run.
+
+    `eval` is the last evaluation, None when the recipe asked for none; `ema` is that of the averaged weights and
+    `train_eval` that on training images, None when the recipe asked for neither, and `gap` is top-1 of `train_eval`
+    less that of `eval`. `best` is the best evaluation of the weights that are judged: the averaged ones when there
+    are any. `skipped_steps` moved nothing, as their loss or gradient was no number.
+    """
 
     schema_version: int = SCHEMA_VERSION
     status: Status
@@ -76,7 +113,11 @@ class RunResult(_Value):
     epochs: float
     steps: int
     images_seen: int
+    skipped_steps: int = 0
     eval: EvalResult | None
+    ema: EvalResult | None = None
+    train_eval: EvalResult | None = None
+    gap: float | None = None
     best: EvalResult | None
     throughput: ThroughputResult
     time: TimeResult

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from paceline.core.class_table import ClassCount, ClassTable, classes_csv, confusion_csv, read_classes_csv
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import RunResult
 
@@ -16,7 +17,7 @@ from paceline.core.results import RunResult
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` beside `path` and move it into place, so that no reader ever sees half a file."""
     beside = path.with_name(f".{path.name}.tmp")
-    with beside.open("w", encoding="utf-8") as file:
+    with beside.open("w", encoding="utf-8", newline="") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -75,6 +76,16 @@ class RunDir:
         return self.path / "metrics.csv"
 
     @property
+    def classes(self) -> Path:
+        """One CSV row a class, of the last evaluation."""
+        return self.path / "classes.csv"
+
+    @property
+    def confusion(self) -> Path:
+        """The confusion matrix of the last evaluation, as CSV."""
+        return self.path / "confusion.csv"
+
+    @property
     def tensorboard(self) -> Path:
         """TensorBoard's event files."""
         return self.path / "tensorboard"
@@ -102,6 +113,22 @@ class RunDir:
     def write_json(self, name: str, values: Any) -> None:
         """Write `values` to file `name`, atomically."""
         write_atomic(self.path / name, json.dumps(values, indent=2) + "\n")
+
+    def write_classes(self, table: ClassTable) -> None:
+        """Write `classes.csv`, and `confusion.csv` where the table has a confusion matrix."""
+        write_atomic(self.classes, classes_csv(table))
+        if table.confusion:
+            write_atomic(self.confusion, confusion_csv(table))
+
+    def read_classes(self) -> tuple[ClassCount, ...]:
+        """Return the classes of the last evaluation, none when there was none. Raise `PacelineError` for damage."""
+        try:
+            with self.classes.open(encoding="utf-8", newline="") as file:
+                return read_classes_csv(file.read())
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError) as error:
+            raise PacelineError(f"{self.classes}: cannot be read: {error} (remove it)") from None
 
     def write_result(self, result: RunResult) -> None:
         """Write `result.json`, which marks the run as finished."""

@@ -1,4 +1,8 @@
-"""What a run writes down while it trains. A step that is not logged costs one addition on the device."""
+"""What a run writes down while it trains. A step that is not logged costs one addition on the device.
+
+That every loss and gradient is a number is for `train.guard` to see; what it has not caught is caught here, before
+anything is saved.
+"""
 
 import math
 
@@ -41,22 +45,30 @@ class Journal:
         self._watch = watch
         self._loss: Tensor | float = state.loss_sum
         self._steps = state.loss_steps
+        self._skipped = state.skipped
 
     def step(self, state: TrainState, batch: Batch, loss: Tensor) -> None:
-        """Note step `state.step` (from 0), whose mean loss on this rank is `loss` (float32 [], on the device)."""
+        """Note step `state.step` (from 0), whose mean loss on this rank is `loss` (float32 [], on the device).
+
+        The loss of a step that was skipped is left out: it may be no number.
+        """
         self._trace.record(state.step, batch)
-        self._loss = self._loss + loss
-        self._steps += 1
+        if state.skipped == self._skipped:
+            self._loss = self._loss + loss
+            self._steps += 1
+        self._skipped = state.skipped
         self._watch.add(self._batch_size)
         if self._cadence.due(state.step + 1):
             self._write(state)
 
     def evaluated(self, state: TrainState) -> None:
-        """Note the evaluation that `state.last` holds."""
+        """Note the evaluation that `state.last` holds, and its classes."""
         assert state.last is not None
         state.trained_s = self._watch.elapsed_s
         epoch = state.step / self._steps_per_epoch
-        self._sink.evaluated(EvalRecord(state.step, epoch, state.images_seen, state.trained_s, state.last))
+        self._sink.evaluated(
+            EvalRecord(state.step, epoch, state.images_seen, state.trained_s, state.last, state.skipped)
+        )
         self._watch.look()
 
     def settle(self, state: TrainState) -> None:
@@ -66,9 +78,13 @@ class Journal:
         """
         if isinstance(self._loss, Tensor):
             self._loss = self._strategy.mean(self._loss)
-            state.loss_sum = self._loss.item()
+        state.loss_sum = float(self._loss)
         state.loss_steps = self._steps
-        self._check(state.loss_sum, state.step)
+        if not math.isfinite(state.loss_sum):
+            lr = self._schedule.lr(max(0, state.updates - 1))
+            raise NonFiniteLossError(
+                f"train: the loss is {state.loss_sum} by step {state.step}, at lr {lr:.4g} (lower optim.lr)"
+            )
         state.trained_s = self._watch.elapsed_s
 
     def saved(self) -> None:
@@ -81,24 +97,22 @@ class Journal:
         self._trace.close()
 
     def _write(self, state: TrainState) -> None:
-        assert isinstance(self._loss, Tensor)
+        """Write a record, unless it has no loss to tell: all its steps were skipped, or the run is about to end."""
+        if not isinstance(self._loss, Tensor):
+            return
         loss = self._strategy.mean(self._loss / self._steps).item()
+        if not math.isfinite(loss):
+            return
         step = state.step + 1
-        self._check(loss, step)
         self._sink.step(
             StepRecord(
                 step=step,
                 epoch=step / self._steps_per_epoch,
                 images_seen=step * self._batch_size,
                 loss=loss,
-                lr=self._schedule.lr(state.step),
+                lr=self._schedule.lr(state.updates),
                 images_per_s=self._watch.rate(),
                 trained_s=self._watch.elapsed_s,
             )
         )
         self._loss, self._steps = 0.0, 0
-
-    def _check(self, loss: float, step: int) -> None:
-        if not math.isfinite(loss):
-            lr = self._schedule.lr(step - 1)
-            raise NonFiniteLossError(f"train: the loss is {loss} by step {step}, at lr {lr:.4g} (lower optim.lr)")

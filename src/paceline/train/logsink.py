@@ -8,14 +8,15 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Protocol
 
 from paceline.core.errors import RecipeError
-from paceline.core.results import EvalResult
+from paceline.core.results import EvalReport
 from paceline.core.rundir import RunDir, read_lines, write_atomic
 from paceline.data.loader import Batch
 from paceline.recipe.plan import Plan
-from paceline.recipe.schema.recipe import Log
+from paceline.recipe.schema.optim import ScheduleFree
+from paceline.recipe.schema.recipe import Log, Recipe
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,43 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class EvalRecord:
-    """An evaluation: after which step, how long the run had trained by its end, and what came out."""
+    """An evaluation: after which step, how long the run had trained by its end, and what came out.
+
+    `skipped` is how many of the steps had moved nothing.
+    """
 
     step: int
     epoch: float
     images_seen: int
     trained_s: float
-    result: EvalResult
+    report: EvalReport
+    skipped: int = 0
+
+
+_PLACE = ("step", "epoch", "images_seen", "trained_s")
+_RESULT = ("images", "top1", "top5", "loss", "ece", "mean_class_accuracy")
+_AVERAGED = tuple(f"ema_{name}" for name in _RESULT if name != "images")
+_TRAINED = ("train_top1", "train_loss", "gap")
+
+
+def eval_columns(recipe: Recipe) -> tuple[str, ...]:
+    """Return the keys of the evaluations of a run: of the weights as they are, and of what else `recipe` asks for."""
+    is_averaged = recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
+    sees_train = recipe.train.eval_train == "on"
+    return (*_PLACE, *_RESULT, *(_AVERAGED if is_averaged else ()), *(_TRAINED if sees_train else ()))
+
+
+def eval_row(record: EvalRecord) -> dict[str, Any]:
+    """Return an evaluation as plain values for JSON and CSV, with keys as in `eval_columns`."""
+    report = record.report
+    row = {name: getattr(record, name) for name in _PLACE}
+    row |= report.val.model_dump(mode="json")
+    if report.ema is not None:
+        row |= {f"ema_{name}": value for name, value in report.ema.model_dump(mode="json", exclude={"images"}).items()}
+    if report.train is not None:
+        train = report.train.model_dump(mode="json", include={"top1", "loss"})
+        row |= {f"train_{name}": value for name, value in train.items()} | {"gap": report.gap}
+    return row
 
 
 class LogSink(Protocol):
@@ -63,12 +94,15 @@ class LogSink(Protocol):
 
 
 class FileSink:
-    """`steps.jsonl`, `evals.jsonl` and `metrics.csv`. Rows after `resume_step` are dropped: they will come again."""
+    """`steps.jsonl`, `evals.jsonl`, `metrics.csv`, and `classes.csv` and `confusion.csv` of the last evaluation.
 
-    def __init__(self, rundir: RunDir, resume_step: int) -> None:
+    Rows after `resume_step` are dropped: they will come again. `columns` are those of `metrics.csv`.
+    """
+
+    def __init__(self, rundir: RunDir, resume_step: int, columns: Sequence[str]) -> None:
+        self._rundir = rundir
         self._steps = _reopened(rundir.steps, resume_step)
         self._evals = _reopened(rundir.evals, resume_step)
-        columns = ["step", "epoch", "images_seen", "trained_s", "images", "top1", "top5", "loss"]
         table = io.StringIO(newline="")
         rows = csv.DictWriter(table, columns)
         rows.writeheader()
@@ -85,12 +119,13 @@ class FileSink:
         _append(self._steps, asdict(record))
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Append a line to `evals.jsonl` and a row to `metrics.csv`."""
-        row = asdict(record)
-        row |= row.pop("result").model_dump(mode="json")
+        """Append a line to `evals.jsonl` and a row to `metrics.csv`, and renew the tables of the classes."""
+        row = eval_row(record)
         _append(self._evals, row)
         self._rows.writerow(row)
         self._metrics.flush()
+        if record.report.classes is not None:
+            self._rundir.write_classes(record.report.classes)
 
     def close(self) -> None:
         """Close the files."""
@@ -116,9 +151,15 @@ class TensorBoardSink:
         )
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Write accuracies and loss."""
-        result = record.result
-        self._scalars({"val/top1": result.top1, "val/top5": result.top5, "val/loss": result.loss}, record.step)
+        """Write what came out: of the weights as they are, averaged, and on training images."""
+        report = record.report
+        for tag, result in (("val", report.val), ("ema", report.ema)):
+            if result is not None:
+                values = result.model_dump(exclude={"images"}, exclude_none=True)
+                self._scalars({f"{tag}/{name}": value for name, value in values.items()}, record.step)
+        if report.train is not None and report.gap is not None:
+            scalars = {"train_eval/top1": report.train.top1, "train_eval/loss": report.train.loss, "gap": report.gap}
+            self._scalars(scalars, record.step)
 
     def close(self) -> None:
         """Flush and close."""
@@ -194,12 +235,10 @@ class FileTrace:
         self._file.close()
 
 
-def build_sinks(
-    rundir: RunDir, tensorboard: Literal["auto", "on", "off"], resume_step: int, extra: Sequence[LogSink]
-) -> Sinks:
+def build_sinks(rundir: RunDir, recipe: Recipe, resume_step: int, extra: Sequence[LogSink]) -> Sinks:
     """Return rank 0's sinks: files, TensorBoard as asked, and `extra` ones such as a terminal's."""
-    sinks: list[LogSink] = [FileSink(rundir, resume_step)]
-    if tensorboard != "off" and _has_tensorboard():
+    sinks: list[LogSink] = [FileSink(rundir, resume_step, eval_columns(recipe))]
+    if recipe.log.tensorboard != "off" and _has_tensorboard():
         sinks.append(TensorBoardSink(rundir, resume_step))
     return Sinks([*sinks, *extra])
 

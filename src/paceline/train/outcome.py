@@ -1,9 +1,10 @@
 """From what a run measured to its result."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from torch import nn
+from torch import Tensor
 
 from paceline.core.results import RunResult, StageResult, Status, ThroughputResult, TimeResult
 from paceline.measure import ClockSummary
@@ -19,7 +20,7 @@ from paceline.train.state import TrainState
 def summarise(
     parts: Parts,
     state: TrainState,
-    model: nn.Module,
+    weights: Mapping[str, Tensor],
     summary: ClockSummary,
     watch: Stopwatch,
     *,
@@ -27,8 +28,11 @@ def summarise(
     startup_s: float,
     provenance: dict[str, Any],
 ) -> RunResult:
-    """Return the result of the run that ended in `state`. Times are of this process; seconds throughout."""
-    recipe, plan = parts.recipe, parts.plan
+    """Return the result of the run that ended in `state`. Times are of this process; seconds throughout.
+
+    `weights` are the model's parameters and buffers by name, whole (`Strategy.gather`).
+    """
+    recipe, plan, last = parts.recipe, parts.plan, state.last
     rates = throughput(summary.step_s, plan.batch_size, summary.excluded_s)
     eval_every = None if recipe.train.eval_every == "off" else recipe.train.eval_every
     cores = max(1, usable_cores() // parts.world.local_world_size)
@@ -41,7 +45,11 @@ def summarise(
         epochs=state.step / plan.steps_per_epoch,
         steps=state.step,
         images_seen=state.images_seen,
-        eval=state.last,
+        skipped_steps=state.skipped,
+        eval=last and last.val,
+        ema=last and last.ema,
+        train_eval=last and last.train,
+        gap=last and last.gap,
         best=state.best,
         throughput=ThroughputResult(**asdict(rates)),
         time=TimeResult(
@@ -55,6 +63,6 @@ def summarise(
         stages={name: StageResult(**asdict(total)) for name, total in summary.stages.items()},
         verdict=verdict(summary, workers=parts.workers, cores=cores, eval_every=eval_every).to_dict(),
         lr=plan.lr_sentence,
-        weights_sha256=weights_sha256(model),
+        weights_sha256=weights_sha256(weights),
         provenance=provenance,
     )

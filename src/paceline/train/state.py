@@ -3,21 +3,23 @@
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from paceline.core.results import EvalResult
+from paceline.core.results import EvalReport, EvalResult
 
 
 @dataclass
 class TrainState:
     """Progress after `step` optimizer steps: everything but weights, optimizer and schedule.
 
+    `skipped` of the steps moved nothing. `last` is the newest evaluation, `best` the best of the judged weights.
     `hits` counts evaluations in a row that met the target; `trained_s` is the time since the first step of the
     run, over all its processes; `target_s` is that time when the target was reached. `loss_sum` is the sum of the
     mean losses of the `loss_steps` steps since the last logged one.
     """
 
     step: int = 0
+    skipped: int = 0
     images_seen: int = 0
-    last: EvalResult | None = None
+    last: EvalReport | None = None
     last_step: int = -1
     best: EvalResult | None = None
     best_step: int = -1
@@ -27,19 +29,24 @@ class TrainState:
     loss_sum: float = 0.0
     loss_steps: int = 0
 
+    @property
+    def updates(self) -> int:
+        """How many steps have moved the weights; the learning rate follows this number."""
+        return self.step - self.skipped
+
     def advance(self, images: int) -> None:
         """Count one optimizer step over `images` images of all ranks."""
         self.step += 1
         self.images_seen += images
 
-    def evaluated(self, result: EvalResult) -> None:
-        """Keep the newest evaluation, and the best by top-1."""
-        self.last, self.last_step = result, self.step
-        if self.best is None or result.top1 > self.best.top1:
-            self.best, self.best_step = result, self.step
+    def evaluated(self, report: EvalReport) -> None:
+        """Keep the newest evaluation, and the best by top-1 of the judged weights."""
+        self.last, self.last_step = report, self.step
+        if self.best is None or report.judged.top1 > self.best.top1:
+            self.best, self.best_step = report.judged, self.step
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return plain values for JSON; the classes of the last evaluation are not among them."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         for name in ("last", "best"):
             values[name] = values[name].model_dump(mode="json") if values[name] else None
@@ -48,5 +55,9 @@ class TrainState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Return the state that `to_dict` described."""
-        evals = {name: EvalResult(**values[name]) if values[name] else None for name in ("last", "best")}
+        last, best = values["last"], values["best"]
+        evals = {
+            "last": EvalReport.model_validate(last) if last else None,
+            "best": EvalResult.model_validate(best) if best else None,
+        }
         return cls(**{**values, **evals})

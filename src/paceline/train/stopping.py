@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from paceline.core.results import EvalResult
-from paceline.recipe.schema.recipe import Stop
+from paceline.recipe.schema.train import Stop
 from paceline.train.state import TrainState
 
 
@@ -11,7 +11,7 @@ class StopRule(Protocol):
     """Say after each evaluation whether the run has what it wanted."""
 
     def judge(self, result: EvalResult, state: TrainState) -> None:
-        """Take note of an evaluation in `state`."""
+        """Take note of an evaluation of the judged weights (`EvalReport.judged`) in `state`."""
         ...
 
     def reached(self, state: TrainState) -> bool:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from paceline.cli.progress import LiveProgress, PlainProgress, build_progress, duration
 from paceline.core.dataset import DatasetInfo
-from paceline.core.results import EvalResult
+from paceline.core.results import EvalReport, EvalResult
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import Plan
@@ -22,11 +22,15 @@ PLAN = Plan.derive(
 )
 
 
+def judged(top1: float) -> EvalResult:
+    return EvalResult(images=360, top1=top1, top5=1.0, loss=0.5, ece=0.01, mean_class_accuracy=top1)
+
+
 def run(sink: LogSink) -> None:
     sink.started(PLAN, 0)
     sink.step(StepRecord(5, 0.5, 320, 1.5, 0.05, 1000.0, 2.0))
     sink.step(StepRecord(10, 1.0, 640, 1.25, 0.05, 1280.0, 12.0))
-    sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, EvalResult(images=360, top1=0.9, top5=1.0, loss=0.5)))
+    sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, EvalReport(val=judged(0.9))))
     sink.close()
 
 
@@ -41,6 +45,16 @@ def test_plain_lines_say_what_will_be_done_how_it_goes_and_what_came_out() -> No
         "epoch  1/10  step  10/100  loss 1.2500  lr 0.05  1,280 images/s  0:04 left",
         "epoch  1/10  step  10/100  val top1 90.00%  top5 100.00%  loss 0.5000  0:13",
     ]
+
+
+def test_averages_training_images_and_skipped_steps_are_told_where_there_are_any() -> None:
+    out = io.StringIO()
+    sink = PlainProgress(out)
+    sink.started(PLAN, 0)
+    report = EvalReport(val=judged(0.9), ema=judged(0.925), train=judged(0.99))
+    sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, report, skipped=2))
+    said = "val top1 90.00%  top5 100.00%  loss 0.5000  ema top1 92.50%  train top1 99.00%  2 steps skipped  0:13"
+    assert out.getvalue().splitlines()[-1] == f"epoch  1/10  step  10/100  {said}"
 
 
 def test_a_terminal_gets_a_bar_and_keeps_the_evaluations() -> None:

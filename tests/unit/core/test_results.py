@@ -7,7 +7,8 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from paceline.core.results import EvalResult, RunResult, StageResult, Status, ThroughputResult, TimeResult
+from paceline.core.class_table import ClassCount, ClassTable
+from paceline.core.results import EvalReport, EvalResult, RunResult, StageResult, Status, ThroughputResult, TimeResult
 
 # The keys of result.json as the design lists them (DESIGN.md, section 4).
 DESIGNED = {
@@ -52,6 +53,44 @@ def test_a_loss_that_is_no_number_survives_strict_json(loss):
     json.loads(written, parse_constant=refuse)
     read = EvalResult.model_validate_json(written).loss
     assert read == loss or (math.isnan(read) and math.isnan(loss))
+
+
+@pytest.mark.parametrize("ece", [None, 0.25, math.inf])
+def test_a_calibration_error_survives_json_measured_or_not(ece):
+    result = EvalResult(images=1, top1=0.0, top5=0.0, loss=1.0, ece=ece)
+    assert EvalResult.model_validate_json(result.model_dump_json()) == result
+
+
+def test_a_result_of_before_calibration_was_measured_is_read():
+    read = EvalResult.model_validate({"images": 1, "top1": 0.5, "top5": 1.0, "loss": 0.25})
+    assert (read.ece, read.mean_class_accuracy) == (None, None)
+
+
+def test_a_result_of_before_there_were_averages_is_read(result):
+    values = json.loads(result.model_dump_json())
+    for name in ("ema", "train_eval", "gap", "skipped_steps"):
+        del values[name]
+    assert RunResult.model_validate(values) == result
+
+
+def judged(top1: float) -> EvalResult:
+    return EvalResult(images=8, top1=top1, top5=1.0, loss=1.0)
+
+
+def test_the_averaged_weights_are_judged_where_there_are_any():
+    assert EvalReport(val=judged(0.5)).judged == judged(0.5)
+    assert EvalReport(val=judged(0.5), ema=judged(0.25)).judged == judged(0.25)
+
+
+def test_the_gap_is_between_training_and_validation_images_of_the_same_weights():
+    assert EvalReport(val=judged(0.5)).gap is None
+    assert EvalReport(val=judged(0.5), ema=judged(0.625), train=judged(0.75)).gap == 0.25
+
+
+def test_a_report_survives_json_but_for_its_classes():
+    bare = EvalReport(val=judged(0.5), ema=judged(0.625), train=judged(0.75))
+    full = bare.model_copy(update={"classes": ClassTable((ClassCount("a", 8, 4),))})
+    assert EvalReport.model_validate_json(full.model_dump_json()) == bare
 
 
 @pytest.mark.parametrize("part", ["", "eval", "throughput", "time", "stages.forward"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.class_table import ClassCount, ClassTable
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.rundir import RunDir, read_lines, write_atomic
 
@@ -67,8 +68,9 @@ def test_a_claimed_folder_is_given_back_only_while_it_is_empty(tmp_path, monkeyp
 def test_every_file_of_a_run_has_its_designed_name(tmp_path):
     run = RunDir(tmp_path)
     paths = [run.recipe, run.checkpoints, run.steps, run.evals, run.metrics, run.tensorboard, run.samples(3)]
-    assert [str(path.relative_to(tmp_path)) for path in paths] == [
+    assert [str(path.relative_to(tmp_path)) for path in [*paths, run.classes, run.confusion]] == [
         "recipe.yaml", "checkpoints", "steps.jsonl", "evals.jsonl", "metrics.csv", "tensorboard", "steps.rank3.jsonl",
+        "classes.csv", "confusion.csv",
     ]  # fmt: skip
 
 
@@ -130,6 +132,31 @@ def test_a_result_reads_back_equal(tmp_path, result):
     run = RunDir(tmp_path)
     run.write_result(result)
     assert run.read_result() == result
+
+
+def test_classes_read_back_and_the_last_evaluation_wins(tmp_path):
+    run = RunDir(tmp_path)
+    for correct in (1, 2):
+        run.write_classes(ClassTable((ClassCount("a\r\nb", 3, correct),), ((correct,),)))
+    assert run.read_classes() == (ClassCount("a\r\nb", 3, 2),)
+    assert run.confusion.read_bytes() == b'true\\predicted,"a\r\nb"\r\n"a\r\nb",2\r\n'
+
+
+def test_a_table_without_a_confusion_matrix_writes_none(tmp_path):
+    RunDir(tmp_path).write_classes(ClassTable((ClassCount("a", 3, 1),)))
+    assert [path.name for path in tmp_path.iterdir()] == ["classes.csv"]
+
+
+def test_a_run_that_evaluated_nothing_has_no_classes(tmp_path):
+    assert RunDir(tmp_path).read_classes() == ()
+
+
+@pytest.mark.parametrize("garbage", [b"a,b\n1,2\n", b"\xff\xfe"])
+def test_classes_that_cannot_be_understood_are_refused_in_one_line(tmp_path, garbage):
+    run = RunDir(tmp_path)
+    run.classes.write_bytes(garbage)
+    message = refusal(PacelineError, run.read_classes)
+    assert message.startswith(f"{run.classes}: cannot be read: ") and message.endswith(" (remove it)")
 
 
 def test_a_missing_result_says_how_to_continue(tmp_path):

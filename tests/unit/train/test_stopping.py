@@ -1,7 +1,7 @@
 """Stopping at a target that is held."""
 
 from paceline.core.results import EvalResult
-from paceline.recipe.schema.recipe import Stop
+from paceline.recipe.schema.train import Stop
 from paceline.train.state import TrainState
 from paceline.train.stopping import build_stop_rule
 

@@ -1,0 +1,76 @@
+"""How the images of each class were classified, and the two CSV tables that show it. It knows no tensors."""
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline.core.errors import PacelineError
+
+_CORNER = "true\\predicted"
+_COLUMNS = ("class", "images", "correct", "accuracy")
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """A class: how many images it has, and how many of them were recognised."""
+
+    name: str
+    images: int
+    correct: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the class's images that were recognised, 0 to 1. Only for a class that has images."""
+        return self.correct / self.images
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """One evaluation, class by class.
+
+    `confusion` has a row for each true class and a column for each predicted one; it is empty where there are too
+    many classes for such a table.
+    """
+
+    classes: tuple[ClassCount, ...]
+    confusion: tuple[tuple[int, ...], ...] = ()
+
+
+def printable(name: str) -> str:
+    """Return `name` with undecodable bytes of a folder's name written out, so that any file and terminal takes it."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def worst(classes: Iterable[ClassCount], number: int) -> list[ClassCount]:
+    """Return up to `number` classes of the lowest accuracy, the lowest first; none that has no mistake."""
+    mistaken = [each for each in classes if each.correct < each.images]
+    return sorted(mistaken, key=lambda each: each.accuracy)[:number]
+
+
+def classes_csv(table: ClassTable) -> str:
+    """Return a row a class; the accuracy of a class without images is left empty."""
+    rows = [[each.name, each.images, each.correct, each.accuracy if each.images else ""] for each in table.classes]
+    return _csv([_COLUMNS, *rows])
+
+
+def confusion_csv(table: ClassTable) -> str:
+    """Return the confusion matrix, a row a true class, with the names of the classes on top and on the left."""
+    names = [each.name for each in table.classes]
+    rows = [[name, *row] for name, row in zip(names, table.confusion, strict=True)]
+    return _csv([[_CORNER, *names], *rows])
+
+
+def read_classes_csv(text: str) -> tuple[ClassCount, ...]:
+    """Return what `classes_csv` wrote. Raise `PacelineError` for anything else."""
+    try:
+        rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        return tuple(ClassCount(row["class"], int(row["images"]), int(row["correct"])) for row in rows)
+    except (KeyError, TypeError, ValueError, csv.Error):
+        raise PacelineError("is not a table of classes") from None
+
+
+def _csv(rows: Iterable[Iterable[object]]) -> str:
+    table = io.StringIO(newline="")
+    csv.writer(table).writerows(rows)
+    return table.getvalue()

@@ -1,0 +1,34 @@
+"""What the weights of the moment are worth: as they are, averaged, and on images they were trained on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from paceline.core.results import EvalReport
+from paceline.train.average import Average
+from paceline.train.evaluate import Evaluation
+
+Evaluate = Callable[[nn.Module], Evaluation]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Run `evaluator` on the weights and, where there are any, on the averaged ones; `train_evaluator` on the former.
+
+    The classes that are reported are those of the judged weights (`EvalReport.judged`).
+    """
+
+    evaluator: Evaluate
+    average: Average
+    train_evaluator: Evaluate | None = None
+
+    def __call__(self, model: nn.Module) -> EvalReport:
+        """Return the report on `model`, whose weights are afterwards what they were. Every rank must call it."""
+        raw = self.evaluator(model)
+        train = self.train_evaluator(model).result if self.train_evaluator else None
+        if not self.average.exists:
+            return EvalReport(val=raw.result, train=train, classes=raw.classes)
+        with self.average.swapped():
+            averaged = self.evaluator(model)
+        return EvalReport(val=raw.result, ema=averaged.result, train=train, classes=averaged.classes)

@@ -1,0 +1,123 @@
+"""What an evaluation counts, and what the counts come to. It knows no ranks, no data and no model.
+
+Counts of parts of a set add up to those of the whole, so a value over all ranks is that of one pass over all images.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from paceline.core.class_table import ClassCount, ClassTable, printable
+from paceline.core.results import EvalResult
+
+NUM_BINS = 15
+"""Bins of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)."""
+MAX_CONFUSION_CLASSES = 1000
+"""Most classes that a confusion matrix is kept for: 8 MB on the device, 2 MB as a file. It grows with the square."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of the images seen so far, on the device; adding to them never waits for it.
+
+    `scores` float64 [4]: images, correct among the first, correct among the first five, summed cross-entropy.
+    `bins` float64 [3, 15], by the confidence of the prediction: images, summed confidence, correct.
+    `classes` int64 [2, num_classes], by true class: images, correct. `confusion` int64 [num_classes, num_classes]:
+    images by true class (rows) and predicted class (columns); [0, 0] for more than `MAX_CONFUSION_CLASSES`.
+    """
+
+    scores: Tensor
+    bins: Tensor
+    classes: Tensor
+    confusion: Tensor
+
+    @classmethod
+    def zeros(cls, num_classes: int, device: torch.device) -> Self:
+        """Return the tally of no images."""
+        side = num_classes if num_classes <= MAX_CONFUSION_CLASSES else 0
+        return cls(
+            scores=torch.zeros(4, dtype=torch.float64, device=device),
+            bins=torch.zeros(3, NUM_BINS, dtype=torch.float64, device=device),
+            classes=torch.zeros(2, num_classes, dtype=torch.int64, device=device),
+            confusion=torch.zeros(side, side, dtype=torch.int64, device=device),
+        )
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits float [N, num_classes], labels int64 [N], both on the tally's device.
+
+        Logits are compared and summed in float64. The prediction is the class that `topk` puts first.
+        """
+        num_classes = self.classes.shape[1]
+        log_shares = logits.double().log_softmax(dim=1)
+        best = log_shares.topk(min(5, num_classes), dim=1).indices
+        hits = best == labels[:, None]
+        predicted, correct = best[:, 0], hits[:, 0].double()
+        losses = -log_shares.gather(1, labels[:, None])[:, 0]
+        confidence = log_shares.gather(1, best[:, :1])[:, 0].exp()
+        ones = torch.ones_like(losses)
+        self.scores.add_(torch.stack([ones, correct, hits.sum(dim=1).double(), losses]).sum(dim=1))
+        self.bins.add_(_by_bin(confidence, torch.stack([ones, confidence, correct])))
+        self.classes[0].index_add_(0, labels, torch.ones_like(labels))
+        self.classes[1].index_add_(0, labels, hits[:, 0].long())
+        if self.confusion.numel():
+            self.confusion.view(-1).index_add_(0, labels * num_classes + predicted, torch.ones_like(labels))
+
+    def over(self, total: Callable[[Tensor], Tensor]) -> "Tally":
+        """Return the tally with `total`, such as a sum over the ranks, taken of each of its tensors."""
+        return Tally(total(self.scores), total(self.bins), total(self.classes), total(self.confusion))
+
+    @property
+    def images(self) -> int:
+        """How many images were counted; waits for the device."""
+        return int(self.scores[0].item())
+
+    def result(self) -> EvalResult:
+        """Return what the counts come to. Only when there are images."""
+        images, top1, top5, loss = self.scores.tolist()
+        return EvalResult(
+            images=int(images),
+            top1=top1 / images,
+            top5=top5 / images,
+            loss=loss / images,
+            ece=expected_calibration_error(self.bins),
+            mean_class_accuracy=mean_class_accuracy(self.classes),
+        )
+
+    def table(self, names: Sequence[str]) -> ClassTable:
+        """Return the counts of the classes, called `names`."""
+        rows = zip(names, *self.classes.tolist(), strict=True)
+        return ClassTable(
+            classes=tuple(ClassCount(printable(name), images, correct) for name, images, correct in rows),
+            confusion=tuple(map(tuple, self.confusion.tolist())),
+        )
+
+
+def expected_calibration_error(bins: Tensor) -> float:
+    """Return the distance between accuracy and mean confidence in each bin, weighed by its images.
+
+    `bins` is [3, num_bins]: images, summed confidence, correct. Guo et al. 2017 (arXiv 1706.04599), equation 3.
+    """
+    images, confidence, correct = bins
+    return float((correct - confidence).abs().sum() / images.sum())
+
+
+def mean_class_accuracy(classes: Tensor) -> float:
+    """Return the mean accuracy of the classes that have images; `classes` is [2, num_classes]: images, correct.
+
+    Also called balanced accuracy (Brodersen et al. 2010, doi 10.1109/ICPR.2010.764).
+    """
+    images, correct = classes[:, classes[0] > 0].double()
+    return float((correct / images).mean())
+
+
+def _by_bin(confidence: Tensor, values: Tensor) -> Tensor:
+    """Sum `values` [K, N] by the bin of `confidence` [N] to [K, NUM_BINS]; bin m of M is (m / M, (m + 1) / M].
+
+    A sum over a mask and no scattered addition, whose order, and so whose rounding, differs from run to run on GPUs.
+    """
+    bins = (confidence * NUM_BINS).ceil().sub(1).clamp(0, NUM_BINS - 1)
+    is_in_bin = bins[:, None] == torch.arange(NUM_BINS, device=confidence.device)
+    return (values[:, :, None] * is_in_bin).sum(dim=1)

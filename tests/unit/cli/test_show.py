@@ -1,0 +1,144 @@
+"""What a person is shown at the end, and what a program is."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.show import show_evaluation, show_result
+from paceline.core.class_table import ClassCount, ClassTable
+from paceline.core.results import EvalReport, EvalResult, RunResult, ThroughputResult, TimeResult
+from paceline.core.rundir import RunDir
+
+COUNTS = (ClassCount("cat", 10, 7), ClassCount("dog", 20, 19), ClassCount("eel", 30, 30), ClassCount("fox", 4, 2))
+CHECKPOINT = Path("runs/digits-1/checkpoints/step-00000012")
+
+
+def judged(top1: float, **more: float) -> EvalResult:
+    return EvalResult(images=64, top1=top1, top5=1.0, loss=0.5, **more)
+
+
+def result(**more: object) -> RunResult:
+    values = {
+        "status": "completed",
+        "recipe_hash": "0123456789ab",
+        "world_size": 2,
+        "epochs": 1.5,
+        "steps": 33,
+        "images_seen": 2112,
+        "eval": judged(0.90625),
+        "best": judged(0.90625),
+        "throughput": ThroughputResult(images_per_s=0.0, spread=(0.0, 0.0), n=0, excluded_s=0.0),
+        "time": TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0.5, checkpoint_s=0.25, to_target_s=None),
+        "stages": {},
+        "verdict": {"bottleneck": "compute", "evidence": "forward 25 %", "try": ""},
+        "lr": "0.1 at 128, not scaled, no warm-up",
+        "weights_sha256": "ab" * 32,
+        "provenance": {},
+    }
+    return RunResult.model_validate({**values, **more})
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Return a function from a result to the rows a person sees, by name."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def rows(shown: RunResult, counts: tuple[ClassCount, ...] = ()) -> dict[str, str]:
+        if counts:
+            RunDir(tmp_path).write_classes(ClassTable(counts))
+        show_result(shown, RunDir(tmp_path), as_json=False)
+        return read(capsys.readouterr().out)
+
+    return rows
+
+
+def read(text: str) -> dict[str, str]:
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert cells and all(len(row) == 2 for row in cells)
+    return dict(cells)
+
+
+def test_a_plain_run_shows_nothing_that_was_not_asked_for(said) -> None:
+    rows = said(result())
+    assert rows["top-1"] == "90.62%, top-5 100.00%, loss 0.5000 (64 images)"
+    assert not {"averaged weights", "on training images", "worst classes", "skipped"} & set(rows)
+
+
+def test_averaged_weights_stand_below_the_raw_ones(said) -> None:
+    rows = said(result(ema=judged(0.921875, ece=0.0123)))
+    assert list(rows)[:2] == ["top-1", "averaged weights"]
+    assert rows["averaged weights"] == "92.19%, top-5 100.00%, loss 0.5000, calibration error 0.0123"
+
+
+def test_the_mean_over_classes_is_shown_where_it_differs(said) -> None:
+    assert "mean of classes" not in said(result(eval=judged(0.5, mean_class_accuracy=0.500001)))["top-1"]
+    assert "mean of classes 25.00%" in said(result(eval=judged(0.5, mean_class_accuracy=0.25)))["top-1"]
+
+
+@pytest.mark.parametrize(("train", "gap"), [(0.96875, "+6.25"), (0.875, "-3.12")])
+def test_the_gap_to_training_images_is_in_points(said, train: float, gap: str) -> None:
+    rows = said(result(train_eval=judged(train), gap=train - 0.90625))
+    assert rows["on training images"] == f"{train:.2%}, a gap of {gap} points (64 images)"
+
+
+def test_skipped_steps_are_shown_when_there_were_any(said) -> None:
+    assert said(result(skipped_steps=2))["skipped"] == "2 steps, whose loss or gradient was no number"
+
+
+def test_the_three_worst_classes_are_named(said) -> None:
+    assert said(result(), COUNTS)["worst classes"] == "fox: 50.00% of 4, cat: 70.00% of 10, dog: 95.00% of 20"
+
+
+@pytest.mark.parametrize("counts", [COUNTS[:2], (ClassCount("a", 4, 4),) * 3])
+def test_two_classes_or_perfect_ones_are_not_worth_a_row(said, counts: tuple[ClassCount, ...]) -> None:
+    assert "worst classes" not in said(result(), counts)
+
+
+def test_a_result_as_json_is_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shown = result(ema=judged(0.5), skipped_steps=3)
+    show_result(shown, RunDir(tmp_path), as_json=True)
+    assert RunResult.model_validate_json(capsys.readouterr().out) == shown
+
+
+REPORT = EvalReport(
+    val=judged(0.5, ece=0.25, mean_class_accuracy=0.75),
+    ema=judged(0.625),
+    train=judged(0.75),
+    classes=ClassTable(COUNTS),
+)
+
+
+def test_an_evaluation_as_json_has_the_raw_weights_at_the_top(capsys: pytest.CaptureFixture[str]) -> None:
+    show_evaluation(REPORT, CHECKPOINT, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "images": 64, "top1": 0.5, "top5": 1.0, "loss": 0.5, "ece": 0.25, "mean_class_accuracy": 0.75,
+        "ema": {"images": 64, "top1": 0.625, "top5": 1.0, "loss": 0.5},
+        "train": {"images": 64, "top1": 0.75, "top5": 1.0, "loss": 0.5},
+        "gap": 0.25,
+    }  # fmt: skip
+
+
+def test_an_evaluation_as_json_has_the_classes_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    show_evaluation(REPORT, CHECKPOINT, as_json=True, per_class=True)
+    classes = json.loads(capsys.readouterr().out)["classes"]
+    assert classes[0] == {"class": "cat", "images": 10, "correct": 7} and len(classes) == 4
+
+
+def test_an_evaluation_of_raw_weights_alone_is_flat(capsys: pytest.CaptureFixture[str]) -> None:
+    show_evaluation(EvalReport(val=judged(0.5)), CHECKPOINT, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"images": 64, "top1": 0.5, "top5": 1.0, "loss": 0.5}
+
+
+def test_an_evaluation_names_its_checkpoint_and_lists_classes_when_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    show_evaluation(REPORT, CHECKPOINT, as_json=False)
+    brief = capsys.readouterr().out
+    assert "digits-1, step-00000012" in brief and "averaged weights" in brief and "fox: 50.00% of 4" in brief
+    assert "eel" not in brief
+    empty = REPORT.model_copy(update={"classes": ClassTable((*COUNTS, ClassCount("gnu", 0, 0)))})
+    show_evaluation(empty, CHECKPOINT, as_json=False, per_class=True)
+    full = capsys.readouterr().out
+    assert "eel" in full and "100.00%" in full and "none to judge" in full

@@ -1,0 +1,63 @@
+"""`core.class_table`: the tables of the classes read back, whatever the classes are called."""
+
+import csv
+import io
+
+import pytest
+
+from paceline.core.class_table import (
+    ClassCount,
+    ClassTable,
+    classes_csv,
+    confusion_csv,
+    printable,
+    read_classes_csv,
+    worst,
+)
+from paceline.core.errors import PacelineError
+
+AWKWARD = ("a,b", 'say "x"', "two\nlines", " edge ", "é", "")
+
+
+def table_of(names: tuple[str, ...]) -> ClassTable:
+    classes = tuple(ClassCount(name, 10, number) for number, name in enumerate(names))
+    size = len(names)
+    return ClassTable(classes, tuple(tuple(row * size + column for column in range(size)) for row in range(size)))
+
+
+def test_classes_read_back_whatever_they_are_called() -> None:
+    table = table_of(AWKWARD)
+    assert read_classes_csv(classes_csv(table)) == table.classes
+
+
+def test_a_class_without_images_has_no_accuracy() -> None:
+    text = classes_csv(ClassTable((ClassCount("a", 4, 3), ClassCount("b", 0, 0))))
+    assert text.splitlines() == ["class,images,correct,accuracy", "a,4,3,0.75", "b,0,0,"]
+
+
+def test_the_confusion_matrix_is_named_on_both_sides() -> None:
+    rows = list(csv.reader(io.StringIO(confusion_csv(table_of(AWKWARD)), newline="")))
+    assert rows[0] == ["true\\predicted", *AWKWARD]
+    assert [row[0] for row in rows[1:]] == list(AWKWARD)
+    assert [[int(cell) for cell in row[1:]] for row in rows[1:]] == [
+        [6 * row + col for col in range(6)] for row in range(6)
+    ]
+
+
+def test_the_worst_classes_come_lowest_first_and_perfect_or_empty_ones_never() -> None:
+    counts = {"a": (10, 9), "b": (4, 4), "c": (2, 1), "d": (0, 0), "e": (100, 10), "f": (10, 5)}
+    classes = [ClassCount(name, *pair) for name, pair in counts.items()]
+    assert [each.name for each in worst(classes, 3)] == ["e", "c", "f"]
+    assert [each.name for each in worst(classes, 9)] == ["e", "c", "f", "a"]
+
+
+def test_a_folder_name_that_is_no_text_is_written_out() -> None:
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    assert printable(name) == "caf\\udce9"
+    assert printable("café") == "café"
+
+
+@pytest.mark.parametrize("text", ["class,images\na,1\n", "class,images,correct\na,x,1\n", "class,images,correct\na\n"])
+def test_another_table_is_refused(text: str) -> None:
+    with pytest.raises(PacelineError, match="is not a table of classes"):
+        read_classes_csv(text)

@@ -1,0 +1,203 @@
+"""Evaluation counts every image of its split once, and leaves the model as it was."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.core.class_table import ClassCount
+from paceline.core.dataset import ArraySource, DatasetInfo
+from paceline.data.loader import Batch
+from paceline.data.placement import Placement
+from paceline.data.sampler import EvalShard
+from paceline.parallel.single import SingleDevice
+from paceline.parallel.strategy import Strategy
+from paceline.train.evaluate import Evaluator
+from paceline.train.precision import build_precision
+from paceline.train.views import AsIs, Mirrored, Views, build_views
+
+CPU = torch.device("cpu")
+NAMES = tuple("abcdefg")
+INFO = DatasetInfo("made", "val", 21, NAMES, 1, (4, 4), (0.5,), (0.25,))
+IMAGES = np.broadcast_to(np.arange(21, dtype=np.uint8)[:, None, None, None], (21, 4, 4, 1)).copy()
+LABELS = np.arange(21, dtype=np.int64) % 7
+PLACE = Placement(CPU, torch.float32, (0.5,), (0.25,), torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A loader of a rank's part of the 21 images."""
+
+    shard: EvalShard
+    source: ArraySource
+
+    def batches(self, first: int, stop: int) -> Iterator[Batch]:
+        """Yield the batches of the shard."""
+        for number in range(first, stop):
+            indices = self.shard.indices(number)
+            images = torch.from_numpy(self.source.images[indices]).permute(0, 3, 1, 2)
+            labels = torch.from_numpy(self.source.labels[indices])
+            yield Batch(images, labels, indices, torch.empty(len(indices), 0, dtype=torch.float64))
+
+
+class Table(nn.Module):
+    """A model that answers with fixed logits, chosen by the first pixel."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits[(images[:, 0, 0, 0] * 0.25 * 255 + 0.5 * 255).round().long()]
+
+
+def evaluator(
+    shard: EvalShard, strategy: Strategy | None = None, num_images: int = 21, views: Views | None = None
+) -> Evaluator:
+    return Evaluator(
+        loader=Shard(shard, ArraySource(INFO, IMAGES, LABELS)),
+        num_batches=shard.num_batches,
+        num_images=num_images,
+        class_names=NAMES,
+        place=PLACE,
+        precision=build_precision("fp32", CPU),
+        strategy=strategy or SingleDevice(),
+        device=CPU,
+        views=views or AsIs(),
+    )
+
+
+def logits() -> Tensor:
+    return torch.randn(21, 7, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 21, 64])
+def test_evaluation_is_exact(batch: int) -> None:
+    answers, truth = logits(), torch.from_numpy(LABELS)
+    result, table = evaluator(EvalShard(21, batch))(Table(answers))
+    right = answers.argmax(1) == truth
+    assert result.images == 21
+    assert result.top1 == right.sum().item() / 21
+    assert result.top5 == (answers.topk(5).indices == truth[:, None]).sum().item() / 21
+    # The reference averages in float32.
+    assert result.loss == pytest.approx(functional.cross_entropy(answers, truth).item(), rel=1e-6)
+    counts = [ClassCount(name, 3, int(right[truth == number].sum())) for number, name in enumerate(NAMES)]
+    assert table.classes == tuple(counts)
+    assert sum(map(sum, table.confusion)) == 21
+
+
+class Recorded(SingleDevice):
+    """A rank that notes what it would sum over the ranks."""
+
+    def __init__(self, sums: list[Tensor]) -> None:
+        self.sums = sums
+
+    def sum(self, value: Tensor) -> Tensor:
+        self.sums.append(value.clone())
+        return value
+
+
+class Replayed(SingleDevice):
+    """A rank that is told what all ranks sum to."""
+
+    def __init__(self, totals: list[Tensor]) -> None:
+        self._totals = iter(totals)
+
+    def sum(self, value: Tensor) -> Tensor:
+        return next(self._totals)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 30])
+def test_ranks_together_count_what_one_rank_counts(world_size: int) -> None:
+    """With 30 ranks for 21 images some have none; what each would send is summed here and given to the first."""
+    shards = [EvalShard(21, 4, rank, world_size) for rank in range(world_size)]
+    sums: list[list[Tensor]] = []
+    for shard in shards:
+        mine: list[Tensor] = []
+        with pytest.raises(AssertionError, match="images were counted of 21"):  # a part is not the whole
+            evaluator(shard, Recorded(mine))(Table(logits()))
+        sums.append(mine)
+    totals = [torch.stack(parts).sum(0) for parts in zip(*sums, strict=True)]
+    together = evaluator(shards[0], Replayed(totals))(Table(logits()))
+    alone = evaluator(EvalShard(21, 4))(Table(logits()))
+    assert together.classes == alone.classes and together.result.top1 == alone.result.top1
+    assert together.result.loss == pytest.approx(alone.result.loss, rel=1e-12)  # float64 sums in another order
+    assert together.result.ece == pytest.approx(alone.result.ece, rel=1e-12)
+
+
+def test_an_image_that_went_missing_ends_the_run() -> None:
+    with pytest.raises(AssertionError, match="21 images were counted of 22"):
+        evaluator(EvalShard(21, 4), num_images=22)(Table(logits()))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_in_evaluation_mode_inside_and_as_it_was_afterwards(training: bool) -> None:
+    modes = []
+
+    class Watched(Table):
+        def forward(self, images: Tensor) -> Tensor:
+            modes.append(self.training)
+            return super().forward(images)
+
+    model = Watched(logits()).train(training)
+    evaluator(EvalShard(21, 8))(model)
+    assert modes == [False] * 3 and model.training is training
+
+
+@dataclass
+class Counting(SingleDevice):
+    """A rank that notes when `evaluating` is entered and left."""
+
+    events: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        self.events.append("enter")
+        yield
+        self.events.append("leave")
+
+    def sum(self, value: Tensor) -> Tensor:
+        self.events.append("sum")
+        return value
+
+
+def test_ranks_meet_only_before_and_after_counting() -> None:
+    strategy = Counting()
+    evaluator(EvalShard(21, 1), strategy)(Table(logits()))
+    assert strategy.events == ["enter", "leave", "sum", "sum", "sum", "sum"]
+
+
+class Lopsided(nn.Module):
+    """A model whose logits are the first columns of pixels, so that a mirror image gives others."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images[:, 0, 0]
+
+
+def test_a_mirrored_view_is_the_mean_of_both_logits() -> None:
+    images = torch.tensor([[1.0, 2.0, 4.0, 8.0]]).view(1, 1, 1, 4)
+    assert Mirrored()(Lopsided(), images).tolist() == [[4.5, 3.0, 3.0, 4.5]]
+    assert AsIs()(Lopsided(), images).tolist() == [[1.0, 2.0, 4.0, 8.0]]
+
+
+def test_a_mirrored_view_does_not_round_the_mean_of_16_bit_logits() -> None:
+    images = torch.tensor([[1.0, 0.0, 0.0, 1.0078125]]).view(1, 1, 1, 4).bfloat16()
+    assert Mirrored()(Lopsided(), images)[0, 0].item() == 1.00390625
+
+
+def test_the_recipe_chooses_the_views() -> None:
+    assert isinstance(build_views(eval_flip=True), Mirrored) and isinstance(build_views(eval_flip=False), AsIs)
+
+
+def test_an_evaluator_looks_through_its_views() -> None:
+    class Opposite:
+        def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
+            return -model(images)
+
+    result, _ = evaluator(EvalShard(21, 8), views=Opposite())(Table(logits()))
+    assert result.top1 == (logits().argmin(1) == torch.from_numpy(LABELS)).sum().item() / 21

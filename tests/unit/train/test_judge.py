@@ -1,0 +1,71 @@
+"""What is judged: the weights as they are, beside them their average, and training images when asked."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from paceline.core.class_table import ClassCount, ClassTable
+from paceline.core.results import EvalResult
+from paceline.train.average import NoAverage
+from paceline.train.evaluate import Evaluation
+from paceline.train.judge import Judge
+
+
+def evaluate(model: nn.Module) -> Evaluation:
+    """Return the model's bias as its accuracy."""
+    top1 = model.bias.item()
+    counts = ClassTable((ClassCount("a", 8, round(8 * top1)),))
+    return Evaluation(EvalResult(images=8, top1=top1, top5=1.0, loss=1.0), counts)
+
+
+def on_training_images(model: nn.Module) -> Evaluation:
+    """Return twice the model's bias as its accuracy."""
+    result, counts = evaluate(model)
+    return Evaluation(result.model_copy(update={"top1": 2 * result.top1}), counts)
+
+
+class Fixed(NoAverage):
+    """An average that is always 0.375."""
+
+    exists = True  # type: ignore[assignment]
+
+    def __init__(self, model: nn.Linear) -> None:
+        self._bias = model.bias
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:  # type: ignore[override]
+        kept = self._bias.data.clone()
+        self._bias.data.fill_(0.375)
+        yield
+        self._bias.data.copy_(kept)
+
+
+def net() -> nn.Linear:
+    model = nn.Linear(1, 1)
+    nn.init.constant_(model.bias, 0.25)
+    return model
+
+
+def test_without_an_average_the_weights_as_they_are_decide() -> None:
+    report = Judge(evaluate, NoAverage())(net())
+    assert (report.val.top1, report.ema, report.train, report.gap) == (0.25, None, None, None)
+    assert report.judged == report.val
+    assert report.classes == ClassTable((ClassCount("a", 8, 2),))
+
+
+def test_averaged_weights_are_judged_beside_the_raw_ones_and_decide() -> None:
+    model = net()
+    report = Judge(evaluate, Fixed(model))(model)
+    assert report.ema is not None and (report.val.top1, report.ema.top1) == (0.25, 0.375)
+    assert report.judged == report.ema
+    assert report.classes == ClassTable((ClassCount("a", 8, 3),))
+    assert torch.equal(model.bias, torch.tensor([0.25]))
+
+
+def test_training_images_are_judged_by_the_raw_weights() -> None:
+    model = net()
+    report = Judge(evaluate, Fixed(model), on_training_images)(model)
+    assert report.train is not None and report.train.top1 == 0.5
+    assert report.gap == 0.25
