@@ -1,18 +1,123 @@
 """Every shipped recipe loads, says what it is, and is the same after a trip through a file."""
 
+import re
+import shlex
+
 import pytest
 
+from paceline.cli.words import split_words
 from paceline.core.rundir import RunDir
+from paceline.core.units import Duration
 from paceline.recipe.load import PRESETS, load, preset_names, preset_summary
+from paceline.recipe.plan import lr_factor
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import read_file, read_text, write_text
 
+SC20_PEAK_LR = {
+    "sc20/bs128": 0.1,
+    "sc20/bs256": 0.1414,
+    "sc20/bs256-amp": 0.1414,
+    "sc20/bs256-amp-nhwc": 0.1414,
+    "sc20/bs256-amp-nhwc-extra-opts": 0.1414,
+    "sc20/bs512-opt": 0.2,
+    "sc20/bs1024-opt": 0.2828,
+    "sc20/bs1024-warmup-opt": 0.2828,
+    "sc20/bs2048-opt": 0.4,
+    "sc20/bs2048-warmup-opt": 0.4,
+}
+EXPECTED = {
+    *SC20_PEAK_LR,
+    "cifar-base",
+    "cifar10-94",
+    "cifar10-96",
+    "cifar10-cpu",
+    "cifar10-resnet18",
+    "cifar100-78",
+    "course/wideresnet-cifar10-assessment",
+    "course/wideresnet-fashion",
+    "course/wideresnet-fashion-momentum",
+    "course/wideresnet-fashion-novograd",
+    "course/wideresnet-fashion-warmup",
+    "ddp-post/dataparallel",
+    "ddp-post/ddp",
+    "ddp-post/ddp-amp",
+    "ddp-post/single",
+    "digits",
+    "fashion-cpu",
+    "folder",
+    "folder-finetune",
+    "imagenet-resnet18-16ep",
+    "imagenet-resnet50-16ep",
+    "jsc/resnet50-imagenet",
+    "quant/resnet18-imagenet",
+    "quant/resnet18-imagenet-bs512",
+    "quant/resnet18-imagenet-bs512-o1",
+    "quant/resnet18-imagenet-bs512-o2",
+    "quant/resnet18-imagenet-o1",
+    "quant/resnet18-imagenet-o2",
+    "synthetic",
+}
+LABELS = ("Target", "Hardware", "Time", "Command", "Source")
+VARIANTS = {
+    ("sc20/bs128", "sc20/bs256"): {"data.batch_size"},
+    ("sc20/bs256", "sc20/bs256-amp"): {"train.precision"},
+    ("sc20/bs256-amp", "sc20/bs256-amp-nhwc"): {"model.memory_format"},
+    ("sc20/bs256-amp-nhwc", "sc20/bs256-amp-nhwc-extra-opts"): {"optim.implementation", "train.cudnn_benchmark"},
+    ("sc20/bs256-amp-nhwc-extra-opts", "sc20/bs512-opt"): {"data.batch_size", "train.epochs"},
+    ("sc20/bs512-opt", "sc20/bs1024-opt"): {"data.batch_size"},
+    ("sc20/bs1024-opt", "sc20/bs2048-opt"): {"data.batch_size"},
+    ("sc20/bs1024-opt", "sc20/bs1024-warmup-opt"): {"schedule.warmup"},
+    ("sc20/bs2048-opt", "sc20/bs2048-warmup-opt"): {"schedule.warmup"},
+    ("course/wideresnet-fashion", "course/wideresnet-fashion-momentum"): {"optim.momentum"},
+    ("course/wideresnet-fashion-momentum", "course/wideresnet-fashion-warmup"): {
+        "schedule.warmup",
+        "schedule.warmup_start",
+    },
+    ("ddp-post/single", "ddp-post/dataparallel"): {"parallel.strategy"},
+    ("ddp-post/single", "ddp-post/ddp"): {"model.norm"},
+    ("ddp-post/ddp", "ddp-post/ddp-amp"): {"train.precision"},
+    ("quant/resnet18-imagenet", "quant/resnet18-imagenet-o1"): {"train.precision"},
+    ("quant/resnet18-imagenet", "quant/resnet18-imagenet-o2"): {"train.precision"},
+    ("quant/resnet18-imagenet", "quant/resnet18-imagenet-bs512"): {"data.batch_size"},
+    ("quant/resnet18-imagenet-bs512", "quant/resnet18-imagenet-bs512-o1"): {"train.precision"},
+    ("quant/resnet18-imagenet-bs512", "quant/resnet18-imagenet-bs512-o2"): {"train.precision"},
+    ("imagenet-resnet50-16ep", "imagenet-resnet18-16ep"): {
+        "data.batch_size",
+        "model.name",
+        "optim.lr",
+        "optim.base_batch_size",
+        "optim.weight_decay",
+    },
+}
 NAMES = preset_names()
 
 
-def test_there_are_presets_and_they_are_the_files_of_the_folder():
+def header(name):
+    """Return the header of a preset as a mapping from its labels to their text, continuation lines joined."""
+    lines = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    comments = [line.removeprefix("#") for line in lines[: next(i for i, line in enumerate(lines) if line[0] != "#")]]
+    said: dict[str, str] = {}
+    label = ""
+    for comment in comments[1:]:
+        match = re.match(r" ([A-Z][A-Za-z ]*): (.+)", comment)
+        label, text = (match[1], match[2]) if match else (label, comment.strip())
+        assert match is None or label not in said, f"{name} says {label} twice"
+        said[label] = f"{said.get(label, '')} {text}".strip()
+    return said
+
+
+def flat(values, prefix=""):
+    """Return the leaves of nested mappings by their dotted paths; a list is a leaf."""
+    leaves = {}
+    for key, value in values.items():
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return leaves
+
+
+def test_there_are_39_presets_and_they_are_the_files_of_the_folder():
     files = [path for path in PRESETS.rglob("*") if path.is_file()]
-    assert len(NAMES) >= 5
+    assert len(NAMES) == 39
+    assert set(NAMES) == EXPECTED
     assert sorted(f"{name}.yaml" for name in NAMES) == sorted(str(path.relative_to(PRESETS)) for path in files)
 
 
@@ -45,12 +150,80 @@ def test_every_preset_opens_with_a_sentence_that_lists_show(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_every_preset_says_what_to_expect_on_what_how_long_by_which_command_and_after_whom(name):
+    said = header(name)
+    assert set(LABELS) <= set(said)
+    assert all(said[label] for label in LABELS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_of_every_preset_is_that_preset_with_overrides_that_load(name):
+    program, verb, *words = shlex.split(header(name)["Command"])
+    assert (program, verb) == ("paceline", "train")
+    if "--ranks" in words:
+        at = words.index("--ranks")
+        assert words[at + 1].isdecimal()
+        del words[at : at + 2]
+    named, patch = split_words(words)
+    recipe = load(named, patch).recipe
+    assert named == name
+    values = flat(recipe.to_dict())
+    for path, value in patch.assignments:
+        assert values[path] == value
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_value_of_a_preset_names_the_preset_and_line_that_set_it(name):
     stack = load(name).stack
     assert stack.origins
     for path, place in stack.origins.items():
         file, line = place.rsplit(":", 1)
         assert read_file(PRESETS / file).lines[path] == int(line)
+
+
+@pytest.mark.parametrize(("base", "variant"), VARIANTS)
+def test_a_variant_differs_from_its_base_in_what_its_name_says_and_nothing_else(base, variant):
+    before, after = flat(load(base).recipe.to_dict()), flat(load(variant).recipe.to_dict())
+    assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == VARIANTS[
+        base, variant
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(SC20_PEAK_LR))
+def test_sc20_scales_the_learning_rate_with_the_square_root_of_the_batch(name):
+    recipe = load(name).recipe
+    # Four decimals, as the values above are written.
+    assert round(recipe.optim.lr * lr_factor(recipe), 4) == SC20_PEAK_LR[name]
+
+
+def test_sc20_warms_up_for_8_epochs_at_1024_and_16_at_2048_and_else_not():
+    warmups = {name: str(load(name).recipe.schedule.warmup) for name in SC20_PEAK_LR}
+    assert {name: warmup for name, warmup in warmups.items() if warmup != "0st"} == {
+        "sc20/bs1024-warmup-opt": "8ep",
+        "sc20/bs2048-warmup-opt": "16ep",
+    }
+
+
+def test_sc20_starts_in_float32_contiguous_with_a_loop_and_without_trying_algorithms():
+    recipe = load("sc20/bs128").recipe
+    assert (recipe.train.precision, recipe.model.memory_format) == ("fp32", "contiguous")
+    assert (recipe.optim.implementation, recipe.train.cudnn_benchmark) == ("loop", "off")
+
+
+def test_the_assessment_of_the_course_has_its_numbers():
+    recipe = load("course/wideresnet-cifar10-assessment").recipe
+    optim, stop = recipe.optim, recipe.train.stop
+    assert (optim.name, optim.lr, optim.grad_averaging, recipe.data.batch_size) == ("novograd", 0.15, True, 256)
+    assert (recipe.schedule.warmup, recipe.train.epochs) == (Duration(5, "ep"), 40)
+    assert (stop.top1, stop.patience) == (0.85, 2)
+    assert [section.name for section in recipe.data.augment] == ["flip", "rotate", "affine", "color_jitter"]
+
+
+def test_progress_from_160_to_192_pixels_is_between_epochs_11_and_13_of_16():
+    progressive = load("imagenet-resnet50-16ep").recipe.data.progressive
+    steps = {"steps_per_epoch": 312, "batch_size": 4096, "total_steps": 16 * 312}
+    assert progressive.begin.steps(**steps) == 11 * 312
+    assert progressive.end.steps(**steps) == 13 * 312
 
 
 def test_no_name_means_digits():

@@ -1,0 +1,161 @@
+"""Every shipped recipe trains: two steps on two ranks, over made-up images of its own data's kind.
+
+Started as a program, this file is a rank that trains all of them in a row, so that torch is loaded twice and not 78
+times. The test hosts the store, as torchrun's agent does, and each preset is a new attempt in it.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.rundir import RunDir
+from paceline.parallel.environ import world_from_environ
+from paceline.recipe.load import load, preset_names
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+
+NAMES = preset_names()
+NUM_PRESETS = 39
+RANKS = 2
+STEPS = 2
+VAL_IMAGES = 13  # odd, so that the ranks evaluate different numbers of them
+REFUSED = "ddp-post/dataparallel"
+LIMIT_S = 540
+# (classes, pixels, channels) of the data that each source stands for; photographs are shrunk to the smallest size
+# that the networks and the recipes' multiples of 32 leave something of.
+KINDS = {
+    "digits": (10, 8, 1),
+    "synthetic": (10, 32, 3),
+    "cifar10": (10, 32, 3),
+    "cifar100": (100, 32, 3),
+    "fashion_mnist": (10, 28, 1),
+    "folder": (1000, 64, 3),
+    "manifest": (1000, 64, 3),
+}
+
+
+def small(name: str, weights: Path) -> Recipe:
+    """Return the preset over made-up data, as small as it stays itself: same optimizer, schedule, precision, parts."""
+    recipe = load(name).recipe
+    classes, pixels, channels = KINDS[recipe.data.source.name]
+    if recipe.model.weights != "off":
+        classes = 10  # not the 1000 of the weights, so that the classifier starts fresh
+    made_up = {"num_images": 16, "num_val_images": VAL_IMAGES, "num_classes": classes}
+    patch: list[tuple[str, Any]] = [
+        ("data.source", {"name": "synthetic", **made_up, "image_size": pixels, "channels": channels}),
+        ("data.batch_size", 8),
+        ("train.steps", STEPS),
+        ("train.eval_every", "100%"),
+        ("checkpoint.every", "off"),
+        ("log.every", "1st"),
+        ("log.tensorboard", "off"),
+        ("parallel.threads", 1),
+        ("parallel.timeout", "60s"),
+    ]
+    if recipe.data.source.name in ("folder", "manifest"):
+        patch.append(("data.image_size", pixels))
+        patch += [("data.eval_image_size", 96)] if recipe.data.eval_image_size != "auto" else []
+        patch += [("data.progressive.start_size", 32)] if recipe.data.progressive != "off" else []
+    if ":" not in recipe.model.name:
+        patch.append(("model.width", min(recipe.model.width, 0.25)))
+    if recipe.model.weights != "off":
+        patch.append(("model.weights", str(weights)))
+    return load(name, Patch(tuple(patch))).recipe
+
+
+def write_weights(path: Path) -> None:
+    """Write what stands for torchvision's pretrained ResNet-18: a state dict with its 1000 classes."""
+    from safetensors.torch import save_file
+    from torchvision import models
+
+    save_file(models.resnet18(weights=None).state_dict(), path)
+
+
+def train_all(folder: Path) -> None:
+    """Be a rank: train every preset and write one JSON line each to `rankN.jsonl`."""
+    import torch.distributed as dist
+
+    from paceline.train.run import Invocation, run
+
+    world = world_from_environ(os.environ)
+    with (folder / f"rank{world.rank}.jsonl").open("w", encoding="utf-8") as lines:
+        for number, name in enumerate(NAMES):
+            try:
+                recipe = small(name, folder / "resnet18.safetensors")
+                result = run(
+                    recipe, replace(world, attempt=number), RunDir(folder / "runs" / name), invocation=Invocation()
+                )
+                line = {"preset": name, **result.model_dump(mode="json")}
+            except Exception as error:
+                line = {"preset": name, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+                if dist.is_initialized():  # a failed run leaves the group to its process, which goes on here
+                    dist.destroy_process_group()
+            print(json.dumps(line), file=lines, flush=True)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Return, for each preset, the line of each rank, and where the runs are."""
+    from torch.distributed import TCPStore
+
+    folder = tmp_path_factory.mktemp("presets")
+    write_weights(folder / "resnet18.safetensors")
+    store = TCPStore("127.0.0.1", 0, RANKS, True, wait_for_workers=False)
+    address = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    environ = {**os.environ, **address, "LOCAL_WORLD_SIZE": str(RANKS), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    command = [sys.executable, str(Path(__file__).resolve()), str(folder)]
+    ranks = [
+        subprocess.Popen(
+            command, env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        said = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * RANKS, said
+    told: dict[str, list[dict[str, Any]]] = {}
+    for rank in range(RANKS):
+        for text in (folder / f"rank{rank}.jsonl").read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            told.setdefault(line["preset"], []).append({"run": folder / "runs" / line["preset"], **line})
+    return told
+
+
+def test_all_presets_are_tried_and_there_are_39(told):
+    assert len(NAMES) == len(set(NAMES)) == NUM_PRESETS
+    assert sorted(told) == NAMES
+    assert all(len(lines) == RANKS for lines in told.values())
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != REFUSED])
+def test_a_preset_trains_two_steps_on_two_ranks_and_counts_every_image_once(name, told):
+    for line in told[name]:
+        assert "error" not in line, f"{line['error']}\n{line['trace']}"
+        assert (line["status"], line["steps"], line["world_size"]) == ("completed", STEPS, RANKS)
+        assert line["eval"]["images"] == VAL_IMAGES
+        assert math.isfinite(float(line["eval"]["loss"]))
+    steps = (told[name][0]["run"] / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+    losses = [float(json.loads(step)["loss"]) for step in steps]
+    assert len(losses) == STEPS and all(math.isfinite(loss) for loss in losses)
+
+
+def test_dataparallel_is_refused_by_more_than_one_rank_and_names_the_strategy_to_use(told):
+    errors = [line["error"] for line in told[REFUSED]]
+    assert any("parallel.strategy=ddp" in error for error in errors), errors
+
+
+if __name__ == "__main__":
+    train_all(Path(sys.argv[1]))
