@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from paceline.models.zoo import build_model
-from paceline.recipe.schema.recipe import Model
+from paceline.recipe.schema.model import Model
 
 NETWORKS = (
     ("resnet18_cifar", 1.0, 3, 32, 16),

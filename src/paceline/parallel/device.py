@@ -7,7 +7,7 @@ import torch
 from paceline.core.errors import WorldError
 from paceline.core.units import count
 from paceline.core.world import World
-from paceline.recipe.schema.recipe import Parallel
+from paceline.recipe.schema.parallel import Parallel
 
 
 def choose_device(section: Parallel, world: World) -> torch.device:

@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.world import World
-from paceline.recipe.schema.recipe import Parallel
+from paceline.recipe.schema.parallel import Parallel
 
 T = TypeVar("T")
 _LEFT = "paceline/left"

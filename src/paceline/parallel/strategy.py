@@ -1,26 +1,45 @@
-"""What joins the replicas of a model. Nothing else in the program asks how many ranks there are."""
+"""What joins the replicas of a model. Nothing else in the program asks how many ranks there are.
+
+Each strategy has its own file; this one says what they share, and chooses.
+"""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from paceline.core.errors import WorldError
 from paceline.core.world import World
+from paceline.parallel.compression import build_compression
+from paceline.parallel.ddp import DDP
+from paceline.parallel.single import DataParallel, SingleDevice
+from paceline.recipe.schema.parallel import Parallel
+
+TORCH_BUCKET_MB = 25.0
+"""What torch's DDP sends at once where it is not told."""
 
 
 class Strategy(Protocol):
     """Make one model out of the ranks' replicas, and numbers of the whole out of the ranks' shares."""
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Return the module to call in training; its replicas start equal."""
+        """Return the module to call in training; its replicas start equal. `model` may be changed in place.
+
+        The optimizer is made, and weights are loaded, from `model` afterwards.
+        """
         ...
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
         """Surround a micro-batch; gradients are averaged over the ranks in the final one of a step."""
+        ...
+
+    def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        """Return the L2 norm of the whole gradient, and scale it in place to `max_norm` where it is longer.
+
+        The norm is that before scaling, float32 [], the same on every rank; an infinite `max_norm` only measures.
+        """
         ...
 
     def mean(self, value: Tensor) -> Tensor:
@@ -31,76 +50,54 @@ class Strategy(Protocol):
         """Return the sum of `value` over the ranks, on each of them."""
         ...
 
-    def align(self, model: nn.Module) -> None:
-        """Give every rank rank 0's buffers, such as the running statistics of batch norm."""
+    def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Surround forward passes of `model` itself, of which each rank may run another number.
+
+        Every rank has rank 0's buffers inside, such as the running statistics of batch norm, and none waits for
+        another. Gradients must be off (`torch.no_grad` or `torch.inference_mode`, entered inside), and weights are
+        not to be changed. Every rank must enter and leave.
+        """
+        ...
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole, plain tensors; what is no shard is returned as this rank has it. Every rank must call it."""
+        ...
+
+    def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
+        """Return this rank's part of `full`, which is the same on all ranks, laid out over them as `like` is."""
         ...
 
 
-class SingleDevice:
-    """One rank: nothing to join."""
+def build_strategy(section: Parallel, world: World, device: torch.device) -> Strategy:
+    """Return what joins the ranks of `world`; one rank is never joined to itself.
 
-    def prepare(self, model: nn.Module) -> nn.Module:
-        """Return the model itself."""
-        return model
-
-    def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return contextlib.nullcontext()
-
-    def mean(self, value: Tensor) -> Tensor:
-        """Return `value`."""
-        return value
-
-    def sum(self, value: Tensor) -> Tensor:
-        """Return `value`."""
-        return value
-
-    def align(self, model: nn.Module) -> None:
-        """Do nothing: the only rank is rank 0."""
-
-
-class DDP:
-    """Replicas that average their gradients while backward runs (Li et al. 2020, arXiv 2006.15704).
-
-    Before each forward the buffers of rank 0 go to all ranks, so that a resumed run starts from what an
-    uninterrupted one would have used.
+    Raise `WorldError` where the strategy has no such ranks or devices. Sharding needs the process group.
     """
+    match section.strategy:
+        case "dataparallel":
+            return _data_parallel(world, device)
+        case _ if world.world_size == 1:
+            return SingleDevice()
+        case "ddp":
+            return DDP(
+                device,
+                bucket_mb=TORCH_BUCKET_MB if section.bucket_mb == "auto" else section.bucket_mb,
+                bucket_view=section.bucket_view,
+                static_graph=section.static_graph,
+                compression=build_compression(section),
+            )
+        case "fsdp":
+            from paceline.parallel.fsdp import FSDP  # it takes most of a second to import
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._module: DistributedDataParallel | None = None
-
-    def prepare(self, model: nn.Module) -> nn.Module:
-        """Return the model wrapped, with rank 0's parameters and buffers on every rank."""
-        device_ids = [self._device.index] if self._device.type == "cuda" else None
-        self._module = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
-        return self._module
-
-    def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context without communication for all but the final micro-batch."""
-        assert self._module is not None, "prepare comes first"
-        return contextlib.nullcontext() if final else self._module.no_sync()
-
-    def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over the ranks."""
-        return self.sum(value) / dist.get_world_size()
-
-    def sum(self, value: Tensor) -> Tensor:
-        """Return the sum over the ranks; `value` itself is left alone."""
-        total = value.clone()
-        dist.all_reduce(total)
-        return total
-
-    def align(self, model: nn.Module) -> None:
-        """Broadcast rank 0's buffers."""
-        for buffer in self._buffers(model):
-            dist.broadcast(buffer, src=0)
-
-    @staticmethod
-    def _buffers(model: nn.Module) -> Iterator[Tensor]:
-        return (buffer.data for buffer in model.buffers())
+            return FSDP(device, reshard=section.reshard)
 
 
-def build_strategy(world: World, device: torch.device) -> Strategy:
-    """Return what joins the ranks of `world`."""
-    return DDP(device) if world.world_size > 1 else SingleDevice()
+def _data_parallel(world: World, device: torch.device) -> Strategy:
+    fix = "set parallel.strategy=ddp, which works on several ranks and on CPUs"
+    if world.world_size > 1:
+        what = f"needs all GPUs in one process, and this run has {world.world_size} ranks"
+    elif device.type != "cuda":
+        what = "needs GPUs in one process, and this run is on a CPU"
+    else:
+        return DataParallel()
+    raise WorldError(f"parallel.strategy: dataparallel {what} ({fix})")

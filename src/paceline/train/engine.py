@@ -7,18 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.philox import step_seed
-from paceline.core.results import EvalResult
+from paceline.core.results import EvalReport
+from paceline.data.finish import Finish
 from paceline.data.loader import Batch, Loader
 from paceline.data.placement import Placement
 from paceline.measure import Clock
 from paceline.parallel.strategy import Strategy
 from paceline.train.cadence import Cadence
 from paceline.train.journal import Journal
-from paceline.train.optim import set_lr
 from paceline.train.precision import Precision
 from paceline.train.schedule import Schedule
 from paceline.train.state import TrainState
 from paceline.train.stopping import StopRule
+from paceline.train.update import Update
 
 
 class Save(Protocol):
@@ -32,7 +33,7 @@ class Save(Protocol):
 class Evaluate(Protocol):
     """Judge the model."""
 
-    def __call__(self, model: nn.Module) -> EvalResult:
+    def __call__(self, model: nn.Module) -> EvalReport:
         """Return what the model is worth; every rank must call it."""
         ...
 
@@ -63,11 +64,12 @@ class Trainer:
     model: nn.Module
     replica: nn.Module
     criterion: nn.Module
-    optimizer: torch.optim.Optimizer
+    update: Update
     schedule: Schedule
     precision: Precision
     strategy: Strategy
     place: Placement
+    finish: Finish
     loader: Loader
     evaluate: Evaluate
     save: Save
@@ -85,7 +87,7 @@ class Trainer:
         """Train from `state` to the last step, or to the step at which the stopping rule is met."""
         stop = state.step if self.stop_rule.reached(state) else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, stop)):
-            loss = self.train_step(batch, state.step)
+            loss = self.train_step(batch, state)
             self.journal.step(state, batch, loss)
             state.advance(self.batch_size)
             self.clock.end_step(self.batch_size)
@@ -94,42 +96,44 @@ class Trainer:
             done = self.stop_rule.reached(state)
             if self.saving.due(state.step) or (done and self.saving.every):
                 with self.clock.paused("checkpoint"):
+                    self.update.settle()
                     self.journal.settle(state)
                     self.save(state)
                     self.journal.saved()
             if done:
                 break
+        self.update.settle()
 
-    def train_step(self, batch: Batch, step: int) -> Tensor:
+    def train_step(self, batch: Batch, state: TrainState) -> Tensor:
         """Move the model by one optimizer step; return the mean loss of this rank's images, on the device."""
         clock = self.clock
-        self.seed.at(step)
+        self.seed.at(state.step)
         losses = []
         for number, micro_batch in enumerate(batch.split(self.accumulate), start=1):
             with self.strategy.accumulate(final=number == self.accumulate):
                 with clock.stage("h2d"):
-                    images, labels = self.place(micro_batch)
+                    placed = self.place(micro_batch)
                 with clock.stage("device_augment"):
-                    images = self.place.normalise(images)
+                    images, targets = self.finish(placed)
                 with self.precision.autocast():
                     with clock.stage("forward"):
                         logits = self.replica(images)
                     with clock.stage("loss"):
-                        loss = self.criterion(logits, labels) / self.accumulate
+                        loss = self.criterion(logits, targets) / self.accumulate
                 with clock.stage("backward"):
                     self.precision.backward(loss)
             losses.append(loss.detach())
+        mean_loss = torch.stack(losses).sum()
         with clock.stage("optimizer"):
-            set_lr(self.optimizer.param_groups, self.schedule.lr(step))
-            self.precision.step(self.optimizer)
-            self.optimizer.zero_grad(set_to_none=True)
-        return torch.stack(losses).sum()
+            self.update(state, mean_loss)
+        return mean_loss
 
     def judge(self, state: TrainState) -> None:
         """Evaluate, and let the schedule and the stopping rule know."""
         with self.clock.paused("evaluate"):
-            result = self.evaluate(self.model)
-            state.evaluated(result)
-            self.schedule.observe(result.loss)
+            self.update.settle()
+            report = self.evaluate(self.model)
+            state.evaluated(report)
+            self.schedule.observe(report.judged.loss)
             self.journal.evaluated(state)
-            self.stop_rule.judge(result, state)
+            self.stop_rule.judge(report.judged, state)

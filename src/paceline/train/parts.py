@@ -1,24 +1,32 @@
 """Build the parts of a run from its recipe, plan, world and data: the only place where all of them meet."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from paceline.core.dataset import ArraySource, Datasets
+from paceline.core.dataset import ArraySource, Datasets, Source
 from paceline.core.world import World
+from paceline.data.finish import Finish, build_finish
 from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.placement import Placement
 from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.models.whitening import fit_to_data, wants_data
 from paceline.models.zoo import build_model
 from paceline.parallel.device import usable_cores
 from paceline.parallel.strategy import Strategy
+from paceline.parallel.sync_norm import synchronise_norms
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
+from paceline.train.average import Average
 from paceline.train.evaluate import Evaluator
-from paceline.train.precision import Precision, build_precision
+from paceline.train.judge import Judge
+from paceline.train.precision import Precision, build_precision, set_numerics
+from paceline.train.views import build_views
 
 _MAX_WORKERS = 16
+_IMAGES_TO_FIT = 5000
+"""Training images that data-dependent layers are fitted to, as many as in airbench (arXiv 2404.00498)."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,10 @@ class Parts:
     datasets: Datasets
     plan: Plan
 
+    def noting(self, note: str | None) -> "Parts":
+        """Return the same parts with one more note for the user in the plan, when there is one."""
+        return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, note))) if note else self
+
     @property
     def workers(self) -> int:
         """Decoding processes a rank: none for pixels in memory, else the rank's share of the cores but one."""
@@ -40,46 +52,90 @@ class Parts:
             return 0
         return min(_MAX_WORKERS, max(0, usable_cores() // self.world.local_world_size - 1))
 
-    def model(self) -> nn.Module:
-        """Return the model on the device, its weights drawn from the recipe's seed alone."""
+    def precision(self) -> Precision:
+        """Return the number format of a run, and set what a GPU computes in accordingly."""
+        train = self.recipe.train
+        has_one_size = len(self.plan.train_sizes) == 1
+        benchmark = has_one_size if train.cudnn_benchmark == "auto" else train.cudnn_benchmark == "on"
+        set_numerics(train.precision, self.device, benchmark=benchmark)
+        return build_precision(train.precision, self.device)
+
+    def model(self, precision: Precision, *, is_new: bool) -> nn.Module:
+        """Return the model on the device, its weights drawn from the recipe's seed alone.
+
+        A new one is also fitted to the training images, where it has layers that are; another gets its weights
+        from a checkpoint.
+        """
         torch.manual_seed(self.recipe.seed)
         model = build_model(self.recipe.model, num_classes=self.plan.num_classes, channels=self.plan.channels)
-        model.to(self.device, self.precision().dtype)
+        if is_new and wants_data(model):
+            fit_to_data(model, self._images_to_fit())
+        precision.lower(model)
+        model.to(self.device)
+        if self.recipe.model.norm == "sync_batch":
+            model = synchronise_norms(model, self.device)
         return model.to(memory_format=self._memory_format)
 
-    def placement(self) -> Placement:
+    def placement(self, precision: Precision) -> Placement:
         """Return what brings batches to the device and normalises them there."""
-        data, info = self.recipe.data, self.datasets.train.info
-        mean = info.mean if data.mean == "auto" else data.mean
-        std = info.std if data.std == "auto" else data.std
-        return Placement(self.device, self.precision().dtype, mean, std, self._memory_format)
-
-    def precision(self) -> Precision:
-        """Return the number format of a step."""
-        return build_precision(self.recipe.train.precision, self.device.type)
+        return self._placement(self.device, precision.dtype)
 
     def train_loader(self) -> Loader:
         """Return this rank's part of the exact order."""
         plan, world = self.plan, self.world
         order = TrainOrder(self.recipe.seed, plan.train_images, plan.batch_size, world.rank, world.world_size)
-        return build_train_loader(self.recipe.data, self.datasets.train, order, self._loader_options)
+        return build_train_loader(self.recipe.data, self.datasets.train, order, plan.train_size, self._loader_options)
 
-    def evaluator(self, strategy: Strategy) -> Evaluator:
-        """Return what evaluates this rank's shard and sums over all."""
+    def finish(self, precision: Precision) -> Finish:
+        """Return what is done to placed batches before the model sees them."""
+        place = self.placement(precision)
+        return build_finish(self.recipe.data, place, self.plan.num_classes, on_device=self._loader_options.on_device)
+
+    def judge(self, precision: Precision, strategy: Strategy, average: Average) -> Judge:
+        """Return what evaluates the weights of the moment, on this rank's shards."""
+        plan, datasets = self.plan, self.datasets
+        val = self._evaluator(precision, strategy, datasets.val, plan.val_images)
+        if self.recipe.train.eval_train == "off":
+            return Judge(val, average)
+        num_images = min(plan.val_images, plan.train_images)
+        return Judge(val, average, self._evaluator(precision, strategy, datasets.train, num_images))
+
+    def _evaluator(self, precision: Precision, strategy: Strategy, source: Source, num_images: int) -> Evaluator:
         plan, world = self.plan, self.world
-        shard = EvalShard(plan.val_images, plan.eval_batch, world.rank, world.world_size)
+        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, of=len(source))
         return Evaluator(
-            loader=build_eval_loader(self.recipe.data, self.datasets.val, shard, self._loader_options),
+            loader=build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, self._loader_options),
             num_batches=shard.num_batches,
-            num_images=plan.val_images,
-            place=self.placement(),
-            precision=self.precision(),
+            num_images=num_images,
+            class_names=self.datasets.train.info.class_names,
+            place=self.placement(precision),
+            precision=precision,
             strategy=strategy,
+            device=self.device,
+            views=build_views(eval_flip=self.recipe.data.eval_flip),
         )
+
+    def _images_to_fit(self) -> Tensor:
+        """Return a sample of the training images, normalised float32 [N, C, H, W], the same on every rank."""
+        source, plan = self.datasets.train, self.plan
+        shard = EvalShard(min(_IMAGES_TO_FIT, len(source)), plan.eval_batch, of=len(source))
+        options = LoaderOptions(workers=0, pin_memory=False)
+        loader = build_eval_loader(self.recipe.data, source, shard, plan.train_size(0), options)
+        place = self._placement(torch.device("cpu"), torch.float32)
+        return torch.cat([place.normalise(batch.images) for batch in loader.batches(0, shard.num_batches)])
+
+    def _placement(self, device: torch.device, dtype: torch.dtype) -> Placement:
+        data, info = self.recipe.data, self.datasets.train.info
+        mean = info.mean if data.mean == "auto" else data.mean
+        std = info.std if data.std == "auto" else data.std
+        return Placement(device, dtype, mean, std, self._memory_format)
 
     @property
     def _loader_options(self) -> LoaderOptions:
-        return LoaderOptions(self.plan.image_size, self.workers, pin_memory=self.device.type == "cuda")
+        is_gpu = self.device.type == "cuda"
+        where = self.recipe.data.augment_on
+        on_device = is_gpu if where == "auto" else where == "device"
+        return LoaderOptions(self.workers, pin_memory=is_gpu, on_device=on_device)
 
     @property
     def _memory_format(self) -> torch.memory_format:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paceline.models.zoo import build_model
-from paceline.recipe.schema.recipe import Model
+from paceline.recipe.schema.model import Model
 
 PATH = Path(__file__).parents[3] / "benchmarks" / "bare_loop.py"
 

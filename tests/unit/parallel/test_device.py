@@ -6,7 +6,7 @@ import torch
 from paceline.core.errors import WorldError
 from paceline.core.world import World
 from paceline.parallel.device import choose_device, set_threads, usable_cores
-from paceline.recipe.schema.recipe import Parallel
+from paceline.recipe.schema.parallel import Parallel
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 

@@ -1,31 +1,22 @@
 """The engine: micro-batches add up to the batch, cadences fall where they should, and evaluation counts exactly."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
 
-from paceline.core.dataset import ArraySource, DatasetInfo
 from paceline.core.errors import NonFiniteLossError
 from paceline.core.rundir import RunDir, read_lines
 from paceline.core.world import World
-from paceline.data.loader import LoaderOptions, build_eval_loader
 from paceline.data.placement import Placement
-from paceline.data.sampler import EvalShard
-from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.recipe.schema.recipe import Data
 from paceline.train.cadence import Cadence
-from paceline.train.evaluate import Evaluator
-from paceline.train.precision import FullPrecision
+from paceline.train.loss import CrossEntropy
 from paceline.train.run import Invocation, run
-
-INFO = DatasetInfo("made", "val", 21, tuple("abcdefg"), 1, (4, 4), (0.5,), (0.25,))
 
 
 def trained(tmp_path: Path, name: str, *words: str) -> RunDir:
@@ -47,6 +38,32 @@ def test_micro_batches_add_up_to_the_batch(tmp_path: Path) -> None:
     parts = trained(tmp_path, "parts", "model.norm=none", "train.accumulate=3")
     assert losses(parts) == pytest.approx(losses(whole), abs=1e-5)
     assert len(losses(whole)) == 10
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_master"])
+def test_clipping_micro_batches_clips_their_mean(tmp_path: Path, precision: str) -> None:
+    words = ("model.norm=none", "train.clip_norm=0.1", f"train.precision={precision}")
+    whole, parts = trained(tmp_path, "whole", *words), trained(tmp_path, "parts", *words, "train.accumulate=3")
+    free = trained(tmp_path, "free", "model.norm=none", f"train.precision={precision}")
+    # bfloat16 has 8 bits: micro-batches round their gradients one by one.
+    assert losses(parts) == pytest.approx(losses(whole), abs=1e-5 if precision == "fp32" else 0.05)
+    assert losses(free)[1:] != pytest.approx(losses(whole)[1:], abs=1e-3)
+
+
+def test_mixing_micro_batches_is_mixing_the_batch(tmp_path: Path) -> None:
+    words = ("model.norm=none", "data.augment=[flip, mixup, cutmix]", "train.label_smoothing=0.1")
+    whole, parts = trained(tmp_path, "whole", *words), trained(tmp_path, "parts", *words, "train.accumulate=3")
+    assert losses(parts) == pytest.approx(losses(whole), abs=1e-5)
+    assert losses(whole)[0] != pytest.approx(losses(trained(tmp_path, "plain", "model.norm=none"))[0], abs=1e-3)
+
+
+def test_augmenting_on_the_device_changes_no_bit(tmp_path: Path) -> None:
+    words = ("data.augment=[pad_crop, {name: flip, mode: alternating}, cutout, rand_augment, mixup]",)
+    shas = [
+        trained(tmp_path, where, *words, f"data.augment_on={where}").read_result().weights_sha256
+        for where in ("host", "device")
+    ]
+    assert shas[0] == shas[1]
 
 
 def test_the_same_recipe_gives_the_same_bits(tmp_path: Path) -> None:
@@ -103,8 +120,61 @@ def test_a_target_ends_the_run_and_is_saved(tmp_path: Path) -> None:
     assert [path.name for path in rundir.checkpoints.iterdir()] == ["step-00000004"]
 
 
+def test_skipped_steps_are_counted_and_do_not_advance_the_schedule(tmp_path: Path, monkeypatch) -> None:
+    forward = CrossEntropy.forward
+    calls = []
+
+    def sometimes_bad(self, logits, targets):
+        calls.append(1)
+        return forward(self, logits, targets) * (torch.nan if len(calls) in (3, 4) else 1.0)
+
+    monkeypatch.setattr(CrossEntropy, "forward", sometimes_bad)
+    words = ("schedule.name=linear", "train.ema=on")
+    rundir = trained(tmp_path, "run", *words, "train.on_nonfinite=skip")
+    result, records = rundir.read_result(), list(read_lines(rundir.steps))
+    assert (result.steps, result.skipped_steps, result.eval.images) == (10, 2, 37)
+    rates = [record["lr"] for record in records]
+    assert rates == pytest.approx([0.01 * (1 - update / 10) for update in (0, 1, 2, 3, 4, 5, 6, 7)])
+    assert [record["step"] for record in records] == [1, 2, 5, 6, 7, 8, 9, 10]
+    calls.clear()
+    with pytest.raises(NonFiniteLossError, match=r"step 3: the loss is no number on rank 0 of 1, at lr 0.008"):
+        trained(tmp_path, "other", *words)
+    assert not list((tmp_path / "other" / "checkpoints").glob("*"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train.ema.decay=0.9", "train.eval_train=on"),
+        ("optim.name=schedule_free", "optim.lr=0.1"),
+        ("optim.name=muon", "model.name=speednet94", "data.source.image_size=28", "train.precision=bf16"),
+        ("model.drop_path=0.2", "model.zero_init_residual=true", "optim.name=novograd", "optim.grad_averaging=true"),
+        ("optim.name=lars", "train.precision=bf16_master", "train.clip_norm=1"),
+        ("optim.name=lamb", "data.progressive.start_size=4", "data.progressive.multiple=2", "data.eval_flip=true"),
+        ("optim.name=rmsprop", "schedule.name=polynomial", "train.cudnn_benchmark=off"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_interrupted_ends_with_the_same_bits_and_report(tmp_path: Path, words: tuple[str, ...]) -> None:
+    words = (*words, "checkpoint.every=4st", "checkpoint.keep=9", "train.eval_every=5st", "optim.lr=0.01")
+    whole = trained(tmp_path, "whole", *words)
+    shutil.copytree(whole.path, tmp_path / "part")
+    part = RunDir(tmp_path / "part")
+    (part.path / "result.json").unlink()
+    for step in (8, 10):
+        shutil.rmtree(part.checkpoints / f"step-{step:08d}")
+    run(load(str(part.path)).recipe, World.single(), part, resume=True, invocation=Invocation())
+    one, other = whole.read_result(), part.read_result()
+    assert other.weights_sha256 == one.weights_sha256
+    assert (other.eval, other.ema, other.train_eval, other.gap) == (one.eval, one.ema, one.train_eval, one.gap)
+    assert losses(part) == losses(whole)
+
+
 def test_a_loss_that_is_no_number_ends_the_run_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteLossError, match=r"^train: the loss is (nan|inf) by step \d+, at lr 1e\+20"):
+    with pytest.raises(
+        NonFiniteLossError,
+        match=r"^train: step \d+: the loss is no number on rank 0 of 1, at lr 1e\+20; last good checkpoint: none",
+    ):
         trained(tmp_path, "run", "optim.lr=1e20", "model.norm=none")
 
 
@@ -115,7 +185,7 @@ def test_log_rows_have_what_readers_need(tmp_path: Path) -> None:
     assert set(records[0]) == {"step", "epoch", "images_seen", "loss", "lr", "images_per_s", "trained_s"}
     assert records[1]["images_seen"] == 120 and records[1]["epoch"] == 10 / 8
     header, row = rundir.metrics.read_text().splitlines()
-    assert header == "step,epoch,images_seen,trained_s,images,top1,top5,loss"
+    assert header == "step,epoch,images_seen,trained_s,images,top1,top5,loss,ece,mean_class_accuracy"
     assert row.startswith("10,1.25,120,")
 
 
@@ -138,35 +208,6 @@ def test_the_sample_trace_has_every_step(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in rundir.samples(0).read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(10))
     assert all(len(line["samples"]) == len(line["crc32"]) == 12 for line in lines)
-
-
-class Table(nn.Module):
-    """A model that answers with fixed logits, chosen by the first pixel."""
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        super().__init__()
-        self.logits = logits
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.logits[(images[:, 0, 0, 0] * 0.25 * 255 + 0.5 * 255).round().long()]
-
-
-@pytest.mark.parametrize("batch", [1, 4, 21, 64])
-def test_evaluation_is_exact(batch: int) -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(21, 7)
-    labels = np.arange(21, dtype=np.int64) % 7
-    images = np.broadcast_to(np.arange(21, dtype=np.uint8)[:, None, None, None], (21, 4, 4, 1)).copy()
-    shard = EvalShard(21, batch)
-    loader = build_eval_loader(Data(), ArraySource(INFO, images, labels), shard, LoaderOptions(4, 0, pin_memory=False))
-    place = Placement(torch.device("cpu"), torch.float32, (0.5,), (0.25,), torch.contiguous_format)
-    evaluate = Evaluator(loader, shard.num_batches, 21, place, FullPrecision(), SingleDevice())
-    result = evaluate(Table(logits))
-    truth = torch.from_numpy(labels)
-    assert result.images == 21
-    assert result.top1 == (logits.argmax(1) == truth).sum().item() / 21
-    assert result.top5 == (logits.topk(5).indices == truth[:, None]).sum().item() / 21
-    assert result.loss == pytest.approx(functional.cross_entropy(logits, truth).item(), rel=1e-6)
 
 
 def test_a_cadence_of_zero_is_never_due() -> None:

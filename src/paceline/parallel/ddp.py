@@ -1,0 +1,91 @@
+"""A replica of the model on every rank, whose gradients are averaged while backward runs."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.core.errors import WorldError
+from paceline.parallel.clip import gradient_norm, shorten
+from paceline.parallel.collective import broadcast_buffers, mean_over_ranks, sum_over_ranks
+from paceline.parallel.compression import Compression
+
+
+class DDP:
+    """Replicas that average their gradients while backward runs (Li et al. 2020, arXiv 2006.15704).
+
+    Before each forward the buffers of rank 0 go to all ranks, so that a resumed run starts from what an
+    uninterrupted one would have used.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        bucket_mb: float,
+        bucket_view: bool,
+        static_graph: bool,
+        compression: Compression,
+    ) -> None:
+        self._device = device
+        self._bucket_mb = bucket_mb
+        self._bucket_view = bucket_view
+        self._static_graph = static_graph
+        self._compress = compression
+        self._module: DistributedDataParallel | None = None
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Return the model wrapped, with rank 0's parameters and buffers on every rank."""
+        self._module = DistributedDataParallel(
+            model,
+            device_ids=[self._device.index] if self._device.type == "cuda" else None,
+            bucket_cap_mb=self._bucket_mb,
+            gradient_as_bucket_view=self._bucket_view,
+            static_graph=self._static_graph,
+        )
+        self._compress(self._module)
+        return self._module
+
+    def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
+        """Return a context without communication for all but the final micro-batch.
+
+        Raise `WorldError` for a static graph, with which torch cannot leave communication out.
+        """
+        assert self._module is not None, "prepare comes first"
+        if final:
+            return contextlib.nullcontext()
+        if self._static_graph:
+            raise WorldError(
+                "parallel.static_graph: true does not go with micro-batches (set parallel.static_graph=false, "
+                "or train.accumulate=1)"
+            )
+        return self._module.no_sync()
+
+    def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        """Return the norm of the averaged gradient, which every rank has whole, and shorten it to `max_norm`."""
+        norm = gradient_norm([each.grad for each in parameters if each.grad is not None])
+        return shorten(parameters, norm, max_norm)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Return the mean over the ranks."""
+        return mean_over_ranks(value)
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum over the ranks."""
+        return sum_over_ranks(value)
+
+    @contextlib.contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """Broadcast rank 0's buffers; the model itself, unlike its wrapper, waits for no one."""
+        broadcast_buffers(model)
+        yield
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return `tensors`: every rank has them whole."""
+        return dict(tensors)
+
+    def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
+        """Return `full`."""
+        return full

@@ -1,0 +1,132 @@
+"""Weights, gradients and optimizer state in shards, one a rank, gathered layer by layer where they are needed."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from paceline.parallel.clip import gradient_norm, shorten
+from paceline.parallel.collective import broadcast_buffers, mean_over_ranks, sum_over_ranks
+
+_SMALLEST_SHARE = 0.01
+_LARGEST_SHARE = 0.5
+
+
+class FSDP:
+    """Shards of the parameters, which are gathered for forward and backward (Zhao et al. 2023, arXiv 2304.11277).
+
+    With `reshard`, what was gathered is dropped after forward and gathered again in backward. Parameters are laid out
+    contiguously, which is all that torch shards; images may be channels-last all the same. Running statistics are
+    each rank's own in training, which does not use them; rank 0's are evaluated and saved.
+    """
+
+    def __init__(self, device: torch.device, *, reshard: bool) -> None:
+        self._device = device
+        self._reshard = reshard
+        self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        self._units: list[FSDPModule] = []
+        self._root: FSDPModule | None = None
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Return the model, sharded in place with its values of rank 0; its parameters are DTensors from now on."""
+        model.to(memory_format=torch.contiguous_format)
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, src=0)
+        broadcast_buffers(model)
+        chosen = sharding_units(model)
+        self._units = [fully_shard(each, mesh=self._mesh, reshard_after_forward=self._reshard) for each in chosen]
+        # Backward begins at once with what the root holds itself, so there is no point in dropping it.
+        self._root = fully_shard(model, mesh=self._mesh, reshard_after_forward=False)
+        return model
+
+    @contextlib.contextmanager
+    def accumulate(self, *, final: bool) -> Iterator[None]:
+        """Surround a micro-batch; all but the final one add up whole gradients and keep the gathered weights."""
+        assert self._root is not None, "prepare comes first"
+        self._root.set_requires_gradient_sync(final)
+        self._root.set_reshard_after_backward(final or self._reshard)
+        yield
+
+    def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        """Return the norm over all shards of the averaged gradient, and shorten it to `max_norm`."""
+        norm = gradient_norm([_shard(each.grad) for each in parameters if each.grad is not None])
+        return shorten(parameters, sum_over_ranks(norm.square()).sqrt(), max_norm)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Return the mean over the ranks."""
+        return mean_over_ranks(value)
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum over the ranks."""
+        return sum_over_ranks(value)
+
+    @contextlib.contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """Broadcast rank 0's buffers, and hold all weights gathered until the end, so that no rank needs another."""
+        assert self._root is not None, "prepare comes first"
+        broadcast_buffers(model)
+        parts = [*self._units, self._root]
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.reshard()
+            for unit in self._units:
+                unit.set_reshard_after_forward(self._reshard, recurse=False)
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole tensors; those that were shards come to the CPU one by one, as the GPU may not hold them all."""
+        return {
+            name: tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+            for name, tensor in tensors.items()
+        }
+
+    def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
+        """Return a DTensor with this rank's part of `full`, without asking another rank; `full` where `like` is none.
+
+        The dtype is that of `full`, the device that of `like`.
+        """
+        if not isinstance(like, DTensor):
+            return full
+        return distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def sharding_units(model: nn.Module) -> list[nn.Module]:
+    """Return the modules to gather one at a time, in order: the blocks of a network, whatever its author called them.
+
+    They are found from the root down. Containers, and modules with more than half of all parameters, are looked into;
+    what has less than a hundredth stays with the root, as messages so small cost more than the memory they save.
+    """
+    total = _num_parameters(model)
+    units: list[nn.Module] = []
+    for child in model.children():
+        units += _units_below(child, total)
+    return units
+
+
+def _units_below(module: nn.Module, total: int) -> list[nn.Module]:
+    share = _num_parameters(module) / max(1, total)
+    if share < _SMALLEST_SHARE or isinstance(module, nn.ParameterList | nn.ParameterDict):
+        return []
+    children = [child for child in module.children() if _num_parameters(child)]
+    is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    if children and (is_container or share > _LARGEST_SHARE):
+        return [unit for child in children for unit in _units_below(child, total)]
+    return [module]
+
+
+def _shard(gradient: Tensor) -> Tensor:
+    assert isinstance(gradient, DTensor), "the parameters are those of the sharded model"
+    return gradient.to_local()
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,167 @@
+"""Batch normalisation whose statistics count the images of all ranks: torch's on GPUs, our own on CPUs.
+
+Every rank must run the same layers in the same order while it trains; in evaluation nothing is asked of the others.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.core.errors import RecipeError
+
+_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class SyncBatchNorm(_BatchNorm):
+    """`nn.BatchNorm2d` of [N, C, ...] over the images of all ranks, each with a number of its own (CPU tensors).
+
+    Parameters, buffers and their names are `nn.BatchNorm2d`'s, and so is all it does in evaluation, in a world of
+    one, and before there is a process group. Statistics are float32, or float64 for float64 images.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return `images` normalised. Raise `ValueError` for a single value a channel."""
+        is_alone = not dist.is_initialized() or dist.get_world_size() == 1
+        if is_alone or not self.training:
+            output: Tensor = super().forward(images)
+        else:
+            output = self._over_ranks(images)
+        return output
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _over_ranks(self, images: Tensor) -> Tensor:
+        self._check_input_dim(images)
+        output: Tensor
+        output, mean, var, count = _Normalise.apply(images, self.weight, self.bias, self.eps)
+        if self.track_running_stats:
+            self._track(mean, var * (count / (count - 1)))
+        return output
+
+    def _track(self, mean: Tensor, unbiased_var: Tensor) -> None:
+        """Move the running statistics, which like torch's are of the unbiased variance."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        with torch.no_grad():
+            self.running_mean.mul_(1 - share).add_(mean.to(self.running_mean.dtype), alpha=share)
+            self.running_var.mul_(1 - share).add_(unbiased_var.to(self.running_var.dtype), alpha=share)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.ndim < 2:
+            raise ValueError(f"batch normalisation needs [N, C, ...], not {list(input.shape)}")
+
+
+class _Normalise(torch.autograd.Function):
+    """Ioffe and Szegedy 2015 (arXiv 1502.03167), with sums over the ranks in both directions."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, images: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return [N, C, ...] normalised, and mean [C], biased variance [C] and count [] of all ranks' values."""
+        exact, shape = _statistics_dtype(images), _channels(images)
+        wide = images.to(exact)
+        mean, var, count = _moments_over_ranks(wide)
+        inverse_std = (var + eps).rsqrt()
+        scale = inverse_std if weight is None else inverse_std * weight.to(exact)
+        # The mean goes first: in torch's order, images * scale + shift, a large mean takes the digits of the result.
+        output = (wide - mean.view(shape)).mul_(scale.view(shape))
+        if bias is not None:
+            output.add_(bias.to(exact).view(shape))
+        ctx.save_for_backward(images, weight, mean, inverse_std, count)
+        ctx.mark_non_differentiable(mean, var, count)
+        return output.to(images.dtype), mean, var, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *statistics: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        """Return the gradients: that of the images is of all ranks' losses, those of weight and bias of this rank's.
+
+        DDP averages the latter over the ranks, as it does for every parameter.
+        """
+        images, weight, mean, inverse_std, count = ctx.saved_tensors
+        exact, shape = mean.dtype, _channels(images)
+        others = [axis for axis in range(images.ndim) if axis != 1]
+        grad_ = grad.to(exact)
+        normed = (images.to(exact) - mean.view(shape)) * inverse_std.view(shape)
+        own = torch.stack([grad_.sum(others), (grad_ * normed).sum(others)])
+        total = own.clone()
+        dist.all_reduce(total)
+        mean_grad, mean_slope = (each.view(shape) for each in total / count)
+        scale = inverse_std if weight is None else inverse_std * weight.to(exact)
+        grad_images = (grad_ - mean_grad - normed * mean_slope) * scale.view(shape)
+        if weight is None:
+            return grad_images.to(images.dtype), None, None, None
+        return grad_images.to(images.dtype), own[1].to(weight.dtype), own[0].to(weight.dtype), None
+
+
+def synchronise_norms(model: nn.Module, device: torch.device) -> nn.Module:
+    """Let every batch norm of `model` count the images of all ranks; return the model, changed in place.
+
+    Parameters, buffers and modes stay. Raise `RecipeError` for a batch norm that does more than normalise, as those
+    of some timm models, which would lose the rest.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and type(module) not in (*_PLAIN, SyncBatchNorm, nn.SyncBatchNorm):
+            raise RecipeError(
+                f"model.norm: sync_batch cannot replace {name or 'the model'} ({type(module).__name__}), "
+                "which does more than normalise (set model.norm=batch)"
+            )
+    if device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return, no-untyped-call]
+    if isinstance(model, _PLAIN):
+        return _synchronised(model)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, _PLAIN):
+                setattr(module, name, _synchronised(child))
+    return model
+
+
+def _synchronised(norm: _BatchNorm) -> SyncBatchNorm:
+    """Return a layer that shares `norm`'s parameters and buffers."""
+    made = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    for name in ("weight", "bias"):
+        made.register_parameter(name, getattr(norm, name))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        made.register_buffer(name, getattr(norm, name))
+    return made.train(norm.training)
+
+
+def _moments_over_ranks(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean [C], biased variance [C] and count [] of the values of each channel on all ranks.
+
+    Sums of squared deviations from each rank's own mean are put together as in Chan, Golub and LeVeque 1979
+    (Updating Formulae and a Pairwise Algorithm for Computing Sample Variances): a mean square minus a squared mean
+    would lose the digits that a large mean takes. Every rank adds the same numbers in the same order.
+    """
+    others = [axis for axis in range(images.ndim) if axis != 1]
+    own_var, own_mean = torch.var_mean(images, others, correction=0)
+    own_count = torch.full_like(own_mean[:1], images.numel() / images.shape[1])
+    own = torch.cat([own_mean, own_var, own_count])
+    all_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_ranks, own)
+    table = torch.stack(all_ranks)  # [W, 2C + 1]
+    means, variances = table[:, :-1].chunk(2, dim=1)
+    counts = table[:, -1:]
+    count = counts.sum()
+    if count <= 1:
+        raise ValueError(f"batch normalisation needs more than one value a channel, not {list(images.shape)}")
+    mean = (means * counts).sum(0) / count
+    var = ((variances + (means - mean).square()) * counts).sum(0) / count
+    return mean, var, count
+
+
+def _statistics_dtype(images: Tensor) -> torch.dtype:
+    return torch.promote_types(images.dtype, torch.float32)
+
+
+def _channels(images: Tensor) -> tuple[int, ...]:
+    """Return the shape in which one value a channel meets `images`."""
+    return (1, -1) + (1,) * (images.ndim - 2)

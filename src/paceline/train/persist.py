@@ -1,0 +1,60 @@
+"""What a checkpoint must hold of a run: everything that the next step depends on, and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.strategy import Strategy
+from paceline.train.average import Average
+from paceline.train.checkpoint import Snapshot, load_optimizer, load_part, optimizer_tensors, read_state
+from paceline.train.precision import Precision
+from paceline.train.schedule import Schedule
+from paceline.train.state import TrainState
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """The parts of a run that have a state of their own, beside its progress."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    precision: Precision
+    average: Average
+    strategy: Strategy
+
+    def capture(self, state: TrainState, facts: Mapping[str, Any]) -> Snapshot:
+        """Return the state of all parts, gathered from all ranks, which must all call it; `facts` go along."""
+        tensors = {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer_tensors(self.optimizer),
+            "precision": self.precision.weights.tensors(),
+            "average": self.average.tensors(),
+        }
+        values = {
+            "train": state.to_dict(),
+            "schedule": self.schedule.state(),
+            "scale": self.precision.scale.state(),
+            **facts,
+        }
+        return Snapshot({name: self.strategy.gather(part) for name, part in tensors.items()}, values)
+
+    def restore(self, checkpoint: Path) -> TrainState:
+        """Take over the state in `checkpoint`, whose weights the model has already; return the progress."""
+        load_optimizer(self.optimizer, load_part(checkpoint, "optimizer"), shard_like=self.strategy.shard_like)
+        for name, part in (("precision", self.precision.weights), ("average", self.average)):
+            part.load(self._sharded(load_part(checkpoint, name), part.tensors()))
+        values = read_state(checkpoint)
+        self.schedule.load(values["schedule"])
+        self.precision.scale.load(values["scale"])
+        return TrainState.from_dict(values["train"])
+
+    def _sharded(self, full: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: self.strategy.shard_like(tensor, own[name]) if name in own else tensor
+            for name, tensor in full.items()
+        }

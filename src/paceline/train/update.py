@@ -1,0 +1,52 @@
+"""One move of the parameters: its learning rate, the gradient's length, whether it may move them, what follows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.strategy import Strategy
+from paceline.train.average import Average
+from paceline.train.guard import Guard, Probe, Step
+from paceline.train.optim import set_lr
+from paceline.train.precision import Precision
+from paceline.train.schedule import Schedule
+from paceline.train.state import TrainState
+
+
+@dataclass(frozen=True)
+class Update:
+    """Move `parameters` by their gradients once a step. `max_norm` is the longest gradient let through, or infinite.
+
+    A step that the guard holds back is counted in `TrainState.skipped` and does not advance the schedule.
+    """
+
+    parameters: Sequence[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    precision: Precision
+    strategy: Strategy
+    guard: Guard
+    probe: Probe
+    average: Average
+    max_norm: float
+
+    def __call__(self, state: TrainState, loss: Tensor) -> None:
+        """End step `state.step` (from 0), whose mean loss on this rank is `loss`."""
+        lr = self.schedule.lr(state.updates)
+        set_lr(self.optimizer.param_groups, lr)
+        self.precision.weights.collect()
+        self.precision.scale.undo([each.grad for each in self.parameters if each.grad is not None])
+        norm = self.strategy.clip(self.parameters, self.max_norm)
+        if self.guard.passes(Step(state.step + 1, lr, loss, self.probe.take(), norm)):
+            self.optimizer.step()
+            self.precision.weights.spread()
+            self.average.update(state.step)
+        else:
+            state.skipped += 1
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def settle(self) -> None:
+        """Make sure of all steps so far, before the weights are judged or saved."""
+        self.guard.settle()

@@ -1,0 +1,112 @@
+"""Train a few steps, judge the weights and their average, train on: on any number of ranks. Read by `rank.py`.
+
+The images are the same for every number of ranks, and one rank of two has a batch more to evaluate than the other.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.core.results import EvalResult
+from paceline.core.world import World
+from paceline.data.loader import Batch
+from paceline.data.placement import Placement
+from paceline.data.sampler import EvalShard
+from paceline.parallel.strategy import Strategy, build_strategy
+from paceline.parallel.sync_norm import synchronise_norms
+from paceline.recipe.schema.parallel import Parallel
+from paceline.recipe.schema.train import Ema
+from paceline.train.average import build_average
+from paceline.train.evaluate import Evaluator
+from paceline.train.judge import Judge
+from paceline.train.precision import build_precision
+
+CPU = torch.device("cpu")
+WAYS = {
+    "ddp": Parallel(),
+    "fsdp": Parallel(strategy="fsdp"),
+    "fsdp resharding": Parallel(strategy="fsdp", reshard=True),
+}
+NUM_IMAGES, EVAL_BATCH, BATCH, STEPS = 21, 10, 12, 6
+
+
+@dataclass(frozen=True)
+class Made:
+    """A loader of images that are a function of their index; labels go round the five classes."""
+
+    shard: EvalShard
+
+    def batches(self, first: int, stop: int) -> Iterator[Batch]:
+        """Yield a rank's batches."""
+        for number in range(first, stop):
+            indices = self.shard.indices(number)
+            yield Batch(*images_at(indices), indices, torch.empty(len(indices), 0, dtype=torch.float64))
+
+
+def images_at(indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return uint8 images [N, 3, 8, 8] and their labels [N]."""
+    draws = [np.random.Generator(np.random.PCG64(int(index))).integers(0, 256, (3, 8, 8)) for index in indices]
+    return torch.from_numpy(np.stack(draws).astype(np.uint8)), torch.from_numpy(indices % 5)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU()]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(256, 5)).double()
+
+
+def evaluator(place: Placement, strategy: Strategy, shard: EvalShard) -> Evaluator:
+    return Evaluator(
+        loader=Made(shard),
+        num_batches=shard.num_batches,
+        num_images=shard.num_images,
+        class_names=tuple("abcde"),
+        place=place,
+        precision=build_precision("fp64", CPU),
+        strategy=strategy,
+        device=CPU,
+    )
+
+
+def judged(way: Parallel, rank: int, world_size: int) -> dict[str, Tensor]:
+    """Return the last report, the weights and the averages."""
+    world = World(rank, world_size, rank, world_size)
+    strategy = build_strategy(way, world, CPU)
+    model = synchronise_norms(net(), CPU)
+    replica = strategy.prepare(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    average = build_average(Ema(decay=0.5, warmup=False), model, optimizer)
+    place = Placement(CPU, torch.float64, (0.5,) * 3, (0.25,) * 3, torch.contiguous_format)
+    shards = [EvalShard(NUM_IMAGES, EVAL_BATCH, rank, world_size, of) for of in (None, 500)]
+    judge = Judge(evaluator(place, strategy, shards[0]), average, evaluator(place, strategy, shards[1]))
+    share = BATCH // world_size
+    for step in range(STEPS):
+        indices = 100 + np.arange(step * BATCH + rank * share, step * BATCH + (rank + 1) * share)
+        images, labels = images_at(indices)
+        with strategy.accumulate(final=True):
+            functional.cross_entropy(replica(place.normalise(images)), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update(step)
+        if step in (STEPS - 3, STEPS - 1):
+            report = judge(model)
+    assert report.ema is not None and report.train is not None and report.classes is not None
+    found = {"confusion": torch.tensor(report.classes.confusion)}
+    for name, result in (("val", report.val), ("ema", report.ema), ("train", report.train)):
+        found[f"{name}.numbers"] = numbers(result)
+    found |= {f"weights.{name}": tensor for name, tensor in strategy.gather(model.state_dict()).items()}
+    return found | {f"average.{name}": tensor for name, tensor in strategy.gather(average.tensors()).items()}
+
+
+def numbers(result: EvalResult) -> Tensor:
+    return torch.tensor(list(result.model_dump().values()), dtype=torch.float64)
+
+
+def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+    ways = {name: judged(way, rank, world_size) for name, way in WAYS.items()}
+    return {f"{name}/{key}": tensor for name, found in ways.items() for key, tensor in found.items()}

@@ -1,0 +1,109 @@
+"""Train, evaluate, save, load and train on, on one rank or several; read by `rank.py` and by the test.
+
+`write` and `read` are one way each; `run`, on two ranks, writes and reads all that two ranks can.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.core.world import World
+from paceline.parallel.strategy import build_strategy
+from paceline.recipe.schema.parallel import Parallel
+from paceline.train.checkpoint import (
+    Checkpoints,
+    Snapshot,
+    load_model,
+    load_optimizer,
+    load_part,
+    model_tensors,
+    optimizer_tensors,
+)
+
+SECTIONS = {
+    "alone": Parallel(),
+    "ddp": Parallel(),
+    "fsdp": Parallel(strategy="fsdp"),
+    "fsdp resharding": Parallel(strategy="fsdp", reshard=True),
+}
+STEPS = 2
+
+
+class Run:
+    """A model in training on `rank` of `world_size`."""
+
+    def __init__(self, name: str, rank: int, world_size: int, seed: int = 0) -> None:
+        world = World(rank, world_size, rank, world_size)
+        self.rank, self.world_size = rank, world_size
+        self.strategy = build_strategy(SECTIONS[name], world, torch.device("cpu"))
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(
+            nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU()),
+            nn.Flatten(),
+            nn.Linear(5 * 16, 3),
+        ).to(memory_format=torch.channels_last)
+        self.replica = self.strategy.prepare(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.01)
+
+    def train(self, first: int) -> "Run":
+        """Train for two steps from step `first`; each rank has images of its own, so running statistics differ."""
+        for step in range(first, first + STEPS):
+            images = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(step)).chunk(self.world_size)
+            with self.strategy.accumulate(final=True):
+                logits = self.replica(images[self.rank])
+                functional.cross_entropy(logits, torch.arange(len(logits)) % 3).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return self
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return whole tensors by part."""
+        parts = {"model": model_tensors(self.model), "optimizer": optimizer_tensors(self.optimizer)}
+        return {name: self.strategy.gather(tensors) for name, tensors in parts.items()}
+
+    def evaluated(self) -> Tensor:
+        """Return logits [4, 3] of evaluation, after more passes on a later rank."""
+        self.model.eval()
+        with self.strategy.evaluating(self.model), torch.inference_mode():
+            for _ in range(1 + 2 * self.rank):
+                logits = self.model(torch.linspace(-1, 1, 4 * 3 * 36).view(4, 3, 6, 6))
+        self.model.train()
+        return logits.clone()
+
+
+def write(name: str, rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+    """Train and save into `folder`/`name`; return what the run evaluates to, and its weights after going on."""
+    run = Run(name, rank, world_size)
+    untrained = run.evaluated()
+    run.train(0)
+    state = run.state()
+    evaluated = run.evaluated()
+    if rank == 0:
+        Checkpoints(folder / name, 1).save(STEPS, STEPS, Snapshot(state, {}))
+    return {"untrained": untrained, "evaluated": evaluated, **run.train(STEPS).state()["model"]}
+
+
+def read(writer: str, name: str, rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+    """Load what `writer` saved; return all that was loaded, what it evaluates to, and the weights after going on."""
+    run = Run(name, rank, world_size, seed=1)
+    path = Checkpoints(folder / writer, 1).at(STEPS)
+    load_model(path, run.model, shard_like=run.strategy.shard_like)
+    load_optimizer(run.optimizer, load_part(path, "optimizer"), shard_like=run.strategy.shard_like)
+    loaded = {f"{part}.{key}": each.clone() for part, tensors in run.state().items() for key, each in tensors.items()}
+    return {**loaded, "evaluated": run.evaluated(), **run.train(STEPS).state()["model"]}
+
+
+def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+    names = [name for name in SECTIONS if name != "alone"]
+    found = {}
+    for name in names:
+        found |= {f"{name}/{key}": tensor for key, tensor in write(name, rank, world_size, folder).items()}
+    dist.barrier()
+    for writer in SECTIONS:
+        for name in names:
+            loaded = read(writer, name, rank, world_size, folder)
+            found |= {f"{writer} to {name}/{key}": tensor for key, tensor in loaded.items()}
+    return found

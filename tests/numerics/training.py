@@ -1,0 +1,122 @@
+"""Train a small network for a few steps on any number of ranks, in several ways; each returns its tensors.
+
+Read by `rank.py`. The images of a step are the same for every number of ranks, which share them in order.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.core.world import World
+from paceline.parallel.strategy import build_strategy
+from paceline.parallel.sync_norm import synchronise_norms
+from paceline.recipe.schema.parallel import Parallel
+from paceline.train.checkpoint import model_tensors, optimizer_tensors
+
+BATCH = 12
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train."""
+
+    parallel: Parallel
+    norm: str = "none"
+    accumulate: int = 1
+    max_norm: float = math.inf
+    steps: int = 4
+    dtype: torch.dtype = torch.float64
+    lr: float = 0.1
+    offset: float = 0.0
+    """Added to every pixel."""
+    blank: int = 0
+    """Steps whose images are black, so that the first filters have no gradient."""
+    bad_step: int = -1
+    """Step whose loss is no number on rank 0; it is left out."""
+
+
+def ways() -> dict[str, Way]:
+    ddp, fsdp = Parallel(), Parallel(strategy="fsdp")
+    reshard = Parallel(strategy="fsdp", reshard=True)
+    factors = Parallel(compression="powersgd", powersgd_rank=2)
+    return {
+        "ddp": Way(ddp),
+        "ddp in small buckets": Way(Parallel(bucket_mb=0.001, bucket_view=False)),
+        "ddp of a static graph": Way(Parallel(static_graph=True)),
+        "fsdp": Way(fsdp),
+        "fsdp resharding": Way(reshard),
+        "ddp, sync_batch": Way(ddp, norm="batch", offset=10),
+        "fsdp, sync_batch": Way(fsdp, norm="batch", offset=10),
+        "ddp, micro-batches": Way(ddp, accumulate=3),
+        "fsdp, micro-batches": Way(fsdp, accumulate=3),
+        "fsdp resharding, micro-batches": Way(reshard, accumulate=3),
+        "ddp, clipped": Way(ddp, max_norm=0.01),
+        "fsdp, clipped": Way(fsdp, max_norm=0.01),
+        "ddp in float32": Way(ddp, dtype=torch.float32),
+        "ddp in bf16": Way(Parallel(compression="bf16"), dtype=torch.float32),
+        "ddp in fp16": Way(Parallel(compression="fp16"), dtype=torch.float32),
+        "ddp in factors": Way(factors, dtype=torch.float32, steps=40, lr=0.02),
+        "ddp in factors, black, then bad": Way(factors, dtype=torch.float32, steps=40, lr=0.02, blank=13, bad_step=15),
+    }
+
+
+def network(norm: str) -> nn.Module:
+    """Return the same network every time, channels-last as in training, with a layer that no ranks can share evenly."""
+    torch.manual_seed(0)
+    normalise = nn.BatchNorm2d if norm == "batch" else lambda channels: nn.Identity()
+    features = [nn.Conv2d(3, 8, 3), normalise(8), nn.ReLU(), nn.Conv2d(8, 5, 3, bias=False), normalise(5), nn.ReLU()]
+    model = nn.Sequential(nn.Sequential(*features), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(20, 3))
+    model[3].bias.requires_grad_(False)
+    return model.to(memory_format=torch.channels_last)
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Return images float64 [12, 3, 8, 8] with labels that can be learnt, and labels int64 [12], of a step."""
+    generator = torch.Generator().manual_seed(step)
+    labels = torch.arange(BATCH) % 3
+    images = torch.randn(BATCH, 3, 8, 8, dtype=torch.float64, generator=generator)
+    images[torch.arange(BATCH), labels] += 1
+    return images.contiguous(memory_format=torch.channels_last), labels
+
+
+def train(way: Way, rank: int, world_size: int) -> dict[str, Tensor]:
+    """Return the state after training: weights, the optimizer's, last gradients, and losses and norms of the steps."""
+    strategy = build_strategy(way.parallel, World(rank, world_size, rank, world_size), CPU)
+    model = synchronise_norms(network(way.norm), CPU).to(way.dtype)
+    replica = strategy.prepare(model)
+    trainable = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    parameters = [each for _, each in trainable]
+    optimizer = torch.optim.SGD(parameters, way.lr, momentum=0.9)
+    losses, norms = [], []
+    for step in range(way.steps):
+        optimizer.zero_grad()
+        images, labels = (each.chunk(world_size)[rank] for each in batch(step))
+        images = images * (step >= way.blank) + way.offset
+        micros = list(zip(images.chunk(way.accumulate), labels.chunk(way.accumulate), strict=True))
+        loss = torch.zeros((), dtype=way.dtype)
+        for number, (some, their) in enumerate(micros, start=1):
+            with strategy.accumulate(final=number == way.accumulate):
+                part = functional.cross_entropy(replica(some.to(way.dtype)), their) / way.accumulate
+                (part * (math.nan if step == way.bad_step and rank == 0 else 1)).backward()
+            if way.parallel.strategy == "fsdp" and world_size > 1 and number < way.accumulate:
+                assert all(each.grad is None for each in parameters), "shards are reduced once a step"
+            loss += part.detach()
+        norms.append(strategy.clip(parameters, way.max_norm))
+        losses.append(strategy.mean(loss))
+        if torch.isfinite(norms[-1]):
+            optimizer.step()
+    whole = strategy.gather(model_tensors(model))
+    whole |= {f"optimizer.{name}": each for name, each in strategy.gather(optimizer_tensors(optimizer)).items()}
+    whole |= strategy.gather({f"grad.{name}": each.grad for name, each in trainable})
+    return whole | {"loss": torch.stack(losses), "norm": torch.stack(norms)}
+
+
+def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+    return {
+        f"{name}/{key}": tensor for name, way in ways().items() for key, tensor in train(way, rank, world_size).items()
+    }

@@ -1,0 +1,81 @@
+"""Batch norm over ranks where there is one, and how a model's layers are replaced."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.core.errors import RecipeError
+from paceline.parallel.sync_norm import SyncBatchNorm, synchronise_norms
+
+CPU = torch.device("cpu")
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, eps=0.1, momentum=None))
+        self.head = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.stem(images).mean((2, 3)))
+
+
+def test_every_batch_norm_is_replaced_and_nothing_else_changes() -> None:
+    model = Shared()
+    model.stem[1].eval()
+    model.stem[1].weight.requires_grad_(False)
+    before = dict(model.named_parameters()) | dict(model.named_buffers())
+    names = list(model.state_dict())
+    assert synchronise_norms(model, CPU) is model
+    after = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert list(model.state_dict()) == names and after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
+    norms = [module for module in model.modules() if isinstance(module, SyncBatchNorm)]
+    assert [(norm.eps, norm.momentum, norm.affine, norm.training) for norm in norms] == [
+        (0.1, None, True, False),
+        (1e-5, 0.1, False, True),
+    ]
+    assert not any(isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) for module in model.modules())
+
+
+def test_a_model_that_is_a_batch_norm_is_replaced() -> None:
+    norm = nn.BatchNorm2d(3)
+    made = synchronise_norms(norm, CPU)
+    assert isinstance(made, SyncBatchNorm) and made.weight is norm.weight
+
+
+def test_one_rank_has_the_bits_of_torchs_batch_norm() -> None:
+    torch.manual_seed(0)
+    model = Shared()
+    other = Shared()
+    other.load_state_dict(model.state_dict())
+    synchronise_norms(other, CPU)
+    for is_training in (True, True, False):
+        images = torch.randn(6, 3, 2, 2)
+        outputs = [each.train(is_training)(images) for each in (model, other)]
+        assert torch.equal(*outputs)
+        for output in outputs:
+            output.square().sum().backward()
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+    gradients = [[each.grad for each in network.parameters()] for network in (model, other)]
+    assert len(gradients[0]) == 6 and all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+class Activated(nn.BatchNorm2d):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images).relu()
+
+
+def test_a_batch_norm_that_does_more_is_not_replaced_by_one_that_does_less() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Sequential(Activated(3)))
+    with pytest.raises(
+        RecipeError,
+        match=r"^model.norm: sync_batch cannot replace 1.0 \(Activated\), which does more .* \(set model.norm=",
+    ):
+        synchronise_norms(model, CPU)
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+def test_gpus_get_torchs_own() -> None:
+    model = synchronise_norms(Shared(), torch.device("cuda", 0))
+    assert len([module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]) == 2

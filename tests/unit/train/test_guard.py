@@ -1,0 +1,93 @@
+"""The guard: a bad step never reaches the weights unseen, and is explained by what is known of it."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.core.errors import NonFiniteLossError
+from paceline.core.world import World
+from paceline.parallel.strategy import SingleDevice
+from paceline.train.guard import MAX_SKIPS, Probe, Reporter, Scaled, Skip, Step, StopAtOnce, StopSoon
+from paceline.train.precision import DynamicScale
+
+REPORTER = Reporter(World.single(), SingleDevice(), lambda: "run/checkpoints/step-00000010")
+
+
+def step(number: int = 12, loss: float = 1.0, gradient: float = 1.0, norm: float = 1.0) -> Step:
+    return Step(number, 0.1, torch.tensor(loss), torch.tensor(gradient), torch.tensor(norm))
+
+
+def test_a_good_step_passes_every_guard() -> None:
+    for guard in (StopAtOnce(REPORTER), Skip(REPORTER), Scaled(DynamicScale(), REPORTER, StopAtOnce(REPORTER))):
+        assert guard.passes(step())
+
+
+def test_stopping_names_step_rank_rate_checkpoint_and_what_to_do() -> None:
+    with pytest.raises(NonFiniteLossError) as caught:
+        StopAtOnce(REPORTER).passes(step(loss=torch.nan, norm=torch.nan))
+    assert str(caught.value) == (
+        "train: step 12: the loss is no number on rank 0 of 1, at lr 0.1; last good checkpoint: "
+        "run/checkpoints/step-00000010 (lower optim.lr, or set train.on_nonfinite=skip)"
+    )
+
+
+def test_a_gradient_that_is_no_number_while_the_loss_is_one_is_told_apart() -> None:
+    for gradient, words in ((0.0, "the gradient is no number on rank 0 of 1"), (1.0, "though the loss is on every")):
+        with pytest.raises(NonFiniteLossError, match=words):
+            StopAtOnce(REPORTER).passes(step(norm=torch.inf, gradient=gradient))
+
+
+def test_stopping_soon_looks_at_a_step_when_the_next_is_queued_or_when_asked() -> None:
+    waited = []
+
+    def arrive(value):
+        def wait() -> float:
+            waited.append(value.item())
+            return value.item()
+
+        return wait
+
+    guard = StopSoon(REPORTER, arrive)
+    assert guard.passes(step(1, norm=1.0)) and waited == []
+    assert guard.passes(step(2, norm=torch.nan)) and waited == [1.0]
+    with pytest.raises(NonFiniteLossError, match="train: step 2:"):
+        guard.passes(step(3))
+    guard = StopSoon(REPORTER, arrive)
+    guard.passes(step(7, norm=torch.inf))
+    with pytest.raises(NonFiniteLossError, match="train: step 7:"):
+        guard.settle()
+    guard.settle()
+
+
+def test_skipping_leaves_bad_steps_out_until_there_are_too_many_in_a_row() -> None:
+    guard = Skip(REPORTER)
+    bad = [guard.passes(step(norm=torch.nan)) for _ in range(MAX_SKIPS - 1)]
+    assert not any(bad)
+    assert guard.passes(step())
+    for _ in range(MAX_SKIPS - 1):
+        assert not guard.passes(step(norm=torch.nan))
+    with pytest.raises(NonFiniteLossError, match="100 steps in a row were skipped"):
+        guard.passes(step(norm=torch.nan))
+
+
+def test_an_overflow_lowers_the_scale_and_a_bad_loss_does_not() -> None:
+    scale = DynamicScale()
+    guard = Scaled(scale, REPORTER, StopAtOnce(REPORTER))
+    assert not guard.passes(step(norm=torch.inf)) and scale.value == 2.0**15
+    with pytest.raises(NonFiniteLossError, match="the loss is no number"):
+        guard.passes(step(loss=torch.nan, norm=torch.nan))
+    assert scale.value == 2.0**15
+    scale.value = 1.0
+    with pytest.raises(NonFiniteLossError):
+        guard.passes(step(norm=torch.inf))
+
+
+def test_the_probe_sees_a_bad_gradient_once_it_has_reached_the_first_layer() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].weight.requires_grad_(requires_grad=False)
+    probe = Probe(model)
+    model(torch.ones(1, 2)).sum().backward()
+    assert probe.take() == 1
+    (model(torch.ones(1, 2)).sum() * torch.inf).backward()
+    assert probe.take() == 0
+    assert probe.take() == 1

@@ -1,0 +1,145 @@
+"""Number formats: what they hold, what they lose, and what keeps small numbers alive."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.core.errors import RecipeError
+from paceline.train.loss import CrossEntropy
+from paceline.train.precision import (
+    FIRST_SCALE,
+    DynamicScale,
+    MasterWeights,
+    NoScale,
+    Precision,
+    build_precision,
+    resolve,
+)
+
+CPU = torch.device("cpu")
+NAMES_ON_CPU = ("fp64", "fp32", "bf16", "amp", "bf16_master", "bf16_pure")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize("name", NAMES_ON_CPU)
+def test_every_format_of_a_cpu_makes_a_step(name) -> None:
+    precision = build_precision(name, CPU)
+    model = network()
+    precision.lower(model)
+    parameters = [parameter for _, parameter in precision.weights.named(model)]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.5)
+    with precision.autocast():
+        logits = model(torch.rand(8, 1, 4, 4, dtype=precision.dtype))
+        loss = CrossEntropy(0.0)(logits, torch.arange(8) % 3)
+    precision.backward(loss)
+    precision.weights.collect()
+    optimizer.step()
+    precision.weights.spread()
+    assert loss.dtype == (torch.float64 if name == "fp64" else torch.float32)
+    assert all(not torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True) if old.ndim > 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("fp16", "bf16"), ("tf32", "fp32"), ("fp16_master", "bf16_master"), ("fp16_pure", "bf16_pure")],
+)
+def test_a_gpus_format_on_a_cpu_is_refused_with_the_one_to_use(name, instead) -> None:
+    with pytest.raises(RecipeError, match=rf"^train.precision: {name} needs a GPU.*\(set train.precision={instead}\)$"):
+        build_precision(name, CPU)
+
+
+def test_amp_is_bfloat16_on_a_cpu() -> None:
+    assert resolve("amp", CPU) == "bf16" and resolve("fp32", CPU) == "fp32"
+
+
+def test_master_weights_add_up_updates_that_16_bits_would_lose() -> None:
+    moved = {}
+    for name in ("bf16_master", "bf16_pure"):
+        precision = build_precision(name, CPU)
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(model.weight)
+        precision.lower(model)
+        parameters = [parameter for _, parameter in precision.weights.named(model)]
+        optimizer = torch.optim.SGD(parameters, lr=0.001)
+        for _ in range(100):
+            precision.backward(model(torch.ones(1, 1, dtype=torch.bfloat16)).float().sum())
+            precision.weights.collect()
+            optimizer.step()
+            precision.weights.spread()
+            optimizer.zero_grad()
+        moved[name] = 1 - model.weight.item()
+    # A bfloat16 next to 1 is 1/256 below it: steps of 0.001 vanish one by one, but a hundred of them are 0.1.
+    assert moved["bf16_pure"] == 0
+    assert moved["bf16_master"] == pytest.approx(0.1, abs=1 / 256)
+
+
+def test_master_weights_leave_batch_norms_in_float32_and_pure_does_not() -> None:
+    kinds = {}
+    for name in ("bf16_master", "bf16_pure"):
+        model = network()
+        build_precision(name, CPU).lower(model)
+        kinds[name] = {model[0].weight.dtype, model[1].weight.dtype, model[1].running_var.dtype}
+    assert kinds == {"bf16_master": {torch.bfloat16, torch.float32}, "bf16_pure": {torch.bfloat16}}
+
+
+def test_master_weights_go_on_from_their_tensors() -> None:
+    one, other = MasterWeights(), MasterWeights()
+    model = network()
+    Precision("cpu", torch.bfloat16, weights=one).lower(model)
+    masters = dict(one.named(model))
+    with torch.no_grad():
+        masters["0.weight"].add_(1e-4)
+    other.named(model)
+    other.load(one.tensors())
+    assert set(one.tensors()) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    assert all(torch.equal(one.tensors()[name], other.tensors()[name]) for name in one.tensors())
+
+
+def test_a_scale_halves_on_overflow_down_to_one_and_doubles_after_2000_good_steps() -> None:
+    scale = DynamicScale()
+    assert scale.value == FIRST_SCALE == 65536
+    assert [scale.grew_too_large() for _ in range(17)] == [True] * 16 + [False]
+    assert scale.value == 1
+    for _ in range(1999):
+        scale.fitted()
+    assert scale.value == 1
+    scale.fitted()
+    assert scale.value == 2
+    again = DynamicScale()
+    again.load(scale.state())
+    assert again == scale
+
+
+def test_a_scale_keeps_float16_gradients_alive_and_is_undone_without_rounding() -> None:
+    gradients = {}
+    for scale in (NoScale(), DynamicScale()):
+        precision = Precision("cpu", torch.float16, weights=MasterWeights(), scale=scale)
+        weight = nn.Parameter(torch.ones(4, dtype=torch.float16))
+        precision.backward((weight * 4e-8).float().mean())  # as a loss is, a mean
+        gradient = [weight.grad.float()]
+        scale.undo(gradient)
+        gradients[type(scale)] = gradient[0]
+    assert gradients[NoScale].tolist() == [0] * 4  # 1e-8 is below float16's smallest number, 6e-8
+    assert gradients[DynamicScale].tolist() == pytest.approx([1e-8] * 4, rel=1e-3)
+
+
+def test_a_loss_that_is_no_number_makes_every_gradient_one_even_where_it_is_infinite_by_a_constant() -> None:
+    for bad in (torch.nan, torch.inf):
+        model = network()
+        loss = CrossEntropy(0.0)(model(torch.rand(4, 1, 4, 4)), torch.arange(4) % 3)
+        build_precision("fp32", CPU).backward(loss + bad)
+        assert all(parameter.grad.isnan().all() for parameter in model.parameters())
+
+
+def test_cross_entropy_takes_classes_and_probabilities_and_smooths_both_alike() -> None:
+    logits, labels = torch.randn(6, 5), torch.arange(6) % 5
+    one_hot = nn.functional.one_hot(labels, 5).double()
+    for smoothing in (0.0, 0.1):
+        loss = CrossEntropy(smoothing)
+        assert torch.allclose(loss(logits, labels), loss(logits, one_hot))
+    assert CrossEntropy(0.1)(logits, labels) != CrossEntropy(0.0)(logits, labels)
