@@ -120,7 +120,7 @@ class Parts:
         source, plan = self.datasets.train, self.plan
         shard = EvalShard(min(_IMAGES_TO_FIT, len(source)), plan.eval_batch, of=len(source))
         options = LoaderOptions(workers=0, pin_memory=False)
-        loader = build_eval_loader(self.recipe.data, source, shard, plan.train_size(0), options)
+        loader = build_eval_loader(self.recipe.data, source, shard, plan.image_size, options)
         place = self._placement(torch.device("cpu"), torch.float32)
         return torch.cat([place.normalise(batch.images) for batch in loader.batches(0, shard.num_batches)])
 

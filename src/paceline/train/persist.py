@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.strategy import Strategy
 from paceline.train.average import Average
-from paceline.train.checkpoint import Snapshot, load_optimizer, load_part, optimizer_tensors, read_state
+from paceline.train.checkpoint import Snapshot, load_optimizer, load_part, model_tensors, optimizer_tensors, read_state
 from paceline.train.precision import Precision
 from paceline.train.schedule import Schedule
 from paceline.train.state import TrainState
@@ -30,7 +30,7 @@ class Persistent:
     def capture(self, state: TrainState, facts: Mapping[str, Any]) -> Snapshot:
         """Return the state of all parts, gathered from all ranks, which must all call it; `facts` go along."""
         tensors = {
-            "model": self.model.state_dict(),
+            "model": model_tensors(self.model),
             "optimizer": optimizer_tensors(self.optimizer),
             "precision": self.precision.weights.tensors(),
             "average": self.average.tensors(),

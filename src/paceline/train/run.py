@@ -27,7 +27,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.parallel import Parallel
 from paceline.train.average import build_average
 from paceline.train.cadence import Cadence
-from paceline.train.checkpoint import Checkpoints, load_model
+from paceline.train.checkpoint import Checkpoints, load_model, model_tensors
 from paceline.train.compiled import compiled
 from paceline.train.engine import StepSeed, Trainer
 from paceline.train.guard import Probe, Reporter, build_guard
@@ -129,7 +129,7 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, met: Meeting, *
     result = summarise(
         parts,
         state,
-        strategy.gather(model.state_dict()),
+        strategy.gather(model_tensors(model)),
         trainer.clock.drain(),
         watch,
         status="target_reached" if trainer.stop_rule.reached(state) else "completed",

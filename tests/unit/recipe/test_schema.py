@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from paceline.core.errors import RecipeError
 from paceline.recipe.load import load, preset_names
+from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.section import Section
+from paceline.recipe.schema.train import Ema
 from paceline.recipe.yamlfile import read_text
 
 SCHEMA: dict[str, Any] = Recipe.model_json_schema()
@@ -179,3 +182,36 @@ def test_the_name_of_a_variant_is_written_first(resolve):
     values = resolve("data.augment=[{p: 0.25, name: flip}]").recipe.to_dict()
     variants = [values["optim"], values["schedule"], values["data"]["source"], values["data"]["augment"][0]]
     assert [next(iter(variant)) for variant in variants] == ["name"] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train.precision=bf16_master", "parallel.strategy=fsdp"], "(set train.precision=bf16)"),
+        (["train.precision=fp16_master", "optim.name=schedule_free"], "(set train.precision=fp16)"),
+        (["train.precision=bf16_pure", "parallel.compression=bf16"], "(set compression=off)"),
+        (["parallel.static_graph=true", "train.accumulate=2"], "(set train.accumulate=1, or static_graph=false)"),
+        (["parallel.strategy=fsdp", "model.memory_format=channels_last"], "(set model.memory_format=auto)"),
+        (["parallel.strategy=dataparallel", "model.norm=sync_batch"], "(set parallel.strategy=ddp)"),
+        (["parallel.strategy=dataparallel", "train.compile=true"], "(set train.compile=off)"),
+        (["parallel.strategy=fsdp", "parallel.bucket_mb=5"], "(set strategy=ddp)"),
+        (["parallel.powersgd_rank=2"], "(set compression=powersgd)"),
+        (["model.zero_init_residual=true", "model.norm=none"], "(leave it)"),
+        (["schedule.warmup=0st", "schedule.warmup_shape=constant"], "(set warmup=5ep)"),
+        (["train.eval_every=off", "train.eval_train=on"], "(set eval_every=1ep)"),
+        (["data.augment=[mixup, flip]"], "only mixup or cutmix may follow it"),
+        (["data.progressive.start_size=32", "data.image_size=32"], "(lower it)"),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused_with_what_to_set(words, message):
+    with pytest.raises(RecipeError) as caught:
+        load("digits", Patch.parse(words))
+    assert str(caught.value).endswith(message)
+
+
+def test_on_and_true_stand_for_a_sections_defaults():
+    for word in ("on", "true"):
+        assert load("digits", Patch.parse([f"train.ema={word}"])).recipe.train.ema == Ema()
+    assert load("digits", Patch.parse(["train.ema=false"])).recipe.train.ema == "off"
+    assert load("digits", Patch.parse(["train.compile=true"])).recipe.train.compile == "default"
+    assert load("digits", Patch.parse(["train.compile=false"])).recipe.train.compile == "off"

@@ -75,19 +75,30 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _choices_fit_together(self) -> Self:
-        precision, strategy = self.train.precision, self.parallel.strategy
-        if precision.endswith("_master"):
-            plain = precision.removesuffix("_master")
-            if strategy == "fsdp":
-                raise ValueError(f"fsdp shards weights of one type, {precision} has two (set train.precision={plain})")
-            if isinstance(self.optim, ScheduleFree):
-                raise ValueError(f"schedule_free averages what it moves, not copies (set train.precision={plain})")
-        if strategy == "dataparallel":
-            if self.model.norm == "sync_batch":
-                raise ValueError("sync_batch needs a process a GPU, dataparallel is one (set parallel.strategy=ddp)")
-            if self.train.compile != "off":
-                raise ValueError("dataparallel copies the model at every step (set train.compile=off)")
+    def _precision_fits(self) -> Self:
+        precision, parallel = self.train.precision, self.parallel
+        kind, _, scheme = precision.partition("_")
+        if scheme == "master" and parallel.strategy == "fsdp":
+            raise ValueError(f"fsdp shards weights of one type, {precision} has two (set train.precision={kind})")
+        if scheme == "master" and isinstance(self.optim, ScheduleFree):
+            raise ValueError(f"schedule_free averages what it moves, not copies (set train.precision={kind})")
+        if scheme and parallel.compression == kind:
+            raise ValueError(f"compression {kind} has no effect on gradients of {precision} (set compression=off)")
+        return self
+
+    @model_validator(mode="after")
+    def _strategy_fits(self) -> Self:
+        parallel = self.parallel
+        if parallel.static_graph and self.train.accumulate > 1:
+            raise ValueError(
+                "static_graph cannot leave gradients unsent (set train.accumulate=1, or static_graph=false)"
+            )
+        if parallel.strategy == "fsdp" and self.model.memory_format == "channels_last":
+            raise ValueError("fsdp shards contiguous weights, not channels_last (set model.memory_format=auto)")
+        if parallel.strategy == "dataparallel" and self.model.norm == "sync_batch":
+            raise ValueError("sync_batch needs a process for each GPU (set parallel.strategy=ddp)")
+        if parallel.strategy == "dataparallel" and self.train.compile != "off":
+            raise ValueError("dataparallel copies the model at every step, compiled or not (set train.compile=off)")
         return self
 
     def to_dict(self) -> dict[str, Any]:
