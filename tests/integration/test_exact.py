@@ -61,3 +61,21 @@ def test_decoding_workers_change_no_pixel(paceline, tmp_path: Path, lines_of, al
     _, samples, _ = alone
     paceline(*WORDS, "data.workers=2", "--run-dir", "ahead", "--json").result  # noqa: B018
     assert trace(tmp_path / "ahead", 1, lines_of) == samples
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_batch_norm_over_all_ranks_is_one_run_however_ranks_are_joined(
+    paceline, tmp_path: Path, lines_of, strategy: str
+) -> None:
+    words = [*WORDS, "model.norm=sync_batch", "train.precision=fp64", "train.clip_norm=1", "train.ema=on"]
+    words += ["data.augment=[pad_crop,{name: flip, mode: alternating},mixup]", "train.eval_train=on"]
+    found = {}
+    for ranks in (1, 2):
+        run = ["--run-dir", f"on-{ranks}", "--ranks", str(ranks), "--json", f"parallel.strategy={strategy}"]
+        result = paceline(*words, *run).result
+        losses = [record["loss"] for record in lines_of(tmp_path / f"on-{ranks}" / "steps.jsonl")]
+        found[ranks] = (losses, result["eval"], result["ema"], result["train_eval"])
+    # float64 rounds at 1e-16; batch norm of a narrow network makes more of it at every step.
+    assert found[2][0] == pytest.approx(found[1][0], abs=1e-8)
+    for one, two in zip(found[1][1:], found[2][1:], strict=True):
+        assert two == pytest.approx(one, abs=1e-6)

@@ -1,6 +1,7 @@
 """The engine: micro-batches add up to the batch, cadences fall where they should, and evaluation counts exactly."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -118,6 +119,40 @@ def test_a_target_ends_the_run_and_is_saved(tmp_path: Path) -> None:
     assert (result.status, result.steps) == ("target_reached", 4)
     assert result.time.to_target_s is not None
     assert [path.name for path in rundir.checkpoints.iterdir()] == ["step-00000004"]
+
+
+def cosine(share: float) -> float:
+    return (1 + math.cos(math.pi * share)) / 2
+
+
+SQRT = ("optim.lr=0.001", "optim.lr_scaling=sqrt", "optim.base_batch_size=3")  # 0.001 * sqrt(12 / 3) = 0.002
+LINEAR = ("optim.lr=0.001", "optim.lr_scaling=linear", "optim.base_batch_size=3")  # 0.001 * 12 / 3 = 0.004
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (SQRT, [0.002] * 10),
+        ((*SQRT, "schedule.warmup=4st"), [0.0005, 0.001, 0.0015, 0.002] + [0.002] * 6),
+        ((*LINEAR, "schedule.warmup=2st", "schedule.warmup_start=0.25"), [0.0025, 0.004] + [0.004] * 8),
+        ((*LINEAR, "schedule.name=step", "schedule.milestones=[5st]", "schedule.factor=0.2"), [4e-3] * 5 + [8e-4] * 5),
+        (("schedule.name=cosine",), [0.01 * cosine(step / 10) for step in range(10)]),
+        (("schedule.name=linear", "schedule.warmup=2st"), [0.005, 0.01] + [0.01 * (1 - step / 8) for step in range(8)]),
+        (("schedule.name=polynomial",), [0.01 * (1 - step / 10) ** 2 for step in range(10)]),
+        (
+            ("schedule.name=one_cycle", "schedule.peak_at=4st", "schedule.start=0", "schedule.final=0"),
+            [0.01 * (1 - cosine(step / 4)) for step in range(4)] + [0.01 * cosine(step / 6) for step in range(6)],
+        ),
+        (
+            ("schedule.name=plateau", "schedule.threshold=1", "schedule.patience=1", "train.eval_every=4st"),
+            [0.01] * 8 + [0.002] * 2,
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value[0], str) else "",
+)
+def test_the_rate_of_every_step_of_a_run_is_the_rules(tmp_path: Path, words: tuple[str, ...], expected) -> None:
+    records = read_lines(trained(tmp_path, "run", *words).steps)
+    assert [record["lr"] for record in records] == pytest.approx(expected)
 
 
 def test_skipped_steps_are_counted_and_do_not_advance_the_schedule(tmp_path: Path, monkeypatch) -> None:
