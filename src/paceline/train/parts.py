@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.dataset import ArraySource, Datasets, Source
+from paceline.core.errors import RecipeError
 from paceline.core.world import World
 from paceline.data.finish import Finish, build_finish
 from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
@@ -55,6 +56,8 @@ class Parts:
     def precision(self) -> Precision:
         """Return the number format of a run, and set what a GPU computes in accordingly."""
         train = self.recipe.train
+        if train.cudnn_benchmark == "on" and self.device.type != "cuda":
+            raise RecipeError("train.cudnn_benchmark: on has no effect on a CPU (set train.cudnn_benchmark=auto)")
         has_one_size = len(self.plan.train_sizes) == 1
         benchmark = has_one_size if train.cudnn_benchmark == "auto" else train.cudnn_benchmark == "on"
         set_numerics(train.precision, self.device, benchmark=benchmark)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.errors import NonFiniteLossError
+from paceline.core.errors import NonFiniteLossError, PacelineError
 from paceline.core.rundir import RunDir, read_lines
 from paceline.core.world import World
 from paceline.data.placement import Placement
@@ -257,3 +257,22 @@ def test_normalisation_is_per_channel() -> None:
     normalised = place.normalise(images)
     assert torch.allclose(normalised, (images / 255 - mean) / std, atol=1e-5)
     assert normalised.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("train.precision=fp16", "train.precision=bf16"),
+        ("train.precision=fp16_master", "train.precision=bf16_master"),
+        ("train.precision=tf32", "train.precision=fp32"),
+        ("train.cudnn_benchmark=on", "train.cudnn_benchmark=auto"),
+        ("parallel.strategy=dataparallel", "parallel.strategy=ddp"),
+        ("model.drop_path=0.1 model.name=speednet94 data.source.image_size=28", "model.drop_path=0"),
+        ("optim.name=schedule_free train.ema=on", "off"),
+    ],
+)
+def test_what_cannot_take_effect_is_refused_with_what_to_set_and_leaves_nothing(tmp_path, word, instead) -> None:
+    with pytest.raises(PacelineError, match=r"^[a-z_.]+: .*\(.*\)$") as caught:
+        trained(tmp_path, "run", *word.split())
+    assert instead in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
