@@ -115,7 +115,7 @@ class Parts:
             precision=precision,
             strategy=strategy,
             device=self.device,
-            views=build_views(eval_flip=self.recipe.data.eval_flip),
+            views=build_views(self.recipe.data.eval_views),
         )
 
     def _images_to_fit(self) -> Tensor:

@@ -185,7 +185,7 @@ def test_skipped_steps_are_counted_and_do_not_advance_the_schedule(tmp_path: Pat
         ("optim.name=muon", "model.name=speednet94", "data.source.image_size=28", "train.precision=bf16"),
         ("model.drop_path=0.2", "model.zero_init_residual=true", "optim.name=novograd", "optim.grad_averaging=true"),
         ("optim.name=lars", "train.precision=bf16_master", "train.clip_norm=1"),
-        ("optim.name=lamb", "data.progressive.start_size=4", "data.progressive.multiple=2", "data.eval_flip=true"),
+        ("optim.name=lamb", "data.progressive.start_size=4", "data.progressive.multiple=2", "data.eval_views=6"),
         ("optim.name=rmsprop", "schedule.name=polynomial", "train.cudnn_benchmark=off"),
     ],
     ids=lambda words: words[0],

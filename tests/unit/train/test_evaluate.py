@@ -19,7 +19,7 @@ from paceline.parallel.single import SingleDevice
 from paceline.parallel.strategy import Strategy
 from paceline.train.evaluate import Evaluator
 from paceline.train.precision import build_precision
-from paceline.train.views import AsIs, Mirrored, Views, build_views
+from paceline.train.views import AsIs, Mirrored, Shifted, Views, build_views
 
 CPU = torch.device("cpu")
 NAMES = tuple("abcdefg")
@@ -190,8 +190,27 @@ def test_a_mirrored_view_does_not_round_the_mean_of_16_bit_logits() -> None:
     assert Mirrored()(Lopsided(), images)[0, 0].item() == 1.00390625
 
 
+def test_six_views_are_both_shifts_of_both_pairs_by_weight() -> None:
+    images = torch.rand(2, 3, 5, 6).contiguous(memory_format=torch.channels_last)
+    seen = []
+
+    class Watching(nn.Module):
+        def forward(self, shown: torch.Tensor) -> torch.Tensor:
+            assert shown.is_contiguous(memory_format=torch.channels_last)
+            seen.append(shown)
+            return shown.mean(dim=(2, 3))
+
+    found = Shifted()(Watching(), images)
+    padded = nn.functional.pad(images, (1, 1, 1, 1), mode="reflect")
+    views = [images, padded[..., :5, :6], padded[..., 2:, 2:]]
+    assert len(seen) == 6
+    assert all(any(torch.equal(each, view) for each in seen) for base in views for view in (base, base.flip(3)))
+    weighed = sum(share * view.double().mean(dim=(2, 3)) for view, share in zip(views, (0.5, 0.25, 0.25), strict=True))
+    assert torch.allclose(found, weighed, atol=1e-6)  # a mean does not see a mirror
+
+
 def test_the_recipe_chooses_the_views() -> None:
-    assert isinstance(build_views(eval_flip=True), Mirrored) and isinstance(build_views(eval_flip=False), AsIs)
+    assert [type(build_views(number)) for number in (1, 2, 6)] == [AsIs, Mirrored, Shifted]
 
 
 def test_an_evaluator_looks_through_its_views() -> None:

@@ -45,8 +45,9 @@ class Data(Section):
     """Photographs in evaluation: scale the short side and cut the centre, or stretch the whole image."""
     eval_crop: float = Field(0.875, gt=0, le=1)
     """Share of the scaled image's side that the centre crop keeps."""
-    eval_flip: bool = False
-    """Judge each image by the mean of its logits and its mirror image's (test-time augmentation)."""
+    eval_views: Literal[1, 2, 6] = 1
+    """Judge each image as it is, by the mean of its logits and its mirror image's (2), or with both also shifted by a
+    pixel either way (6): test-time augmentation, to be told with any accuracy."""
     mean: tuple[float, ...] | Auto = "auto"
     """Per channel, of pixels in [0, 1]; `auto` is the data set's."""
     std: tuple[PositiveFloat, ...] | Auto = "auto"
