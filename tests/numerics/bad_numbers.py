@@ -12,7 +12,7 @@ from paceline.parallel.strategy import build_strategy
 from paceline.recipe.schema.parallel import Parallel
 from paceline.recipe.schema.train import Train
 from paceline.train.average import NoAverage
-from paceline.train.guard import Probe, Reporter, build_guard
+from paceline.train.guard import Probe, Reporter, build_guard, build_undo
 from paceline.train.loss import CrossEntropy
 from paceline.train.precision import DynamicScale, Precision
 from paceline.train.schedule import Curve, Flat, WarmUp
@@ -54,7 +54,18 @@ def trained(strategy_name: str, policy: str, kind: str, rank: int, world_size: i
     section = Train(steps=STEPS, on_nonfinite="skip" if policy == "skip" else "stop")
     guard = build_guard(section, precision, Reporter(world, strategy, lambda: "step-00000002"), CPU)
     schedule = Curve(0.1, WarmUp(0, 0.0), Flat())
-    update = Update(parameters, optimizer, schedule, precision, strategy, guard, Probe(model), NoAverage(), math.inf)
+    update = Update(
+        parameters,
+        optimizer,
+        schedule,
+        precision,
+        strategy,
+        guard,
+        build_undo(section, model),
+        Probe(model),
+        NoAverage(),
+        math.inf,
+    )
     state, message = TrainState(), ""
     images, labels = torch.randn(8, 6, generator=torch.Generator().manual_seed(rank)), torch.arange(8) % 3
     for step in range(STEPS):

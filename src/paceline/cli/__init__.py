@@ -47,7 +47,7 @@ def _explained(error: BaseException) -> int:
             return int(error.exit_code)
         case KeyboardInterrupt() | typer.Abort():
             return 130
-        case BrokenPipeError():
+        case BrokenPipeError() | SystemExit():  # typer makes the latter of the former
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         case _ if isinstance(error, _UsageError):

@@ -68,7 +68,7 @@ def _rows(result: RunResult, classes: Iterable[ClassCount]) -> list[tuple[str, s
     )
     rows.append(("trained", trained))
     if result.skipped_steps:
-        rows.append(("skipped", f"{count(result.skipped_steps, 'step')}, whose loss or gradient was no number"))
+        rows.append(("skipped", f"{count(result.skipped_steps, 'step')}, whose gradient was no number or overflowed"))
     rows.append(("learning rate", result.lr))
     advice = f" Try {result.verdict['try']}." if result.verdict["try"] else ""
     rows.append(("verdict", f"{result.verdict['bottleneck']}. {result.verdict['evidence']}{advice}"))

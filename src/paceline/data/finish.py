@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.data.augment import Augment, build_augments
+from paceline.data.augment import Augment, build_augments, split_augments
 from paceline.data.mix import Mixing, build_mixing
 from paceline.data.placement import Placed, Placement
 from paceline.recipe.schema.data import Data
@@ -31,5 +31,5 @@ class Finish:
 
 def build_finish(data: Data, place: Placement, num_classes: int, *, on_device: bool) -> Finish:
     """Return what finishes batches of a loader that was built with the same `data` and `on_device`."""
-    augments = build_augments(data.augment, place.mean) if on_device else ()
-    return Finish(augments, place, build_mixing(data.augment, num_classes))
+    _, deferred = split_augments(build_augments(data.augment, place.mean), on_device=on_device)
+    return Finish(deferred, place, build_mixing(data.augment, num_classes))

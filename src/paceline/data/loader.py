@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from paceline.core.dataset import Source
 from paceline.core.errors import PacelineError
 from paceline.core.process import die_with_parent
-from paceline.data.augment import Augment, build_augments
+from paceline.data.augment import Augment, build_augments, split_augments
 from paceline.data.draws import draw
 from paceline.data.mix import Mixing, build_mixing
 from paceline.data.reader import Reader, build_reader
@@ -112,8 +112,8 @@ class EvalBatches:
 class LoaderOptions:
     """How batches are made: in how many worker processes, and in page-locked memory or not.
 
-    With `on_device` whole training batches are left as they were read, for a `build_finish` with the same `on_device`
-    to change.
+    With `on_device` training batches are left to a `build_finish` with the same `on_device` to change, as far as a
+    device can.
     """
 
     workers: int
@@ -191,7 +191,7 @@ def _start_worker(parent: int, worker: int) -> None:
 def build_train_loader(data: Data, source: Source, order: TrainOrder, sizes: Sizes, options: LoaderOptions) -> Loader:
     """Return the loader whose batch number s is this rank's part of global step s, of `sizes(s)` pixels squared."""
     augments = build_augments(data.augment, source.info.mean if data.mean == "auto" else data.mean)
-    here, deferred = ((), augments) if options.on_device else (augments, ())
+    here, deferred = split_augments(augments, on_device=options.on_device)
     mix = build_mixing(data.augment, source.info.num_classes)
     reader = build_reader(source, build_train_sizing(data))
     return _build(TrainBatches(order, reader, sizes, here, deferred, mix), options)

@@ -28,7 +28,9 @@ def start_from_weights(section: Model, model: nn.Module) -> str | None:
 
     Raise `RecipeError` as `load_weights` does.
     """
-    return None if section.weights == "off" else load_weights(model, section.weights, section.name)
+    if section.weights == "off":
+        return None
+    return f"model.weights: {section.weights}: {load_weights(model, section.weights, section.name)}"
 
 
 def load_weights(model: nn.Module, path: str, name: str) -> str:

@@ -169,6 +169,48 @@ class StopSoon:
                 raise self.reporter.error(step)
 
 
+class Undo(Protocol):
+    """Take back what a forward pass has left in a model's buffers, such as the running statistics of batch norm."""
+
+    def keep(self) -> None:
+        """Remember the buffers after a good step."""
+        ...
+
+    def back(self) -> None:
+        """Put back what was remembered."""
+        ...
+
+
+class NothingToUndo:
+    """For guards that end the run: what the step has left is never used."""
+
+    def keep(self) -> None:
+        """Remember nothing."""
+
+    def back(self) -> None:
+        """Do nothing."""
+
+
+class KeptBuffers:
+    """A copy of the floating-point buffers, renewed after each good step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self._kept = [buffer.detach().clone() for buffer in self._buffers]
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Copy the buffers."""
+        for kept, buffer in zip(self._kept, self._buffers, strict=True):
+            kept.copy_(buffer)
+
+    @torch.no_grad()
+    def back(self) -> None:
+        """Copy them back."""
+        for kept, buffer in zip(self._kept, self._buffers, strict=True):
+            buffer.copy_(kept)
+
+
 @dataclass
 class Skip:
     """Leave a bad step out, and end the run only when there are too many in a row."""
@@ -211,6 +253,11 @@ class Scaled:
     def settle(self) -> None:
         """Pass it on."""
         self.inner.settle()
+
+
+def build_undo(section: Train, model: nn.Module) -> Undo:
+    """Return what undoes a skipped step, where steps are skipped for what their forward pass met."""
+    return KeptBuffers(model) if section.on_nonfinite == "skip" else NothingToUndo()
 
 
 def build_guard(section: Train, precision: Precision, reporter: Reporter, device: torch.device) -> Guard:

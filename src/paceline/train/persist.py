@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from paceline.parallel.strategy import Strategy
 from paceline.train.average import Average
 from paceline.train.checkpoint import Snapshot, load_optimizer, load_part, model_tensors, optimizer_tensors, read_state
+from paceline.train.optimizers.schedule_free import ScheduleFree
 from paceline.train.precision import Precision
 from paceline.train.schedule import Schedule
 from paceline.train.state import TrainState
@@ -41,7 +42,9 @@ class Persistent:
             "scale": self.precision.scale.state(),
             **facts,
         }
-        return Snapshot({name: self.strategy.gather(part) for name, part in tensors.items()}, values)
+        # An optimizer may have no state yet, but its part is always there.
+        held = {name: part for name, part in tensors.items() if part or name == "optimizer"}
+        return Snapshot({name: self.strategy.gather(part) for name, part in held.items()}, values)
 
     def restore(self, checkpoint: Path) -> TrainState:
         """Take over the state in `checkpoint`, whose weights the model has already; return the progress."""
@@ -52,6 +55,13 @@ class Persistent:
         self.schedule.load(values["schedule"])
         self.precision.scale.load(values["scale"])
         return TrainState.from_dict(values["train"])
+
+    def restore_average(self, checkpoint: Path) -> None:
+        """Take over only what judging needs: the averaged weights, wherever they are kept, if there are any."""
+        if isinstance(self.optimizer, ScheduleFree):
+            load_optimizer(self.optimizer, load_part(checkpoint, "optimizer"), shard_like=self.strategy.shard_like)
+        elif self.average.exists:
+            self.average.load(load_part(checkpoint, "average"))
 
     def _sharded(self, full: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {

@@ -24,6 +24,9 @@ _FREE_TO_CHANGE = (
 )
 
 
+_NEVER_FREE = ("parallel.compression", "parallel.powersgd_rank")
+
+
 def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> None:
     """Raise `RecipeError` when `rundir` holds another run, or on resuming one that `recipe` would change."""
     rundir.refuse_another_run(resume=resume)
@@ -55,5 +58,5 @@ def changed(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> 
         old, new = before.get(key), after.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from changed(old, new, f"{path}.")
-        elif old != new and not path.startswith(_FREE_TO_CHANGE):
+        elif old != new and (path in _NEVER_FREE or not path.startswith(_FREE_TO_CHANGE)):
             yield f"{path}={old} (now {new})"

@@ -30,7 +30,7 @@ from paceline.train.cadence import Cadence
 from paceline.train.checkpoint import Checkpoints, load_model, model_tensors
 from paceline.train.compiled import compiled
 from paceline.train.engine import StepSeed, Trainer
-from paceline.train.guard import Probe, Reporter, build_guard
+from paceline.train.guard import Probe, Reporter, build_guard, build_undo
 from paceline.train.journal import Journal
 from paceline.train.logsink import LogSink, Sinks, build_sinks, build_trace, require_tensorboard
 from paceline.train.loss import CrossEntropy
@@ -85,7 +85,7 @@ def evaluate(recipe: Recipe, world: World, checkpoint: Path) -> EvalReport:
         load_model(checkpoint, model)
         strategy = build_strategy(Parallel(), world, parts.device)  # weights are whole here, however they were trained
         persistent = _persistent(parts, model, precision, strategy)
-        persistent.restore(checkpoint)
+        persistent.restore_average(checkpoint)
         return parts.judge(precision, strategy, persistent.average)(model)
 
 
@@ -203,6 +203,7 @@ def _update(parts: Parts, persistent: Persistent, reporter: Reporter) -> Update:
         precision=precision,
         strategy=persistent.strategy,
         guard=build_guard(train, precision, reporter, parts.device),
+        undo=build_undo(train, persistent.model),
         probe=Probe(persistent.model),
         average=persistent.average,
         max_norm=math.inf if train.clip_norm == "off" else train.clip_norm,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.strategy import Strategy
 from paceline.train.average import Average
-from paceline.train.guard import Guard, Probe, Step
+from paceline.train.guard import Guard, Probe, Step, Undo
 from paceline.train.optim import set_lr
 from paceline.train.precision import Precision
 from paceline.train.schedule import Schedule
@@ -28,6 +28,7 @@ class Update:
     precision: Precision
     strategy: Strategy
     guard: Guard
+    undo: Undo
     probe: Probe
     average: Average
     max_norm: float
@@ -43,8 +44,10 @@ class Update:
             self.optimizer.step()
             self.precision.weights.spread()
             self.average.update(state.step)
+            self.undo.keep()
         else:
             state.skipped += 1
+            self.undo.back()
         self.optimizer.zero_grad(set_to_none=True)
 
     def settle(self) -> None:

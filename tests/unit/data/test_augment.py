@@ -5,7 +5,7 @@ import torch
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from paceline.data.augment import Augment, build_augments
+from paceline.data.augment import Augment, build_augments, split_augments
 from paceline.data.augment.colour import ColorJitter
 from paceline.data.augment.geometry import Flip, PadCrop, Turn
 from paceline.recipe.schema.data import Data
@@ -157,3 +157,11 @@ def _jittered(image: torch.Tensor, draw: list[float], hue: float) -> torch.Tenso
         number, place = divmod(number, left)
         image = changes.pop(place)(image)
     return image
+
+
+def test_what_needs_the_host_and_all_before_it_stays_there() -> None:
+    names = ("pad_crop", "color_jitter", "flip", "cutout")
+    augments = build_augments(Data(augment=names).augment, MEAN[3])  # type: ignore[arg-type]
+    assert split_augments(augments, on_device=True) == (augments[:2], augments[2:])
+    assert split_augments(augments, on_device=False) == (augments, ())
+    assert split_augments(augments[2:], on_device=True) == ((), augments[2:])

@@ -211,5 +211,7 @@ def test_the_section_says_whether_there_is_a_file(tmp_path):
     torch.save(source.state_dict(), path)
     assert start_from_weights(Model(name=NAME), model) is None
     assert not torch.equal(model.classifier.weight, source.classifier.weight)
-    assert start_from_weights(Model(name=NAME, weights=str(path)), model) == "102 tensors of 102"
+    assert (
+        start_from_weights(Model(name=NAME, weights=str(path)), model) == f"model.weights: {path}: 102 tensors of 102"
+    )
     assert torch.equal(model.classifier.weight, source.classifier.weight)

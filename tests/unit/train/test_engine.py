@@ -276,3 +276,16 @@ def test_what_cannot_take_effect_is_refused_with_what_to_set_and_leaves_nothing(
         trained(tmp_path, "run", *word.split())
     assert instead in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_skipped_batch_of_infinite_activations_leaves_the_evaluation_finite(tmp_path: Path, monkeypatch) -> None:
+    normalise, calls = Placement.normalise, []
+
+    def sometimes_bad(self, images):
+        calls.append(1)
+        return normalise(self, images) * (torch.inf if len(calls) == 3 else 1.0)
+
+    monkeypatch.setattr(Placement, "normalise", sometimes_bad)
+    result = trained(tmp_path, "run", "train.on_nonfinite=skip", "train.ema=on").read_result()
+    assert result.skipped_steps == 1
+    assert math.isfinite(result.eval.loss) and math.isfinite(result.ema.loss)

@@ -7,7 +7,18 @@ from torch import nn
 from paceline.core.errors import NonFiniteLossError
 from paceline.core.world import World
 from paceline.parallel.strategy import SingleDevice
-from paceline.train.guard import MAX_SKIPS, Probe, Reporter, Scaled, Skip, Step, StopAtOnce, StopSoon
+from paceline.recipe.schema.train import Train
+from paceline.train.guard import (
+    MAX_SKIPS,
+    Probe,
+    Reporter,
+    Scaled,
+    Skip,
+    Step,
+    StopAtOnce,
+    StopSoon,
+    build_undo,
+)
 from paceline.train.precision import DynamicScale
 
 REPORTER = Reporter(World.single(), SingleDevice(), lambda: "run/checkpoints/step-00000010")
@@ -68,6 +79,18 @@ def test_skipping_leaves_bad_steps_out_until_there_are_too_many_in_a_row() -> No
         assert not guard.passes(step(norm=torch.nan))
     with pytest.raises(NonFiniteLossError, match="100 steps in a row were skipped"):
         guard.passes(step(norm=torch.nan))
+
+
+def test_skipping_takes_back_what_the_forward_pass_left_in_batch_norm() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    undo = build_undo(Train(steps=1, on_nonfinite="skip"), model)
+    model(torch.rand(4, 2))
+    undo.keep()
+    good = model[1].running_var.clone()
+    model(torch.full((4, 2), torch.inf))
+    assert not model[1].running_var.isfinite().any()
+    undo.back()
+    assert torch.equal(model[1].running_var, good) and not torch.equal(good, torch.ones(3))
 
 
 def test_an_overflow_lowers_the_scale_and_a_bad_loss_does_not() -> None:

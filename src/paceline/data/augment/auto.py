@@ -40,6 +40,7 @@ class AutoAugment:
     lowest: int
     highest: int
     alternating: bool = False
+    needs_host: bool = True
 
     @property
     def num_draws(self) -> int:
@@ -49,7 +50,7 @@ class AutoAugment:
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
         height, width = images.shape[-2:]
-        which, magnitude, sign = draws.cpu().view(-1, self.num_ops, 3).unbind(2)
+        which, magnitude, sign = draws.view(-1, self.num_ops, 3).unbind(2)
         chosen = (which * len(self.operations)).long()
         table = torch.stack([operation.magnitudes(height, width) for operation in self.operations])
         amounts = table[chosen, self.lowest + (magnitude * (self.highest - self.lowest + 1)).long()]

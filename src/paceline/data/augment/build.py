@@ -15,6 +15,18 @@ def build_augments(chosen: tuple[Section, ...], mean: tuple[float, ...]) -> tupl
     return tuple(augment for augment in built if augment is not None)
 
 
+def split_augments(
+    augments: tuple[Augment, ...], *, on_device: bool
+) -> tuple[tuple[Augment, ...], tuple[Augment, ...]]:
+    """Return what is done in the loader and what is left for the device: all from behind the last that needs the host.
+
+    Their order stays, so what a sample becomes does too.
+    """
+    needing = [position for position, augment in enumerate(augments) if augment.needs_host]
+    first = (needing[-1] + 1 if needing else 0) if on_device else len(augments)
+    return augments[:first], augments[first:]
+
+
 def _move(section: Section) -> Augment | None:
     match section:
         case sections.PadCrop(padding=padding, mode=mode):

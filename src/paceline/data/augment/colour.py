@@ -23,15 +23,15 @@ class ColorJitter:
     hue: float
     num_draws: int = 5
     alternating: bool = False
+    needs_host: bool = True
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
-        values = draws.cpu()
-        spread = 2 * values[:, :4] - 1
+        spread = 2 * draws[:, :4] - 1
         strengths = torch.tensor([self.brightness, self.contrast, self.saturation, self.hue], dtype=torch.float64)
         amounts = spread * strengths + torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
         orders = torch.tensor(_orders(len(strengths)))
-        order = orders[(values[:, 4] * len(orders)).long()]
+        order = orders[(draws[:, 4] * len(orders)).long()]
         changes: list[Change] = [adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue]
         used = [change if strength else keep for change, strength in zip(changes, strengths.tolist(), strict=True)]
         return apply_in_turn(images, order, amounts.gather(1, order), used)

@@ -29,6 +29,7 @@ class Cutout:
     colour: Colour
     num_draws: int = 2
     alternating: bool = False
+    needs_host: bool = False
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
@@ -52,6 +53,7 @@ class RandomErasing:
     colour: Colour
     num_draws: int = 3 + 2 * _ATTEMPTS
     alternating: bool = False
+    needs_host: bool = False
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""

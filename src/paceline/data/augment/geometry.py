@@ -16,6 +16,7 @@ class PadCrop:
     mode: str
     num_draws: int = 2
     alternating: bool = False
+    needs_host: bool = False
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
@@ -41,6 +42,7 @@ class Flip:
     p: float
     num_draws: int = 1
     alternating: bool = False
+    needs_host: bool = False
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
@@ -61,6 +63,7 @@ class Turn:
     interpolation: str
     num_draws: int = 3
     alternating: bool = False
+    needs_host: bool = False
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Augment(Protocol):
-    """Change uint8 images [N, C, H, W], on any device, by `num_draws` uniform draws a sample."""
+    """Change uint8 images [N, C, H, W] by `num_draws` uniform draws a sample, on any device unless it `needs_host`."""
 
     @property
     def num_draws(self) -> int:
@@ -16,6 +16,11 @@ class Augment(Protocol):
     @property
     def alternating(self) -> bool:
         """Whether the draws belong to the sample and alternate by epoch (`data.draws`), instead of being fresh."""
+        ...
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the draws decide what is run, for which a GPU would have to be waited for."""
         ...
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:

@@ -40,7 +40,8 @@ class Data(Section):
     augment: tuple[AugmentSection, ...] = ()
     """Random changes to training images, in order; the ones that set the size come first, mixup and cutmix last."""
     augment_on: Literal["auto", "host", "device"] = "auto"
-    """Where whole batches are changed; `auto` is the GPU when there is one. Photographs are sized on the host."""
+    """Where whole batches are changed; `auto` is the GPU when there is one. Photographs are sized on the host, and what
+    stands before and at color_jitter, rand_augment or trivial_augment is done there too."""
     eval_resize: Literal["crop", "stretch"] = "crop"
     """Photographs in evaluation: scale the short side and cut the centre, or stretch the whole image."""
     eval_crop: float = Field(0.875, gt=0, le=1)
@@ -65,6 +66,14 @@ class Data(Section):
             if isinstance(section, MixUp | CutMix) and not all(isinstance(each, MixUp | CutMix) for each in follow):
                 raise ValueError(f"{section.name} mixes finished images, so only mixup or cutmix may follow it")
         return augment
+
+    @model_validator(mode="after")
+    def _says_what_takes_effect(self) -> Self:
+        if self.eval_resize == "stretch" and self.eval_crop != type(self).model_fields["eval_crop"].default:
+            raise ValueError("eval_crop has no effect with eval_resize stretch (set eval_resize=crop)")
+        if self.augment_on != "auto" and not self.augment:
+            raise ValueError(f"augment_on {self.augment_on} has no effect without augment (leave it at auto)")
+        return self
 
     @model_validator(mode="after")
     def _progress_rises(self) -> Self:

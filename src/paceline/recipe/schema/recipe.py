@@ -23,6 +23,12 @@ class Checkpoint(Section):
     keep: int = Field(3, ge=1)
     """Newest checkpoints kept, beside the best one."""
 
+    @model_validator(mode="after")
+    def _keeps_something(self) -> Self:
+        if self.every == "off" and self.keep != type(self).model_fields["keep"].default:
+            raise ValueError("keep has no effect with every off (set every=1ep)")
+        return self
+
 
 class Measure(Section):
     """How a run is timed."""
@@ -31,6 +37,12 @@ class Measure(Section):
     """Time each stage of a step."""
     warmup_steps: int = Field(10, ge=0)
     """First steps left out of throughput and stages."""
+
+    @model_validator(mode="after")
+    def _measures_something(self) -> Self:
+        if self.clock == "off" and self.warmup_steps != type(self).model_fields["warmup_steps"].default:
+            raise ValueError("warmup_steps has no effect with clock off (set clock=on)")
+        return self
 
 
 class Log(Section):
@@ -41,7 +53,8 @@ class Log(Section):
     tensorboard: Literal["auto", "on", "off"] = "auto"
     """Write TensorBoard events; `auto` does when it is installed."""
     samples: bool = False
-    """Each rank writes the samples of every step, with a checksum of their augmented pixels."""
+    """Each rank writes the samples of every step, with a checksum of their pixels as the loader hands them over: with
+    all augmentation where that is done on the host."""
 
 
 class Recipe(Section):

@@ -22,6 +22,8 @@ class _Warm(Section):
         shape = self.warmup_shape
         if shape != "linear" and self.warmup.value == 0:
             raise ValueError(f"warmup_shape {shape} has no effect without warm-up (set warmup=5ep)")
+        if self.warmup_start != 0 and self.warmup.value == 0:
+            raise ValueError("warmup_start has no effect without warm-up (set warmup=5ep)")
         if shape != "linear" and self.warmup_start == 0:
             raise ValueError(f"warmup_shape {shape} cannot start from 0 (set warmup_start=0.1)")
         return self
