@@ -43,15 +43,27 @@ def test_bfloat16_and_workers_run(tmp_path: Path) -> None:
     assert result.eval is not None and result.eval.images == 100
 
 
-def test_a_silent_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("data.augment=[pad_crop, flip, cutout, random_erasing, mixup, cutmix]", "train.ema=on", "train.clip_norm=1"),
+        *[
+            (f"optim.name={name}",)
+            for name in ("adamw", "rmsprop", "novograd", "lars", "lamb", "muon", "schedule_free")
+        ],
+    ],
+    ids=lambda words: words[0] if words else "plain",
+)
+def test_a_silent_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words) -> None:
     step = Trainer.train_step
 
-    def watched(self, batch, number):
-        torch.cuda.set_sync_debug_mode("error" if number >= 4 else "default")
+    def watched(self, batch, state):
+        torch.cuda.set_sync_debug_mode("error" if state.step >= 4 else "default")
         try:
-            return step(self, batch, number)
+            return step(self, batch, state)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(Trainer, "train_step", watched)
-    trained(tmp_path, "run", "log.every=8st")
+    trained(tmp_path, "run", "log.every=8st", *words)

@@ -12,11 +12,13 @@ from paceline.parallel.strategy import build_strategy
 from paceline.recipe.schema.parallel import Parallel
 from paceline.recipe.schema.train import Train
 from paceline.train.average import NoAverage
-from paceline.train.guard import Probe, Reporter, build_guard, build_undo
+from paceline.train.guard import Reporter, build_guard
 from paceline.train.loss import CrossEntropy
 from paceline.train.precision import DynamicScale, Precision
+from paceline.train.probe import Probe
 from paceline.train.schedule import Curve, Flat, WarmUp
 from paceline.train.state import TrainState
+from paceline.train.undo import build_undo
 from paceline.train.update import Update
 
 CPU = torch.device("cpu")

@@ -33,7 +33,8 @@ def ranks_to_start(text: str, world: World, recipe: Recipe) -> int:
             started = f"{count(world.world_size, 'rank')} were started by {world.launcher}"
             raise WorldError(f"--ranks: {text}, but {started} (leave --ranks out)")
         return world.world_size
-    ranks = count_ranks(text, os.environ)
+    is_one_process = recipe.parallel.strategy == "dataparallel"  # it drives all GPUs itself
+    ranks = 1 if text == "auto" and is_one_process else count_ranks(text, os.environ)
     gpus = count_gpus(os.environ)
     if recipe.parallel.device != "cpu" and 0 < gpus < ranks:
         here = count(gpus, "GPU")

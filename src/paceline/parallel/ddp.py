@@ -24,7 +24,7 @@ class DDP:
         self,
         device: torch.device,
         *,
-        bucket_mb: float,
+        bucket_mb: float | None,
         bucket_view: bool,
         static_graph: bool,
         compression: Compression,

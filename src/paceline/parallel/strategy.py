@@ -17,9 +17,6 @@ from paceline.parallel.ddp import DDP
 from paceline.parallel.single import DataParallel, SingleDevice
 from paceline.recipe.schema.parallel import Parallel
 
-TORCH_BUCKET_MB = 25.0
-"""What torch's DDP sends at once where it is not told."""
-
 
 class Strategy(Protocol):
     """Make one model out of the ranks' replicas, and numbers of the whole out of the ranks' shares."""
@@ -81,7 +78,7 @@ def build_strategy(section: Parallel, world: World, device: torch.device) -> Str
         case "ddp":
             return DDP(
                 device,
-                bucket_mb=TORCH_BUCKET_MB if section.bucket_mb == "auto" else section.bucket_mb,
+                bucket_mb=None if section.bucket_mb == "auto" else section.bucket_mb,
                 bucket_view=section.bucket_view,
                 static_graph=section.static_graph,
                 compression=build_compression(section),

@@ -28,6 +28,10 @@ def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
     details = error.errors(include_url=False)
     paths = [_path(detail["loc"], values, detail["type"] == "missing") for detail in details]
     # An unknown key explains what follows from it better than the other way round.
+    paths = [
+        detail["ctx"]["path"] if detail["type"] == "refused" else path
+        for path, detail in zip(paths, details, strict=True)
+    ]
     first = next(
         (path for path, detail in zip(paths, details, strict=True) if detail["type"] == "extra_forbidden"),
         paths[0],
@@ -83,8 +87,8 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
             return f"{tag!r} is not one of {', '.join(known)}{near_miss(tag, known)}"
         case "union_tag_not_found":
             return f"{_shown(detail['input'])} names no variant (write {{name: ...}})"
-        case "value_error":
-            return str(detail["ctx"]["error"])
+        case "refused" | "value_error":
+            return str(detail["ctx"].get("message") or detail["ctx"]["error"])
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"{_shown(detail['input'])} is a value where a section is needed (set a field below it)"
     wanted = ", or ".join(dict.fromkeys(_wanted(each) for each in details))

@@ -16,6 +16,7 @@ from paceline.recipe.schema.section import Off
 from paceline.recipe.schema.train import Ema
 from paceline.train.optimizers.schedule_free import ScheduleFree
 
+Named = Sequence[tuple[str, nn.Parameter]]
 UPDATES = "average.updates"
 """What the number of updates is called among the saved tensors."""
 
@@ -72,20 +73,23 @@ class ExponentialAverage:
     average <- decay * average + (1 - decay) * weights, from the initial weights on; with `warmup`, update n, from 0,
     uses min(decay, (1 + n) / (10 + n)), as TensorFlow's ExponentialMovingAverage does. Averages are float32, of
     float64 weights float64; integers, such as the count of batches, are copied. What no checkpoint holds
-    (non-persistent buffers) is left alone.
+    (non-persistent buffers) is left alone. `named` is what moves in place of the model's own tensors: the float32
+    copies of 16-bit weights.
     """
 
     exists = True
 
-    def __init__(self, model: nn.Module, decay: float, every: int, *, warmup: bool) -> None:
+    def __init__(self, model: nn.Module, decay: float, every: int, *, warmup: bool, named: Named = ()) -> None:
         self._decay = decay
         self._every = every
         self._warmup = warmup
         self._updates = torch.zeros((), dtype=torch.int64)  # on the host, where it is read at every update
         state = model.state_dict(keep_vars=True)
         self._names = list(state)
-        self._live = list(state.values())
-        self._averages = [_wide(tensor) for tensor in self._live]
+        self._live = [tensor.detach() for tensor in state.values()]
+        moved = dict(named)
+        self._sources = [moved.get(name, live).detach() for name, live in state.items()]
+        self._averages = [_wide(tensor) for tensor in self._sources]
         floating = [number for number, tensor in enumerate(self._live) if tensor.is_floating_point()]
         # Under FSDP parameters are sharded and buffers are not, and no operation over a list takes both.
         are_parameters = [isinstance(tensor, nn.Parameter) for tensor in state.values()]
@@ -101,8 +105,8 @@ class ExponentialAverage:
         decay = min(self._decay, (1 + made) / (10 + made)) if self._warmup else self._decay
         for numbers in filter(None, self._lists):
             averages = [self._averages[number] for number in numbers]
-            live = [self._live[number].to(average.dtype) for number, average in zip(numbers, averages, strict=True)]
-            torch._foreach_lerp_(averages, live, 1 - decay)
+            moved = [self._sources[number].to(average.dtype) for number, average in zip(numbers, averages, strict=True)]
+            torch._foreach_lerp_(averages, moved, 1 - decay)
         for number in self._copied:
             self._averages[number].copy_(self._live[number])
         self._updates += 1
@@ -155,16 +159,17 @@ class OptimizerAverage:
         _check_names(tensors, ())
 
 
-def build_average(section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer) -> Average:
+def build_average(section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer, named: Named = ()) -> Average:
     """Return the average of `train.ema`, or the optimizer's own, of the weights `model` has once it is prepared.
 
+    `named` is what the optimizer moves, by the model's names, where that may be others than the model's own.
     Raise `RecipeError` when both are asked for, or the optimizer moves other weights than the model's.
     """
     match section, optimizer:
         case Ema(), ScheduleFree():
             raise RecipeError("train.ema: has no effect with optim.name schedule_free, which averages (set it to off)")
         case Ema(), _:
-            return ExponentialAverage(model, section.decay, section.every, warmup=section.warmup)
+            return ExponentialAverage(model, section.decay, section.every, warmup=section.warmup, named=named)
         case _, ScheduleFree():
             return OptimizerAverage(model, optimizer)
         case _:

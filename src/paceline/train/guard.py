@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.core.errors import NonFiniteLossError
 from paceline.core.units import count
@@ -21,8 +21,11 @@ from paceline.parallel.strategy import Strategy
 from paceline.recipe.schema.train import Train
 from paceline.train.precision import DynamicScale, Precision, Scale
 
-MAX_SKIPS = 100
-"""Skipped steps in a row after which nothing can be hoped for."""
+MAX_SKIPS = 10
+"""Skipped steps in a row after which it is not the data: ten batches that share no image were all bad."""
+MAX_UNSETTLED = 3
+"""The same where weights are about to be judged or saved."""
+_FIX = "lower optim.lr, or set train.on_nonfinite=skip"
 
 
 @dataclass(frozen=True)
@@ -52,28 +55,6 @@ class Guard(Protocol):
         ...
 
 
-class Probe:
-    """Whether a rank's own gradient is finite, seen where backward ends: at the first layer that learns.
-
-    A NaN or an infinity in a gradient reaches the layers before it, so one small tensor a step tells. Where the
-    strategy keeps that tensor to itself, as FSDP does, it stays unseen.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
-        self._is_finite = torch.ones((), device=first.device)
-        first.register_hook(self._see)  # type: ignore[no-untyped-call]
-
-    def _see(self, gradient: Tensor) -> None:
-        self._is_finite = self._is_finite * torch.isfinite(gradient.detach()).all()
-
-    def take(self) -> Tensor:
-        """Return float32 [], 1 while all gradients since the last call were finite, else 0."""
-        seen = self._is_finite
-        self._is_finite = torch.ones_like(seen)
-        return seen
-
-
 @dataclass(frozen=True)
 class Reporter:
     """Find out where a bad number came from, and say it in one line. Every rank calls it in the same step."""
@@ -82,8 +63,8 @@ class Reporter:
     strategy: Strategy
     newest_checkpoint: Callable[[], str]
 
-    def error(self, step: Step) -> NonFiniteLossError:
-        """Return the error for `step`."""
+    def error(self, step: Step, last_good: str | None = None, fix: str = _FIX) -> NonFiniteLossError:
+        """Return the error for `step`; the last good checkpoint is the newest unless it is known to be another."""
         bad_losses = self.bad_losses(step)
         bad_gradients = self._ranks_where(step.gradient == 0)
         if bad_losses:
@@ -92,9 +73,9 @@ class Reporter:
             what = f"the gradient is no number on {bad_gradients}, though the loss is"
         else:
             what = "the gradient is no number, though the loss is on every rank"
+        checkpoint = last_good or self.newest_checkpoint()
         return NonFiniteLossError(
-            f"train: step {step.number}: {what}, at lr {step.lr:.4g}; last good checkpoint: {self.newest_checkpoint()} "
-            f"(lower optim.lr, or set train.on_nonfinite=skip)"
+            f"train: step {step.number}: {what}, at lr {step.lr:.4g}; last good checkpoint: {checkpoint} ({fix})"
         )
 
     def bad_losses(self, step: Step) -> str:
@@ -169,68 +150,36 @@ class StopSoon:
                 raise self.reporter.error(step)
 
 
-class Undo(Protocol):
-    """Take back what a forward pass has left in a model's buffers, such as the running statistics of batch norm."""
-
-    def keep(self) -> None:
-        """Remember the buffers after a good step."""
-        ...
-
-    def back(self) -> None:
-        """Put back what was remembered."""
-        ...
-
-
-class NothingToUndo:
-    """For guards that end the run: what the step has left is never used."""
-
-    def keep(self) -> None:
-        """Remember nothing."""
-
-    def back(self) -> None:
-        """Do nothing."""
-
-
-class KeptBuffers:
-    """A copy of the floating-point buffers, renewed after each good step."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-        self._kept = [buffer.detach().clone() for buffer in self._buffers]
-
-    @torch.no_grad()
-    def keep(self) -> None:
-        """Copy the buffers."""
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            kept.copy_(buffer)
-
-    @torch.no_grad()
-    def back(self) -> None:
-        """Copy them back."""
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            buffer.copy_(kept)
-
-
 @dataclass
 class Skip:
-    """Leave a bad step out, and end the run only when there are too many in a row."""
+    """Leave a bad step out, and end the run when there are too many in a row: then it is the weights that are bad.
+
+    That is `MAX_SKIPS`, or `MAX_UNSETTLED` where the weights are about to be judged or saved.
+    """
 
     reporter: Reporter
-    in_a_row: int = 0
+    _skipped: list[Step] = field(default_factory=list)
+    _last_good: str = "none"
 
     def passes(self, step: Step) -> bool:
         """Return whether the step is good."""
         if math.isfinite(step.norm.item()):
-            self.in_a_row = 0
+            self._skipped.clear()
             return True
-        self.in_a_row += 1
-        if self.in_a_row >= MAX_SKIPS:
-            error = self.reporter.error(step)
-            raise NonFiniteLossError(f"{error}; {count(MAX_SKIPS, 'step')} in a row were skipped")
+        if not self._skipped:
+            self._last_good = self.reporter.newest_checkpoint()
+        self._skipped.append(step)
+        self._check(MAX_SKIPS)
         return False
 
     def settle(self) -> None:
-        """Do nothing: every step has been looked at."""
+        """End the run when the steps just before were all bad."""
+        self._check(MAX_UNSETTLED)
+
+    def _check(self, too_many: int) -> None:
+        if len(self._skipped) >= too_many:
+            fix = f"{count(len(self._skipped), 'step')} in a row were skipped: lower optim.lr"
+            raise self.reporter.error(self._skipped[-1], self._last_good, fix)
 
 
 @dataclass(frozen=True)
@@ -253,11 +202,6 @@ class Scaled:
     def settle(self) -> None:
         """Pass it on."""
         self.inner.settle()
-
-
-def build_undo(section: Train, model: nn.Module) -> Undo:
-    """Return what undoes a skipped step, where steps are skipped for what their forward pass met."""
-    return KeptBuffers(model) if section.on_nonfinite == "skip" else NothingToUndo()
 
 
 def build_guard(section: Train, precision: Precision, reporter: Reporter, device: torch.device) -> Guard:

@@ -88,7 +88,9 @@ def _muon(section: schema.Muon, parameters: list[nn.Parameter], *, is_sharded: b
     if is_sharded:
         raise RecipeError("optim.name: muon needs whole matrices, and these are sharded (set parallel.strategy=ddp)")
     groups = muon_groups(section, parameters)
-    return Muon(groups, lr=section.lr, newton_schulz_steps=section.newton_schulz_steps, rescale=section.rescale)
+    dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.bfloat16
+    steps, rescale = section.newton_schulz_steps, section.rescale
+    return Muon(groups, lr=section.lr, newton_schulz_steps=steps, rescale=rescale, dtype=dtype)
 
 
 def _kernels(section: schema.Sgd | schema.Adam, device_type: str, *, is_sharded: bool) -> dict[str, bool]:

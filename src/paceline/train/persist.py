@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.core.errors import CheckpointError
 from paceline.parallel.strategy import Strategy
 from paceline.train.average import Average
 from paceline.train.checkpoint import Snapshot, load_optimizer, load_part, model_tensors, optimizer_tensors, read_state
@@ -61,7 +62,10 @@ class Persistent:
         if isinstance(self.optimizer, ScheduleFree):
             load_optimizer(self.optimizer, load_part(checkpoint, "optimizer"), shard_like=self.strategy.shard_like)
         elif self.average.exists:
-            self.average.load(load_part(checkpoint, "average"))
+            tensors = load_part(checkpoint, "average")
+            if not tensors:
+                raise CheckpointError(f"train.ema: {checkpoint} keeps no averaged weights (set train.ema=off)")
+            self.average.load(tensors)
 
     def _sharded(self, full: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {

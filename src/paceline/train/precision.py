@@ -83,7 +83,7 @@ class DynamicScale:
     good_steps: int = 0
 
     def undo(self, gradients: Sequence[Tensor]) -> None:
-        """Divide by the factor, a power of two, so nothing is rounded."""
+        """Divide by the factor, a power of two: exact but for what falls below the smallest number of the format."""
         torch._foreach_mul_(list(gradients), 1 / self.value)
 
     def grew_too_large(self) -> bool:
@@ -165,6 +165,7 @@ class MasterWeights:
 
     def named(self, model: nn.Module) -> Named:
         """Make and return the copies; parameters that are in float32 already, as norms are, stay themselves."""
+        assert not self._pairs, "the copies are made once"
         named = []
         for name, parameter in model.named_parameters():
             if parameter.dtype.itemsize > 2 or not parameter.requires_grad:

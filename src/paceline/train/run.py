@@ -30,7 +30,7 @@ from paceline.train.cadence import Cadence
 from paceline.train.checkpoint import Checkpoints, load_model, model_tensors
 from paceline.train.compiled import compiled
 from paceline.train.engine import StepSeed, Trainer
-from paceline.train.guard import Probe, Reporter, build_guard, build_undo
+from paceline.train.guard import Reporter, build_guard
 from paceline.train.journal import Journal
 from paceline.train.logsink import LogSink, Sinks, build_sinks, build_trace, require_tensorboard
 from paceline.train.loss import CrossEntropy
@@ -39,10 +39,12 @@ from paceline.train.outcome import summarise
 from paceline.train.parts import Parts
 from paceline.train.persist import Persistent
 from paceline.train.precision import Precision
+from paceline.train.probe import Probe
 from paceline.train.resume import check_rundir, finished, open_rundir
 from paceline.train.schedule import build_schedule
 from paceline.train.state import TrainState
 from paceline.train.stopping import build_stop_rule
+from paceline.train.undo import build_undo
 from paceline.train.update import Update
 
 
@@ -189,8 +191,9 @@ def _records(parts: Parts, rundir: RunDir, machine: dict[str, Any], state: Train
 def _persistent(parts: Parts, model: nn.Module, precision: Precision, strategy: Strategy) -> Persistent:
     """Build what moves the weights of a prepared `model`, and has a state of its own."""
     recipe = parts.recipe
-    optimizer = build_optimizer(recipe.optim, precision.weights.named(model), parts.device.type)
-    average = build_average(recipe.train.ema, model, optimizer)
+    named = precision.weights.named(model)
+    optimizer = build_optimizer(recipe.optim, named, parts.device.type)
+    average = build_average(recipe.train.ema, model, optimizer, named)
     return Persistent(model, optimizer, build_schedule(recipe.schedule, parts.plan), precision, average, strategy)
 
 

@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 from paceline.parallel.strategy import Strategy
 from paceline.train.average import Average
-from paceline.train.guard import Guard, Probe, Step, Undo
+from paceline.train.guard import Guard, Step
 from paceline.train.optim import set_lr
 from paceline.train.precision import Precision
+from paceline.train.probe import Probe
 from paceline.train.schedule import Schedule
 from paceline.train.state import TrainState
+from paceline.train.undo import Undo
 
 
 @dataclass(frozen=True)

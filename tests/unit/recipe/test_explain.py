@@ -128,7 +128,7 @@ NO_EFFECT = [
     ),
     (
         ["schedule.name=plateau", "train.eval_every=off"],
-        "recipe: schedule plateau has no effect with train.eval_every off (set train.eval_every=1ep)",
+        "schedule.name: plateau has no effect with train.eval_every off (set train.eval_every=1ep)",
     ),
 ]
 

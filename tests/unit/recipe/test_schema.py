@@ -188,7 +188,17 @@ def test_the_name_of_a_variant_is_written_first(resolve):
     ("words", "message"),
     [
         (["train.precision=bf16_master", "parallel.strategy=fsdp"], "(set train.precision=bf16)"),
-        (["train.precision=fp16_master", "optim.name=schedule_free"], "(set train.precision=fp16)"),
+        (
+            ["train.precision=fp16_master", "optim.name=schedule_free", "schedule.name=constant"],
+            "(set train.precision=fp16)",
+        ),
+        (["optim.name=schedule_free"], "(set schedule.name=constant)"),
+        (["train.precision=fp16_pure", "optim.name=adamw"], "(set train.precision=fp16_master)"),
+        (["train.precision=bf16", "parallel.strategy=dataparallel"], "(set train.precision=fp32, or strategy=ddp)"),
+        (["train.precision=fp16_pure", "parallel.compression=powersgd"], "(set train.precision=bf16_pure)"),
+        (["train.compile=max-autotune", "train.accumulate=2"], "(set train.compile=max-autotune-no-cudagraphs)"),
+        (["optim.name=lars", "optim.momentum=0", "optim.nesterov=true"], "(set momentum=0.9)"),
+        (["optim.name=novograd", "optim.betas=[0, 0.9]", "optim.grad_averaging=true"], "(set betas=[0.95, 0.98])"),
         (["train.precision=bf16_pure", "parallel.compression=bf16"], "(set compression=off)"),
         (["parallel.static_graph=true", "train.accumulate=2"], "(set train.accumulate=1, or static_graph=false)"),
         (["parallel.strategy=fsdp", "model.memory_format=channels_last"], "(set model.memory_format=auto)"),

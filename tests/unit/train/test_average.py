@@ -296,3 +296,22 @@ def test_sharded_weights_are_averaged_as_whole_ones_are() -> None:
 def local(tensor: Tensor) -> Tensor:
     """Return the part of `tensor` that this process has: all of it."""
     return tensor.to_local() if isinstance(tensor, dist.tensor.DTensor) else tensor
+
+
+def test_the_average_follows_the_copies_that_16_bit_weights_round_away() -> None:
+    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    master = nn.Parameter(torch.ones(1, 1))
+    nn.init.ones_(model.weight)
+    average = ExponentialAverage(model, 0.5, 1, warmup=False, named=[("weight", master)])
+    for step in range(20):
+        with torch.no_grad():
+            master.add_(1e-4)
+            model.weight.copy_(master)
+        average.update(step)
+    assert model.weight.item() == 1.0  # a step of bfloat16 beside 1 is 1/128
+    assert average.tensors()["weight"].item() == pytest.approx(1.0019, abs=5e-5)
+    with torch.no_grad():
+        average.tensors()["weight"].fill_(1.5)
+    with average.swapped():
+        assert model.weight.item() == 1.5 and master.item() < 1.01
+    assert model.weight.item() == 1.0

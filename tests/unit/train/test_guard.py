@@ -10,16 +10,16 @@ from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.schema.train import Train
 from paceline.train.guard import (
     MAX_SKIPS,
-    Probe,
     Reporter,
     Scaled,
     Skip,
     Step,
     StopAtOnce,
     StopSoon,
-    build_undo,
 )
 from paceline.train.precision import DynamicScale
+from paceline.train.probe import Probe
+from paceline.train.undo import build_undo
 
 REPORTER = Reporter(World.single(), SingleDevice(), lambda: "run/checkpoints/step-00000010")
 
@@ -77,8 +77,29 @@ def test_skipping_leaves_bad_steps_out_until_there_are_too_many_in_a_row() -> No
     assert guard.passes(step())
     for _ in range(MAX_SKIPS - 1):
         assert not guard.passes(step(norm=torch.nan))
-    with pytest.raises(NonFiniteLossError, match="100 steps in a row were skipped"):
+    with pytest.raises(NonFiniteLossError) as caught:
         guard.passes(step(norm=torch.nan))
+    assert str(caught.value).endswith("step-00000010 (10 steps in a row were skipped: lower optim.lr)")
+
+
+def test_the_last_good_checkpoint_is_the_one_from_before_the_skips() -> None:
+    newest = ["step-00000010"]
+    guard = Skip(Reporter(World.single(), SingleDevice(), lambda: newest[0]))
+    for number in range(MAX_SKIPS - 1):
+        guard.passes(step(norm=torch.nan))
+        newest[0] = f"step-{20 + number:08d}"
+    with pytest.raises(NonFiniteLossError, match="last good checkpoint: step-00000010 "):
+        guard.passes(step(norm=torch.nan))
+
+
+def test_weights_are_not_judged_or_saved_after_three_skips_in_a_row() -> None:
+    guard = Skip(REPORTER)
+    for _ in range(2):
+        guard.passes(step(norm=torch.nan))
+        guard.settle()
+    guard.passes(step(norm=torch.nan))
+    with pytest.raises(NonFiniteLossError, match="3 steps in a row were skipped"):
+        guard.settle()
 
 
 def test_skipping_takes_back_what_the_forward_pass_left_in_batch_norm() -> None:

@@ -46,6 +46,11 @@ class _Torch(_Optimizer):
     (benchmarks/optimizers.py), or foreach where torch has no fused one, as for SGD under fsdp."""
 
 
+def _check_nesterov(momentum: float, *, nesterov: bool) -> None:
+    if nesterov and momentum == 0:
+        raise ValueError("nesterov has no effect with momentum 0 (set momentum=0.9)")
+
+
 class Sgd(_Torch):
     """Stochastic gradient descent with momentum."""
 
@@ -59,8 +64,7 @@ class Sgd(_Torch):
 
     @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> Self:
-        if self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov has no effect with momentum 0 (set momentum=0.9)")
+        _check_nesterov(self.momentum, nesterov=self.nesterov)
         return self
 
 
@@ -119,6 +123,12 @@ class NovoGrad(_Optimizer):
     grad_averaging: bool = False
     """Weigh a new gradient by 1 - beta1, which makes the mean an average; otherwise it is a sum."""
 
+    @model_validator(mode="after")
+    def _an_average_has_a_past(self) -> Self:
+        if self.grad_averaging and self.betas[0] == 0:
+            raise ValueError("grad_averaging has no effect with betas[0] 0 (set betas=[0.95, 0.98])")
+        return self
+
 
 class Lars(_Optimizer):
     """LARS: SGD whose step follows the size of each layer (You et al. 2017, arXiv 1708.03888)."""
@@ -136,6 +146,11 @@ class Lars(_Optimizer):
     """Trust coefficient: the length of a layer's step, as a share of its weights', at learning rate 1."""
     eps: float = Field(1e-8, ge=0)
     """Added to the denominator."""
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Self:
+        _check_nesterov(self.momentum, nesterov=self.nesterov)
+        return self
 
 
 class Lamb(_Optimizer):
@@ -174,6 +189,11 @@ class Muon(_Optimizer):
     """Learning rate of the classifier's weights, times `sgd_lr`."""
     sgd_momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of what SGD moves, with Nesterov's look ahead."""
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Self:
+        _check_nesterov(self.momentum, nesterov=self.nesterov)
+        return self
 
 
 class ScheduleFree(_Optimizer):

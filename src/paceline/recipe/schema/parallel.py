@@ -23,7 +23,7 @@ class Parallel(Section):
     """ddp keeps a replica on every rank, fsdp shards weights, gradients and optimizer over them (FSDP2), and
     dataparallel drives all GPUs from one process, for comparison. One rank needs nothing."""
     bucket_mb: PositiveFloat | Auto = "auto"
-    """MiB of gradient that ddp sends at once; `auto` is torch's 25."""
+    """MiB of gradient that ddp sends at once; `auto` is torch's 25, after a first bucket of 1."""
     bucket_view: bool = True
     """ddp: gradients are views into what is sent, which saves a copy of each."""
     static_graph: bool = False

@@ -8,10 +8,10 @@ from pydantic import Field, model_validator
 
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.model import Model
-from paceline.recipe.schema.optim import OptimSection, ScheduleFree, Sgd
+from paceline.recipe.schema.optim import Adam, Lamb, OptimSection, RmsProp, ScheduleFree, Sgd
 from paceline.recipe.schema.parallel import Parallel
 from paceline.recipe.schema.schedule import Constant, Plateau, ScheduleSection
-from paceline.recipe.schema.section import CadenceDuration, Off, Section, Switch
+from paceline.recipe.schema.section import CadenceDuration, Off, Section, Switch, refuse
 from paceline.recipe.schema.train import Train
 
 
@@ -82,36 +82,59 @@ class Recipe(Section):
     """What is written down."""
 
     @model_validator(mode="after")
-    def _plateau_sees_evaluations(self) -> Self:
+    def _schedule_fits(self) -> Self:
         if isinstance(self.schedule, Plateau) and self.train.eval_every == "off":
-            raise ValueError("schedule plateau has no effect with train.eval_every off (set train.eval_every=1ep)")
+            refuse("schedule.name", "plateau has no effect with train.eval_every off (set train.eval_every=1ep)")
+        if isinstance(self.optim, ScheduleFree) and not isinstance(self.schedule, Constant):
+            name = self.schedule.name
+            refuse(
+                "schedule.name", f"{name} falls, and schedule_free averages in its place (set schedule.name=constant)"
+            )
         return self
 
     @model_validator(mode="after")
     def _precision_fits(self) -> Self:
-        precision, parallel = self.train.precision, self.parallel
+        precision, parallel, optim = self.train.precision, self.parallel, self.optim
         kind, _, scheme = precision.partition("_")
+        where = "train.precision"
         if scheme == "master" and parallel.strategy == "fsdp":
-            raise ValueError(f"fsdp shards weights of one type, {precision} has two (set train.precision={kind})")
-        if scheme == "master" and isinstance(self.optim, ScheduleFree):
-            raise ValueError(f"schedule_free averages what it moves, not copies (set train.precision={kind})")
+            refuse(where, f"{precision} has weights of two types, fsdp shards one (set train.precision={kind})")
+        if scheme == "master" and isinstance(optim, ScheduleFree):
+            refuse(
+                where, f"{precision} keeps copies, which schedule_free does not average (set train.precision={kind})"
+            )
+        if precision == "fp16_pure" and isinstance(optim, Adam | RmsProp | Lamb):
+            refuse(where, f"fp16_pure loses the squares that {optim.name} divides by (set train.precision=fp16_master)")
+        if kind in ("bf16", "amp") and not scheme and parallel.strategy == "dataparallel":
+            refuse(
+                where, f"{precision} is float16 in dataparallel's threads (set train.precision=fp32, or strategy=ddp)"
+            )
         if scheme and parallel.compression == kind:
-            raise ValueError(f"compression {kind} has no effect on gradients of {precision} (set compression=off)")
+            refuse("parallel.compression", f"{kind} has no effect on gradients of {precision} (set compression=off)")
+        if scheme and kind == "fp16" and parallel.compression == "powersgd":
+            refuse(
+                "parallel.compression",
+                f"powersgd divides by what is 0 in {precision} (set train.precision=bf16_{scheme})",
+            )
         return self
 
     @model_validator(mode="after")
     def _strategy_fits(self) -> Self:
-        parallel = self.parallel
-        if parallel.static_graph and self.train.accumulate > 1:
-            raise ValueError(
-                "static_graph cannot leave gradients unsent (set train.accumulate=1, or static_graph=false)"
+        parallel, train = self.parallel, self.train
+        if parallel.static_graph and train.accumulate > 1:
+            refuse(
+                "parallel.static_graph",
+                "true cannot leave gradients unsent (set train.accumulate=1, or static_graph=false)",
             )
+        if train.compile in ("reduce-overhead", "max-autotune") and train.accumulate > 1:
+            fix = "max-autotune-no-cudagraphs"
+            refuse("train.compile", f"{train.compile} overwrites gradients that accumulate (set train.compile={fix})")
         if parallel.strategy == "fsdp" and self.model.memory_format == "channels_last":
-            raise ValueError("fsdp shards contiguous weights, not channels_last (set model.memory_format=auto)")
+            refuse("model.memory_format", "channels_last is no layout that fsdp shards (set model.memory_format=auto)")
         if parallel.strategy == "dataparallel" and self.model.norm == "sync_batch":
-            raise ValueError("sync_batch needs a process for each GPU (set parallel.strategy=ddp)")
-        if parallel.strategy == "dataparallel" and self.train.compile != "off":
-            raise ValueError("dataparallel copies the model at every step, compiled or not (set train.compile=off)")
+            refuse("model.norm", "sync_batch needs a process for each GPU (set parallel.strategy=ddp)")
+        if parallel.strategy == "dataparallel" and train.compile != "off":
+            refuse("train.compile", "the copies that dataparallel makes are not compiled (set train.compile=off)")
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The base of every recipe section, and the types that several sections share."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import (
     BaseModel,
@@ -9,6 +9,7 @@ from pydantic import (
     PlainSerializer,
     WithJsonSchema,
 )
+from pydantic_core import PydanticCustomError
 
 from paceline.core.units import Duration
 
@@ -23,6 +24,11 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+
+def refuse(path: str, message: str) -> NoReturn:
+    """Raise the error of a validator over several sections, about the field at `path`."""
+    raise PydanticCustomError("refused", "{message}", {"path": path, "message": message})
 
 
 def _parse(value: object) -> Duration:

@@ -39,9 +39,10 @@ def moving_layers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, 
 
 def norms(tensors: list[Tensor]) -> Tensor:
     """Return the L2 norm of each of L tensors, [L] in float32 at least; of a sharded tensor, that of the whole."""
-    found = torch.stack(torch._foreach_norm(tensors))
-    whole = found.full_tensor() if isinstance(found, DTensor) else found
-    return whole.to(torch.promote_types(whole.dtype, torch.float32))
+    # Squares of 16-bit numbers overflow or are rounded away; shards do not know the argument for another format.
+    wide = [tensor.float() if tensor.dtype.itemsize < 4 else tensor for tensor in tensors]
+    found = torch.stack(torch._foreach_norm(wide))
+    return found.full_tensor() if isinstance(found, DTensor) else found
 
 
 def number(parameter: Tensor, value: float) -> Tensor:

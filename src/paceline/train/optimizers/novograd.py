@@ -61,5 +61,8 @@ def _mean_squares(layers: Layers, beta: float) -> list[Tensor]:
         if "square" not in state:
             state["square"] = square.clone()
         kept.append(state["square"])
+    # A first gradient of 0, as behind a branch that starts at zero, says nothing of the size of the next.
+    firsts = [torch.where(square == 0, new, square) for square, new in zip(kept, squares, strict=True)]
+    torch._foreach_copy_(kept, firsts)
     torch._foreach_lerp_(kept, squares, 1 - beta)
     return kept

@@ -49,7 +49,7 @@ def formula(section, name, weights):
         Muon(weight_decay=0.1, classifier_lr=0.5),
         Muon(weight_decay=0.1, decay_norm_and_bias=False, norm_and_bias_lr=3.0, nesterov=False),
         Muon(rescale=True, newton_schulz_steps=3),
-        Muon(rescale=True, weight_decay=0.1, sgd_momentum=0.0, momentum=0.0),
+        Muon(rescale=True, weight_decay=0.1, sgd_momentum=0.0, momentum=0.0, nesterov=False),
     ],
     ids=["decay", "spared", "rescaled", "rescaled decay"],
 )

@@ -18,7 +18,7 @@ def formula(section, name, weights):
     while True:
         gradient, lr = yield weights
         energy = np.sum(gradient**2)
-        square = energy if square is None else beta2 * square + (1 - beta2) * energy
+        square = energy if not square else beta2 * square + (1 - beta2) * energy
         mean = beta1 * mean + share * (gradient / (np.sqrt(square) + section.eps) + decay * weights)
         weights = weights - lr * mean
 
@@ -40,7 +40,6 @@ def test_novograd_follows_its_formula(section, walk, assert_same):
 def test_novograd_is_timms(grad_averaging, walk):
     timm = pytest.importorskip("timm.optim", reason="timm is not installed")
     parameters = walk.parameters()
-    del parameters["still"]  # timm takes a first gradient of 0 for no gradient yet
     groups = [{"params": list(parameters.values()), "lr_factor": 1.0}]
     theirs = timm.NvNovoGrad(groups, betas=(0.9, 0.95), weight_decay=0.1, grad_averaging=grad_averaging)
     expected = walk.take(theirs, parameters)
@@ -60,3 +59,18 @@ def test_a_layers_running_square_is_one_number_in_float32():
     assert square.shape == () and square.dtype == torch.float32
     assert square.item() == pytest.approx(6e6, rel=1e-3)  # the norm itself was rounded to float16
     assert torch.isfinite(weight).all()
+
+
+def test_a_first_gradient_of_zero_does_not_make_the_second_step_long():
+    lengths = {}
+    for first in (0.0, 1.0):
+        weight = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+        section = NovoGrad(lr=1.0, betas=(0.95, 0.98), weight_decay=0.0)
+        optimizer = build_optimizer(section, [("weight", weight)], "cpu")
+        for gradient in (first, 1.0):
+            before = weight.detach().clone()
+            weight.grad = torch.full_like(weight, gradient)
+            optimizer.step()
+            lengths[first] = (weight.detach() - before).norm().item()
+    assert lengths[0.0] == pytest.approx(1.0)  # as the first step of all is
+    assert lengths[1.0] == pytest.approx(1.95)
