@@ -80,7 +80,7 @@ def judged(way: Parallel, rank: int, world_size: int) -> dict[str, Tensor]:
     model = synchronise_norms(net(), CPU)
     replica = strategy.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    average = build_average(Ema(decay=0.5, warmup=False), model, optimizer)
+    average = build_average(Ema(decay=0.5, warmup=False), model, optimizer, list(model.named_parameters()))
     place = Placement(CPU, torch.float64, (0.5,) * 3, (0.25,) * 3, torch.contiguous_format)
     shards = [EvalShard(NUM_IMAGES, EVAL_BATCH, rank, world_size, of) for of in (None, 500)]
     judge = Judge(evaluator(place, strategy, shards[0]), average, evaluator(place, strategy, shards[1]))

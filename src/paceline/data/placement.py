@@ -19,7 +19,7 @@ class Placed(NamedTuple):
 class Placement:
     """Copy batches to `device` as uint8, a quarter of the bytes of float32, and normalise them there to `dtype`.
 
-    `mean` and `std` are per channel, of pixels in [0, 1].
+    `mean` and `std` are per channel, of pixels in [0, 1]. Types of 16 bits are computed in float32 and rounded once.
     """
 
     def __init__(
@@ -35,8 +35,9 @@ class Placement:
         self._dtype = dtype
         self._memory_format = memory_format
         shape = (1, len(mean), 1, 1)
-        self._mean = torch.tensor(mean, device=device, dtype=dtype).mul_(255).view(shape)
-        self._scale = torch.tensor(std, device=device, dtype=dtype).mul_(255).reciprocal_().view(shape)
+        self._computed = torch.promote_types(dtype, torch.float32)
+        self._mean = torch.tensor(mean, device=device, dtype=self._computed).mul_(255).view(shape)
+        self._scale = torch.tensor(std, device=device, dtype=self._computed).mul_(255).reciprocal_().view(shape)
 
     def __call__(self, batch: Batch) -> Placed:
         """Return the batch on the device; page-locked memory is copied without waiting."""
@@ -45,9 +46,5 @@ class Placement:
 
     def normalise(self, images: Tensor) -> Tensor:
         """Return `dtype` [N, C, H, W]: (pixels / 255 - mean) / std, per channel, in the model's memory format."""
-        floats = images.to(self._dtype, memory_format=self._memory_format)
-        return floats.sub_(self._mean).mul_(self._scale)
-
-    def numbers(self, values: Tensor) -> Tensor:
-        """Return `values` on the device, where collectives of its backend need them."""
-        return values.to(self._device)
+        floats = images.to(self._computed, memory_format=self._memory_format)
+        return floats.sub_(self._mean).mul_(self._scale).to(self._dtype)

@@ -8,10 +8,11 @@ from typing import Any, Literal, Self
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.units import Duration, count
+from paceline.recipe.effects import check_effects
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import CutMix, MixUp
 from paceline.recipe.schema.data import Progressive
-from paceline.recipe.schema.schedule import OneCycle
+from paceline.recipe.schema.schedule import OneCycle, Step
 
 DEFAULT_PHOTO_SIZE = 224
 
@@ -74,6 +75,8 @@ class Plan:
         peak_lr = recipe.optim.lr * lr_factor(recipe)
         eval_batch = 2 * micro_batch if data.eval_batch_size == "auto" else data.eval_batch_size
         image_size = _image_size(recipe, train)
+        train_sizes = _train_sizes(recipe, image_size, steps_per_epoch, total_steps)
+        check_effects(recipe, train, min(size for _, size in train_sizes))
         return cls(
             world_size=world_size,
             batch_size=data.batch_size,
@@ -86,7 +89,7 @@ class Plan:
             channels=train.channels,
             image_size=image_size,
             eval_image_size=image_size if data.eval_image_size == "auto" else data.eval_image_size,
-            train_sizes=_train_sizes(recipe, image_size, steps_per_epoch, total_steps),
+            train_sizes=train_sizes,
             steps_per_epoch=steps_per_epoch,
             dropped_images=train.num_images - steps_per_epoch * data.batch_size,
             total_steps=total_steps,
@@ -98,6 +101,7 @@ class Plan:
             notes=(
                 *(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
                 *_beyond_the_end(recipe, steps_per_epoch, total_steps),
+                *_below_the_size(train_sizes, image_size, total_steps),
             ),
         )
 
@@ -183,13 +187,30 @@ def _total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
 
 
 def _beyond_the_end(recipe: Recipe, steps_per_epoch: int, total_steps: int) -> list[str]:
-    """Return a sentence when the run ends before the learning rate has reached its peak."""
-    schedule = recipe.schedule
-    rise = schedule.peak_at if isinstance(schedule, OneCycle) else schedule.warmup
-    steps = _steps(rise, steps_per_epoch, recipe.data.batch_size, total_steps)
-    if steps < total_steps:
+    """Return a sentence when the run ends before the learning rate has reached its peak, or has fallen for once."""
+
+    def at(duration: Duration) -> int:
+        return _steps(duration, steps_per_epoch, recipe.data.batch_size, total_steps)
+
+    schedule, ends = recipe.schedule, f"schedule: the run ends at step {total_steps:,}"
+    notes = []
+    rise = at(schedule.peak_at if isinstance(schedule, OneCycle) else schedule.warmup)
+    if rise >= total_steps:
+        notes.append(f"{ends}, within its warm-up of {count(rise, 'step')}")
+    if isinstance(schedule, Step) and (first := min(map(at, schedule.milestones))) >= total_steps:
+        notes.append(f"{ends}, before its first milestone at {first:,}")
+    ema = recipe.train.ema
+    if ema != "off" and ema.every > total_steps:
+        notes.append(f"train.ema: the run ends at step {total_steps:,}, before the first update of the average")
+    return notes
+
+
+def _below_the_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, total_steps: int) -> list[str]:
+    """Return a sentence when the run ends before training images have reached their whole size."""
+    last = train_sizes[-1][1]
+    if last == image_size:
         return []
-    return [f"schedule: the run ends at step {total_steps:,}, within its warm-up of {count(steps, 'step')}"]
+    return [f"data.progressive: the run ends at step {total_steps:,}, at {last} of {image_size} pixels"]
 
 
 def _image_size(recipe: Recipe, info: DatasetInfo) -> int:

@@ -159,10 +159,10 @@ class OptimizerAverage:
         _check_names(tensors, ())
 
 
-def build_average(section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer, named: Named = ()) -> Average:
+def build_average(section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer, named: Named) -> Average:
     """Return the average of `train.ema`, or the optimizer's own, of the weights `model` has once it is prepared.
 
-    `named` is what the optimizer moves, by the model's names, where that may be others than the model's own.
+    `named` is what the optimizer moves, by the model's names, as `Weights.named` returns it.
     Raise `RecipeError` when both are asked for, or the optimizer moves other weights than the model's.
     """
     match section, optimizer:

@@ -88,6 +88,7 @@ def _muon(section: schema.Muon, parameters: list[nn.Parameter], *, is_sharded: b
     if is_sharded:
         raise RecipeError("optim.name: muon needs whole matrices, and these are sharded (set parallel.strategy=ddp)")
     groups = muon_groups(section, parameters)
+    # Who asks for float64 does not want directions of two digits.
     dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.bfloat16
     steps, rescale = section.newton_schulz_steps, section.rescale
     return Muon(groups, lr=section.lr, newton_schulz_steps=steps, rescale=rescale, dtype=dtype)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from paceline.core.dataset import ArraySource, Datasets, Source
 from paceline.core.errors import RecipeError
 from paceline.core.world import World
+from paceline.data.augment import needs_host
 from paceline.data.finish import Finish, build_finish
 from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.placement import Placement
@@ -46,10 +47,11 @@ class Parts:
 
     @property
     def workers(self) -> int:
-        """Decoding processes a rank: none for pixels in memory, else the rank's share of the cores but one."""
+        """Processes a rank prepares batches with: none for pixels in memory that a GPU can change itself, or a CPU is
+        to train on, else the rank's share of the cores but one."""
         if self.recipe.data.workers != "auto":
             return self.recipe.data.workers
-        if isinstance(self.datasets.train, ArraySource):
+        if isinstance(self.datasets.train, ArraySource) and not (self._is_gpu and needs_host(self.recipe.data)):
             return 0
         return min(_MAX_WORKERS, max(0, usable_cores() // self.world.local_world_size - 1))
 
@@ -135,10 +137,13 @@ class Parts:
 
     @property
     def _loader_options(self) -> LoaderOptions:
-        is_gpu = self.device.type == "cuda"
         where = self.recipe.data.augment_on
-        on_device = is_gpu if where == "auto" else where == "device"
-        return LoaderOptions(self.workers, pin_memory=is_gpu, on_device=on_device)
+        on_device = self._is_gpu if where == "auto" else where == "device"
+        return LoaderOptions(self.workers, pin_memory=self._is_gpu, on_device=on_device)
+
+    @property
+    def _is_gpu(self) -> bool:
+        return self.device.type == "cuda"
 
     @property
     def _memory_format(self) -> torch.memory_format:

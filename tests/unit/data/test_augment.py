@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from paceline.data.augment import Augment, build_augments, split_augments
-from paceline.data.augment.colour import ColorJitter
+from paceline.data.augment import Augment, build_augments, needs_host, split_augments
+from paceline.data.augment.colour import ColorJitter, adjust_hue
 from paceline.data.augment.geometry import Flip, PadCrop, Turn
 from paceline.recipe.schema.data import Data
 
@@ -27,6 +28,7 @@ ALL = Data(
         {"name": "cutout", "size": 5},
     )
 )
+OTHERS = Data(augment=("random_resized_crop", "flip", "mixup", "cutmix"))  # type: ignore[arg-type]
 MEAN = {1: (0.4,), 3: (0.4, 0.5, 0.6)}
 
 
@@ -74,8 +76,7 @@ def test_all_augments_are_built() -> None:
 
 
 def test_what_sizes_or_mixes_is_not_built_here() -> None:
-    others = Data(augment=("random_resized_crop", "flip", "mixup", "cutmix"))  # type: ignore[arg-type]
-    assert build_augments(others.augment, MEAN[3]) == (Flip(0.5),)
+    assert build_augments(OTHERS.augment, MEAN[3]) == (Flip(0.5),)
 
 
 def test_only_an_alternating_flip_has_alternating_draws() -> None:
@@ -157,6 +158,52 @@ def _jittered(image: torch.Tensor, draw: list[float], hue: float) -> torch.Tenso
         number, place = divmod(number, left)
         image = changes.pop(place)(image)
     return image
+
+
+def test_hue_of_a_batch_is_torchvisions_of_each_image_to_the_bit() -> None:
+    """Among random ones: grey, nearly grey and pure colours, and shifts that leave or wrap the wheel."""
+    images = torch.cat(
+        [pictures(40), pictures(20, 1).expand(-1, 3, -1, -1), pictures(20) // 64, pictures(20) // 128 * 255]
+    )
+    generator = torch.Generator().manual_seed(3)
+    shifts = torch.rand(100, dtype=torch.float64, generator=generator) - 0.5
+    shifts[::4] = torch.tensor([0.0, 0.5, -0.5, 1e-9, -1e-9], dtype=torch.float64).repeat(5)
+    for image, result, shift in zip(images, adjust_hue(images, shifts), shifts.tolist(), strict=True):
+        assert torch.equal(result, F.adjust_hue(image, shift))
+
+
+def test_hue_of_grey_images_stays() -> None:
+    images = pictures(channels=1)
+    assert torch.equal(adjust_hue(images, torch.full((12,), 0.3, dtype=torch.float64)), images)
+
+
+class _Counting(TorchDispatchMode):
+    """Count the operations that torch runs."""
+
+    num = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):  # type: ignore[no-untyped-def]
+        self.num += 1
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("number", range(len(ALL.augment)), ids=lambda number: f"{number}-{ALL.augment[number].name}")
+def test_no_augment_goes_through_its_images_one_by_one(number: int) -> None:
+    """The number of operations is bounded by that of the kinds of change, whatever the number of images."""
+    augment = build_augments(ALL.augment, MEAN[3])[number]
+    counted = []
+    for num in (200, 800):
+        with _Counting() as counting:
+            augment(pictures(num, size=5), draws(augment, num))
+        counted.append(counting.num)
+    assert counted[0] == counted[1] > 0
+
+
+def test_a_batch_needs_the_host_when_one_of_its_changes_does() -> None:
+    needing = {section.name for section in (*ALL.augment, *OTHERS.augment) if needs_host(Data(augment=(section,)))}
+    assert needing == {"color_jitter", "rand_augment", "trivial_augment", "random_resized_crop"}
+    assert needs_host(Data(augment=("flip", "color_jitter", "mixup")))  # type: ignore[arg-type]
+    assert not needs_host(Data())
 
 
 def test_what_needs_the_host_and_all_before_it_stays_there() -> None:

@@ -172,6 +172,32 @@ def test_the_size_never_passes_the_whole_one(plan):
     assert max(sizes(plan(*words))) == 192 <= 200
 
 
+@pytest.mark.parametrize(
+    ("epochs", "notes"),
+    [
+        (4, ("data.progressive: the run ends at step 40, at 24 of 28 pixels",)),
+        (8, ()),
+    ],
+)
+def test_a_plan_says_when_the_size_does_not_arrive(plan, epochs, notes):
+    """It rises at the start of epochs, of which the last begins at 75 % of 4 and at 88 % of 8."""
+    words = ["data.batch_size=100", f"train.epochs={epochs}", "data.progressive={start_size: 16, multiple: 4}"]
+    assert plan(*words).notes == notes
+
+
+@pytest.mark.parametrize(
+    ("milestones", "notes"),
+    [
+        ("[40st, 50st]", ("schedule: the run ends at step 40, before its first milestone at 40",)),
+        ("[100ep]", ("schedule: the run ends at step 40, before its first milestone at 1,000",)),
+        ("[39st, 100ep]", ()),
+    ],
+)
+def test_a_plan_says_when_the_learning_rate_never_falls(plan, milestones, notes):
+    words = ["data.batch_size=100", "train.epochs=4", f"schedule={{name: step, milestones: {milestones}}}"]
+    assert plan(*words).notes == notes
+
+
 def test_a_start_that_is_not_below_the_size_of_the_set_is_refused(plan, refusal):
     assert refusal(plan, "data.progressive={start_size: 28}") == (
         "data.progressive.start_size: 28 does not rise to image size 28 (lower it)"

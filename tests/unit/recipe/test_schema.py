@@ -210,6 +210,23 @@ def test_the_name_of_a_variant_is_written_first(resolve):
         (["schedule.warmup=0st", "schedule.warmup_shape=constant"], "(set warmup=5ep)"),
         (["train.eval_every=off", "train.eval_train=on"], "(set eval_every=1ep)"),
         (["data.augment=[mixup, flip]"], "only mixup or cutmix may follow it"),
+        (["data.augment=[mixup, cutmix, mixup]"], "data.augment: mixup is named twice (name it once)"),
+        (["data.augment=[cutmix, cutmix]"], "data.augment: cutmix is named twice (name it once)"),
+        (
+            ["data.augment=[{name: color_jitter, brightness: 0, contrast: 0, saturation: 0}]"],
+            "color_jitter has no effect with all strengths 0 (set one, or leave it out)",
+        ),
+        (
+            ["data.augment=[{name: random_erasing, scale: [0.1, 1.5]}]"],
+            "data.augment[0].scale[1]: 1.5 should be less than or equal to 1",
+        ),
+        (["data.augment=[{name: random_erasing, scale: [1, 1]}]"], "fits (lower scale[0], or set ratio)"),
+        (["data.augment=[{name: random_erasing, scale: [0.5, 1], ratio: [2, 3]}]"], "(lower scale[0], or set ratio)"),
+        (["data.augment=[{name: random_erasing, scale: [0.5, 1], ratio: [0.3, 0.5]}]"], "or set ratio)"),
+        (
+            ["data.augment=[{name: random_resized_crop, scale: [0.1, 1.5]}]"],
+            "data.augment[0].scale[1]: 1.5 should be less than or equal to 1",
+        ),
         (["data.progressive.start_size=32", "data.image_size=32"], "(lower it)"),
     ],
 )

@@ -21,6 +21,7 @@ from paceline.train.average import (
     build_average,
 )
 from paceline.train.optimizers.schedule_free import ScheduleFree
+from paceline.train.precision import MasterWeights
 
 
 def net(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -135,6 +136,65 @@ def test_small_steps_of_16_bit_weights_are_not_lost_in_the_average() -> None:
     assert average.tensors()["weight"].item() == pytest.approx(1.001, rel=1e-7)
 
 
+def test_the_average_follows_the_copies_that_16_bit_weights_round_away() -> None:
+    model, weights = nn.Linear(1, 1, bias=False).bfloat16(), MasterWeights()
+    nn.init.ones_(model.weight)
+    ((_, master),) = named = weights.named(model)
+    average = build_average(Ema(decay=0.5, warmup=False), model, torch.optim.SGD([master], 0.1), named)
+    with torch.no_grad():
+        master.add_(2.0**-10)
+    weights.spread()
+    average.update(0)
+    assert model.weight.item() == 1.0  # a step of bfloat16 beside 1 is 2^-7
+    assert average.tensors()["weight"].item() == 1 + 2.0**-11  # half way, and float32 holds it
+
+
+def test_the_average_of_copies_is_rounded_into_the_model_and_leaves_the_copies_alone() -> None:
+    model, weights = net(torch.bfloat16), MasterWeights()
+    named = weights.named(model)
+    average = ExponentialAverage(model, 0.5, 1, warmup=False, named=named)
+    move_copies(model, weights, 0)
+    average.update(0)
+    before, copies = copy.deepcopy(model.state_dict()), copy.deepcopy(weights.tensors())
+    expected = {name: each.to(before[name].dtype) for name, each in average.tensors().items() if name != UPDATES}
+    with average.swapped():
+        assert equal(model.state_dict(), expected) and not equal(before, expected)
+        assert equal(weights.tensors(), copies)
+    assert equal(model.state_dict(), before) and equal(weights.tensors(), copies)
+
+
+def test_an_average_of_copies_resumes_to_the_bit() -> None:
+    options = {"decay": 0.9, "every": 2, "warmup": True}
+    model, weights = net(torch.bfloat16), MasterWeights()
+    average = ExponentialAverage(model, named=weights.named(model), **options)
+    for step in range(5):
+        move_copies(model, weights, step)
+        average.update(step)
+    saved = [copy.deepcopy(each) for each in (model.state_dict(), weights.tensors(), average.tensors())]
+
+    resumed_model, resumed_weights = net(torch.bfloat16), MasterWeights()
+    resumed_model.load_state_dict(saved[0])
+    resumed = ExponentialAverage(resumed_model, named=resumed_weights.named(resumed_model), **options)
+    resumed_weights.load(saved[1])
+    resumed.load(saved[2])
+    for step in range(5, 11):
+        move_copies(model, weights, step)
+        average.update(step)
+        move_copies(resumed_model, resumed_weights, step)
+        resumed.update(step)
+    assert equal(resumed.tensors(), average.tensors()) and resumed.tensors()[UPDATES].item() == 5
+    assert equal(resumed_model.state_dict(), model.state_dict())
+
+
+def move_copies(model: nn.Module, weights: MasterWeights, step: int) -> None:
+    """Move the copies of `model`'s weights by less than bfloat16 tells apart, and its buffers, as a step would."""
+    move(model, step)
+    generator = torch.Generator().manual_seed(step)
+    for tensor in weights.tensors().values():
+        tensor.add_(1e-3 * torch.randn(tensor.shape, generator=generator))
+    weights.spread()
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_swapping_puts_the_averages_in_and_the_raw_weights_back_bit_by_bit(fails: bool) -> None:
     model = net(torch.float32)
@@ -218,7 +278,7 @@ def schedule_free(model: nn.Module) -> ScheduleFree:
 def test_schedule_frees_own_average_is_swapped_in() -> None:
     model = net(torch.float32)
     optimizer = schedule_free(model)
-    average = build_average("off", model, optimizer)
+    average = build_average("off", model, optimizer, list(model.named_parameters()))
     images = torch.randn(8, 3, 4, 4)
     for step in range(4):
         optimizer.zero_grad()
@@ -238,15 +298,16 @@ def test_schedule_frees_own_average_is_swapped_in() -> None:
 
 def test_the_recipe_and_the_optimizer_choose_the_average() -> None:
     model = net()
-    sgd = torch.optim.SGD(model.parameters(), 0.1)
-    assert isinstance(build_average("off", model, sgd), NoAverage)
-    assert isinstance(build_average(Ema(), model, sgd), ExponentialAverage)
-    assert isinstance(build_average("off", model, schedule_free(model)), OptimizerAverage)
+    sgd, named = torch.optim.SGD(model.parameters(), 0.1), list(model.named_parameters())
+    assert isinstance(build_average("off", model, sgd, named), NoAverage)
+    assert isinstance(build_average(Ema(), model, sgd, named), ExponentialAverage)
+    assert isinstance(build_average("off", model, schedule_free(model), named), OptimizerAverage)
 
 
 def test_the_fields_of_the_recipe_take_effect() -> None:
     model = net()
-    average = build_average(Ema(decay=0.75, every=2, warmup=False), model, torch.optim.SGD(model.parameters(), 0.1))
+    sgd, named = torch.optim.SGD(model.parameters(), 0.1), list(model.named_parameters())
+    average = build_average(Ema(decay=0.75, every=2, warmup=False), model, sgd, named)
     seen = course(model, average, 2)
     expected = 0.75 * seen[0]["3.bias"] + 0.25 * seen[2]["3.bias"]
     torch.testing.assert_close(average.tensors()["3.bias"], expected, rtol=1e-14, atol=1e-15)  # lerp's last bit
@@ -255,12 +316,13 @@ def test_the_fields_of_the_recipe_take_effect() -> None:
 def test_two_averages_at_once_are_refused() -> None:
     model = net()
     with pytest.raises(RecipeError, match=r"^train\.ema: has no effect with optim\.name schedule_free"):
-        build_average(Ema(), model, schedule_free(model))
+        build_average(Ema(), model, schedule_free(model), list(model.named_parameters()))
 
 
 def test_an_optimizer_that_moves_a_copy_of_the_weights_cannot_average_them() -> None:
+    model, copied = net(torch.bfloat16), net(torch.float32)
     with pytest.raises(RecipeError, match=r"^optim\.name: schedule_free keeps no master copy \(set train\.precision="):
-        build_average("off", net(torch.bfloat16), schedule_free(net(torch.float32)))
+        build_average("off", model, schedule_free(copied), list(copied.named_parameters()))
 
 
 @pytest.fixture
@@ -296,22 +358,3 @@ def test_sharded_weights_are_averaged_as_whole_ones_are() -> None:
 def local(tensor: Tensor) -> Tensor:
     """Return the part of `tensor` that this process has: all of it."""
     return tensor.to_local() if isinstance(tensor, dist.tensor.DTensor) else tensor
-
-
-def test_the_average_follows_the_copies_that_16_bit_weights_round_away() -> None:
-    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
-    master = nn.Parameter(torch.ones(1, 1))
-    nn.init.ones_(model.weight)
-    average = ExponentialAverage(model, 0.5, 1, warmup=False, named=[("weight", master)])
-    for step in range(20):
-        with torch.no_grad():
-            master.add_(1e-4)
-            model.weight.copy_(master)
-        average.update(step)
-    assert model.weight.item() == 1.0  # a step of bfloat16 beside 1 is 1/128
-    assert average.tensors()["weight"].item() == pytest.approx(1.0019, abs=5e-5)
-    with torch.no_grad():
-        average.tensors()["weight"].fill_(1.5)
-    with average.swapped():
-        assert model.weight.item() == 1.5 and master.item() < 1.01
-    assert model.weight.item() == 1.0

@@ -59,7 +59,7 @@ def test_mixing_micro_batches_is_mixing_the_batch(tmp_path: Path) -> None:
 
 
 def test_augmenting_on_the_device_changes_no_bit(tmp_path: Path) -> None:
-    words = ("data.augment=[pad_crop, {name: flip, mode: alternating}, cutout, rand_augment, mixup]",)
+    words = ("data.augment=[pad_crop, {name: flip, mode: alternating}, {name: cutout, size: 4}, rand_augment, mixup]",)
     shas = [
         trained(tmp_path, where, *words, f"data.augment_on={where}").read_result().weights_sha256
         for where in ("host", "device")

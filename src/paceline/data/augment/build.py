@@ -6,6 +6,7 @@ from paceline.data.augment.erase import Cutout, RandomErasing, mean_colour
 from paceline.data.augment.geometry import Flip, PadCrop, Turn
 from paceline.data.augment.protocol import Augment
 from paceline.recipe.schema import augment as sections
+from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.section import Section
 
 
@@ -25,6 +26,15 @@ def split_augments(
     needing = [position for position, augment in enumerate(augments) if augment.needs_host]
     first = (needing[-1] + 1 if needing else 0) if on_device else len(augments)
     return augments[:first], augments[first:]
+
+
+def needs_host(data: Data) -> bool:
+    """Say whether the host has more to do for a training batch than to gather it, even when a GPU changes batches.
+
+    It has when `data.augment` crops each picture by itself, or decides by the draws what is run.
+    """
+    crops = any(isinstance(section, sections.RandomResizedCrop) for section in data.augment)
+    return crops or any(augment.needs_host for augment in build_augments(data.augment, mean=()))
 
 
 def _move(section: Section) -> Augment | None:

@@ -12,6 +12,10 @@ from torchvision.transforms.v2 import functional as F
 
 from paceline.data.augment.grouped import Change, apply_in_turn
 
+_LEVELS = ((0, 3, 1), (2, 0, 1), (1, 0, 3), (1, 2, 0), (3, 1, 0), (0, 1, 2), (0, 3, 1))
+"""In each sixth of the colour wheel, and at its end, which of the highest, lowest, falling and rising level red, green
+and blue have."""
+
 
 @dataclass(frozen=True)
 class ColorJitter:
@@ -74,8 +78,39 @@ def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
-    """Return the images with their hue shifted by so many turns of the colour wheel, one by one."""
-    return torch.stack([F.adjust_hue(image, shift) for image, shift in zip(images, shifts.tolist(), strict=True)])
+    """Return the images with their hue shifted by so many turns of the colour wheel; grey stays.
+
+    The arithmetic, down to the bits, is what torchvision does to one image, and Pillow's `Convert.c` before it.
+    """
+    if images.shape[1] == 1:
+        return images
+    hue, saturation, value = _to_hsv(images.float().mul_(1 / 255))
+    hue.add_(shifts.float()[:, None, None])
+    hue.sub_(hue.floor())  # the bits of `remainder_(1)` in a fraction of its time
+    return _from_hsv(hue, saturation, value).mul_(256 - 1e-3).to(torch.uint8)  # as `F.to_dtype` scales
+
+
+def _to_hsv(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return hue, saturation and value in [0, 1], each [N, H, W], of red, green and blue in [0, 1], [N, 3, H, W]."""
+    darkest, value = pixels.aminmax(dim=1)
+    is_grey = darkest == value
+    span = value - darkest
+    saturation = span / value.masked_fill(is_grey, 1)
+    red, green, blue = ((value[:, None] - pixels) / span.masked_fill(is_grey, 1)[:, None]).unbind(1)
+    not_red = torch.where(pixels[:, 1] == value, red.add(2).sub_(blue), green.add(4).sub_(red))
+    hue = torch.where(pixels[:, 0] == value, blue - green, not_red)
+    return hue.mul_(1 / 6).add_(1).frac_(), saturation, value
+
+
+def _from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    """Return red, green and blue in [0, 1], [N, 3, H, W]."""
+    sixths = hue * 6
+    sector = sixths.floor()
+    spread = (sixths - sector).mul_(saturation)
+    rest = 1 - saturation
+    levels = torch.stack([value, rest * value, (1 - spread).mul_(value), (spread + rest).mul_(value)], dim=1)
+    at = torch.tensor(_LEVELS, device=hue.device)[sector.long()].movedim(3, 1)
+    return levels.clamp_(0, 1).gather(1, at)
 
 
 def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:

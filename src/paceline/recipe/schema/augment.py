@@ -14,6 +14,8 @@ def _rising(ends: tuple[float, float]) -> tuple[float, float]:
 
 
 Range = Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(_rising)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Shares = Annotated[tuple[Share, Share], AfterValidator(_rising)]
 
 
 class PadCrop(Section):
@@ -84,12 +86,18 @@ class ColorJitter(Section):
     hue: float = Field(0.0, ge=0, le=0.5)
     """Shift drawn from [-hue, hue], in turns of the colour wheel."""
 
+    @model_validator(mode="after")
+    def _does_something(self) -> Self:
+        if self.brightness == self.contrast == self.saturation == self.hue == 0:
+            raise ValueError("color_jitter has no effect with all strengths 0 (set one, or leave it out)")
+        return self
+
 
 class RandomResizedCrop(Section):
     """Cut a random area and aspect ratio out of the image and resize it to `data.image_size`."""
 
     name: Literal["random_resized_crop"] = "random_resized_crop"
-    scale: Range = (0.08, 1.0)
+    scale: Shares = (0.08, 1.0)
     """Smallest and largest share of the image's area."""
     ratio: Range = (0.75, 4 / 3)
     """Smallest and largest width : height."""
@@ -123,10 +131,19 @@ class RandomErasing(Section):
     name: Literal["random_erasing"] = "random_erasing"
     p: float = Field(0.25, gt=0, le=1)
     """Probability."""
-    scale: Range = (0.02, 1 / 3)
+    scale: Shares = (0.02, 1 / 3)
     """Smallest and largest share of the image's area."""
     ratio: Range = (0.3, 10 / 3)
     """Smallest and largest width : height."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        longest = max(1.0, self.ratio[0], 1 / self.ratio[1])  # of the most compact shape, in sides of a square
+        if self.scale[0] * longest >= 1:
+            raise ValueError(
+                "random_erasing has no effect: no rectangle of this scale and ratio fits (lower scale[0], or set ratio)"
+            )
+        return self
 
 
 class Cutout(Section):

@@ -58,11 +58,13 @@ class Data(Section):
 
     @field_validator("augment")
     @classmethod
-    def _order(cls, augment: tuple[Section, ...]) -> tuple[Section, ...]:
+    def _order(cls, augment: tuple[AugmentSection, ...]) -> tuple[AugmentSection, ...]:
         for position, section in enumerate(augment):
             if position > 0 and isinstance(section, RandomResizedCrop | Resize):
                 raise ValueError(f"{section.name} sets the size of the image, so it comes first, and only once")
             follow = augment[position + 1 :]
+            if isinstance(section, MixUp | CutMix) and any(each.name == section.name for each in follow):
+                raise ValueError(f"{section.name} is named twice (name it once)")
             if isinstance(section, MixUp | CutMix) and not all(isinstance(each, MixUp | CutMix) for each in follow):
                 raise ValueError(f"{section.name} mixes finished images, so only mixup or cutmix may follow it")
         return augment

@@ -1,7 +1,9 @@
 """What an optimizer sees of a parameter group: lists with one tensor a layer, for torch's foreach operations.
 
-They take a handful of kernels for all layers of a group on a GPU, and nothing here asks for a tensor's value, so the
-host never waits for one. How the layers are moved is each optimizer's own affair.
+On a GPU such an operation takes a few kernels for all layers of a group where its lists agree in shapes and formats.
+Where one list has a number [] for each layer, as a ratio of norms or a denominator is, torch goes through the layers
+one by one, a kernel each. Nothing here asks for a tensor's value, so the host never waits for one. How the layers are
+moved is each optimizer's own affair.
 """
 
 from collections.abc import Iterator

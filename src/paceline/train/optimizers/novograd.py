@@ -5,7 +5,8 @@ With the decay d, a layer's weights w move by
 
     v <- b2 v + (1 - b2) |g|^2, at first |g|^2;    m <- b1 m + s (g / (sqrt(v) + eps) + d w);    w <- w - lr m
 
-where s is 1, or 1 - b1 with `grad_averaging`, from the first step on.
+where s is 1, or 1 - b1 with `grad_averaging`, from the first step on. A v of 0 counts as none, as in timm's: after a
+first gradient of 0, the paper would divide the second by sqrt(1 - b2) times its norm.
 """
 
 from collections.abc import Iterable

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from paceline.recipe.schema.optim import Muon
-from paceline.train.optimizers.groups import muon_groups
 from paceline.train.optimizers.muon import Muon as MuonOptimizer
 
 
@@ -54,11 +53,7 @@ def formula(section, name, weights):
     ids=["decay", "spared", "rescaled", "rescaled decay"],
 )
 def test_muon_follows_its_formula(section, walk, assert_same):
-    parameters = walk.parameters()
-    groups = muon_groups(section, list(parameters.values()))
-    options = {"newton_schulz_steps": section.newton_schulz_steps, "rescale": section.rescale}
-    optimizer = MuonOptimizer(groups, lr=section.lr, dtype=torch.float64, **options)
-    assert_same(walk.take(optimizer, parameters), walk.reckon(partial(formula, section)))
+    assert_same(walk.follow(section), walk.reckon(partial(formula, section)))
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

@@ -1,0 +1,47 @@
+"""Settings of a recipe that can have no effect on its data set are refused here.
+
+What is known without the data set is refused by the schema; what a run is too short for is noted by the plan.
+"""
+
+from typing import NoReturn
+
+from paceline.core.dataset import DatasetInfo
+from paceline.core.errors import RecipeError
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.augment import ColorJitter, Cutout, PadCrop
+from paceline.recipe.schema.data import Data
+from paceline.recipe.schema.section import Section
+
+
+def check_effects(recipe: Recipe, info: DatasetInfo, smallest: int) -> None:
+    """Raise `RecipeError` for what has no effect on `info`'s images.
+
+    `smallest` is the height and width in pixels of the smallest images that are trained on.
+    """
+    if info.image_size is not None:
+        _check_sizing(recipe.data)
+    for position, section in enumerate(recipe.data.augment):
+        _check_augment(f"data.augment[{position}]", section, info.channels, smallest)
+
+
+def _check_sizing(data: Data) -> None:
+    """Refuse to crop pixels in memory in evaluation; they are resized whole, as `resize` and `stretch` would do."""
+    default = Data.model_fields["eval_crop"].default
+    if data.eval_crop != default:
+        reason = f"has no effect on {data.source.name}, whose images have one size and are resized whole"
+        _refuse("data.eval_crop", f"{data.eval_crop:g} {reason} (set data.eval_crop={default:g})")
+
+
+def _check_augment(path: str, section: Section, channels: int, smallest: int) -> None:
+    images = f"training images of {smallest}x{smallest}"
+    match section:
+        case PadCrop(padding=padding) if padding >= smallest:
+            _refuse(f"{path}.padding", f"{padding} is not less than the side of {images} (lower it)")
+        case Cutout(size=size) if size > 2 * smallest - 2:  # wherever its centre is
+            _refuse(f"{path}.size", f"{size} always blanks the whole of {images} (lower it)")
+        case ColorJitter(brightness=0, contrast=0) if channels == 1:
+            _refuse(path, "color_jitter has no effect on grey images but by brightness and contrast (set one)")
+
+
+def _refuse(path: str, reason: str) -> NoReturn:
+    raise RecipeError(f"{path}: {reason}")

@@ -1,0 +1,27 @@
+"""Placement: normalised in float32 at least, whatever the type of the weights, and rounded once."""
+
+import pytest
+import torch
+
+from paceline.data.placement import Placement
+
+MEAN, STD = (0.3047, 0.5071, 0.4865), (0.3756, 0.2673, 0.2564)
+PIXELS = torch.arange(256, dtype=torch.uint8).repeat(3, 1).view(1, 3, 16, 16)
+
+
+def normalised(dtype: torch.dtype) -> torch.Tensor:
+    place = Placement(torch.device("cpu"), dtype, MEAN, STD, torch.channels_last)
+    images = place.normalise(PIXELS)
+    assert images.dtype == dtype and images.is_contiguous(memory_format=torch.channels_last)
+    return images
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_types_of_16_bits_get_what_float32_gets_rounded_once(dtype: torch.dtype) -> None:
+    assert torch.equal(normalised(dtype), normalised(torch.float32).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_float32_and_float64_are_computed_in_themselves(dtype: torch.dtype) -> None:
+    mean, std = (torch.tensor(values, dtype=dtype).view(1, 3, 1, 1) * 255 for values in (MEAN, STD))
+    assert torch.equal(normalised(dtype), (PIXELS.to(dtype) - mean) * (1 / std))

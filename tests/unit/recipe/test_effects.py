@@ -1,0 +1,90 @@
+"""`recipe.effects`: a setting that can have no effect on the data, or in a run so short, is refused with what can."""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.dataset import DatasetInfo
+from paceline.recipe.load import load, preset_names
+from paceline.recipe.plan import Plan
+
+GREY = DatasetInfo("toy", "train", 1000, ("a", "b", "c"), 1, (28, 28), (0.5,), (0.25,))
+COLOUR = replace(GREY, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3)
+PHOTOS = replace(COLOUR, image_size=None)
+WHOLE = "has no effect on digits, whose images have one size and are resized whole"
+
+
+@pytest.fixture
+def plan(resolve):
+    """Return a function that plans the smallest recipe with overrides over it, for a data set."""
+
+    def derive(*words: str, info: DatasetInfo = GREY) -> Plan:
+        return Plan.derive(resolve(*words).recipe, 1, info, replace(info, split="val"))
+
+    return derive
+
+
+def test_an_average_that_the_run_is_too_short_for_is_noted(plan):
+    note = "train.ema: the run ends at step 10, before the first update of the average"
+    assert note in plan("train.steps=10", "train.ema.every=11").notes
+    assert note not in plan("train.steps=10", "train.ema.every=10").notes
+
+
+SIZING = [
+    ("data.eval_crop=0.9", f"data.eval_crop: 0.9 {WHOLE} (set data.eval_crop=0.875)"),
+]
+
+
+@pytest.mark.parametrize(("word", "message"), SIZING)
+def test_ways_to_size_photographs_are_refused_for_pixels_of_one_size(plan, refusal, word, message):
+    assert refusal(plan, word) == message
+    assert plan(word, info=PHOTOS).image_size == 224
+
+
+def test_no_preset_sizes_pixels_of_one_size_as_photographs():
+    photographs = {"folder", "manifest"}
+    others = [data for name in preset_names() if (data := load(name).recipe.data).source.name not in photographs]
+    assert len(others) > 20
+    assert {(data.eval_crop, data.eval_resize) for data in others} == {(0.875, "crop")}
+    assert not any(section.name == "resize" for data in others for section in data.augment)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "reflect"])
+def test_padding_of_a_whole_image_is_refused(plan, refusal, mode):
+    """Torch cannot reflect so much, and a crop from zeros could hold nothing else."""
+    word = "data.augment=[flip, {{name: pad_crop, padding: {}, mode: {}}}]"
+    assert refusal(plan, word.format(28, mode)) == (
+        "data.augment[1].padding: 28 is not less than the side of training images of 28x28 (lower it)"
+    )
+    assert plan(word.format(27, mode)).image_size == 28
+
+
+def test_padding_fits_the_smallest_images_that_are_trained_on(plan, refusal):
+    words = ["data.augment=[pad_crop]", "train.epochs=20"]
+    assert refusal(plan, *words, "data.progressive={start_size: 4, multiple: 4}").startswith(
+        "data.augment[0].padding: 4 is not less than the side of training images of 4x4 "
+    )
+    assert plan(*words, "data.progressive={start_size: 8, multiple: 4}").train_size(0) == 8
+
+
+def test_a_square_that_blanks_every_image_wherever_it_lies_is_refused(plan, refusal):
+    """From a corner pixel, 2 x 28 - 1 pixels reach the other end of 28, 2 x 28 - 2 do not."""
+    word = "data.augment=[{{name: cutout, size: {}}}]"
+    assert refusal(plan, word.format(55)) == (
+        "data.augment[0].size: 55 always blanks the whole of training images of 28x28 (lower it)"
+    )
+    assert plan(word.format(54)).image_size == 28
+
+
+@pytest.mark.parametrize("strengths", ["hue: 0.1", "saturation: 0.4", "saturation: 0, hue: 0.5"])
+def test_jitter_that_leaves_grey_images_alone_is_refused(plan, refusal, strengths):
+    word = f"data.augment=[{{name: color_jitter, brightness: 0, contrast: 0, {strengths}}}]"
+    assert refusal(plan, word) == (
+        "data.augment[0]: color_jitter has no effect on grey images but by brightness and contrast (set one)"
+    )
+    assert plan(word, info=COLOUR).channels == 3
+
+
+@pytest.mark.parametrize("word", ["data.augment=[color_jitter]", "data.augment=[{name: color_jitter, brightness: 0}]"])
+def test_jitter_of_which_something_is_left_may_change_grey_images(plan, word):
+    assert plan(word).channels == 1
