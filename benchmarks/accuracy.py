@@ -67,9 +67,9 @@ def over_seeds(values: list[float]) -> dict[str, Any]:
 
 
 def without_folders(command: str) -> str:
-    """Return `command` with the values of overrides that are paths replaced."""
+    """Return `command` with folders and files of this machine replaced."""
     words = [f"{word.partition('=')[0]}=DIR" if "=/" in word else word for word in command.split(" ")]
-    return " ".join(words)
+    return " ".join("OUT" if word.startswith("/") else word for word in words)
 
 
 if __name__ == "__main__":
