@@ -88,7 +88,9 @@ def test_a_folder_of_the_working_directory_is_no_module_of_ours(paceline, tmp_pa
 def test_weights_that_are_no_numbers_are_not_saved(paceline, tmp_path: Path) -> None:
     words = ("optim.lr=1e20", "model.norm=none", "log.every=9st", "train.eval_every=off", "checkpoint.every=5st")
     ended = paceline("train", *SMALL, *words, "train.steps=20", "--run-dir", "run")
-    assert ended.code == 1 and ended.err.startswith("error: train: the loss is ") and "by step 5" in ended.err
+    assert ended.code == 1 and len(ended.err.splitlines()) == 1
+    assert ended.err.startswith("error: train: step 2: the loss is no number on rank 0 of 1, at lr "), ended.err
+    assert "last good checkpoint: none" in ended.err
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
