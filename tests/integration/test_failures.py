@@ -204,10 +204,10 @@ from paceline.train.engine import Trainer
 
 step = Trainer.train_step
 
-def train_step(self, batch, number):
-    if os.environ["RANK"] == "1" and number == 3:
+def train_step(self, batch, state):
+    if os.environ["RANK"] == "1" and state.step == 3:
         raise RuntimeError("a bug on one rank")
-    return step(self, batch, number)
+    return step(self, batch, state)
 
 Trainer.train_step = train_step
 from paceline.cli import main
