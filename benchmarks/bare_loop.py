@@ -95,7 +95,8 @@ def train(
     """Train `model` on `source`; yield the loss, float32 [], after every step. `mean` and `std` are of [0, 1]."""
     model.train()
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=peak_lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    options = {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4, "fused": True}
+    optimizer = torch.optim.SGD(model.parameters(), lr=peak_lr, **options)
     shift = (torch.tensor(mean) * 255).view(1, -1, 1, 1)
     scale = (torch.tensor(std) * 255).reciprocal().view(1, -1, 1, 1)
     loss_sum, logged_s = torch.zeros(()), time.perf_counter()

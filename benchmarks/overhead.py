@@ -210,7 +210,7 @@ def check_same_work(recipe: Recipe) -> dict[str, Any]:
         (parts, recorder), *_ = made
         source = ((batch.images, batch.labels) for batch in recorder.kept)
         ours = [loss.item() for loss in bare_steps(parts, source, bare_log)]
-        num_parameters = count_parameters(parts.model()), count_parameters(copied(parts))
+        num_parameters = count_parameters(initial(parts)), count_parameters(copied(parts))
     largest = max(abs(one - other) for one, other in zip(theirs, ours, strict=True))
     if len(theirs) != CHECKED_STEPS or largest > LOSS_TOLERANCE or num_parameters[0] != num_parameters[1]:
         sys.exit(f"error: the loops differ: losses {theirs} and {ours}, parameters {num_parameters}")
@@ -247,9 +247,14 @@ def bare_steps(parts: Parts, source: Iterator[Any], log: Any) -> Iterator[object
 def copied(parts: Parts) -> nn.Module:
     """Return the bare network with paceline's initial weights: the tensors of both are in the same order."""
     model = ResNet18(num_classes=parts.plan.num_classes, width=parts.recipe.model.width)
-    theirs = parts.model().state_dict().values()
+    theirs = initial(parts).state_dict().values()
     model.load_state_dict(dict(zip(model.state_dict(), theirs, strict=True)))
     return model
+
+
+def initial(parts: Parts) -> nn.Module:
+    """Return paceline's network as a run starts with it."""
+    return parts.model(parts.precision(), is_new=True)
 
 
 def count_parameters(model: nn.Module) -> int:
