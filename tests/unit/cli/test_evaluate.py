@@ -46,7 +46,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.mark.parametrize(("name", "step"), [("last", 8), ("best", 4), ("4", 4), ("8", 8)])
 def test_a_checkpoint_is_chosen_by_its_name(run: Path, taken: list[Path], name: str, step: int) -> None:
-    assert evaluate(run, [], "1", name, port=0, as_json=True) == 0
+    assert evaluate(run, [], "1", name, port=0, as_json=True, per_class=False) == 0
     assert [path.name for path in taken] == [f"step-{step:08d}"]
 
 
@@ -71,11 +71,11 @@ def test_a_checkpoint_that_is_not_there_is_refused_in_one_line(
     run: Path, taken: list[Path], name: str, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind) as caught:
-        evaluate(run, [], "1", name, port=0, as_json=True)
+        evaluate(run, [], "1", name, port=0, as_json=True, per_class=False)
     assert message in str(caught.value) and len(str(caught.value).splitlines()) == 1
     assert taken == []
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is not a run directory"):
-        evaluate(tmp_path, [], "1", "last", port=0, as_json=True)
+        evaluate(tmp_path, [], "1", "last", port=0, as_json=True, per_class=False)

@@ -33,7 +33,7 @@ def record(step: int, report: EvalReport) -> EvalRecord:
 REPORTS = {
     (): EvalReport(val=judged(0.5)),
     ("train.ema.decay=0.9",): EvalReport(val=judged(0.5), ema=judged(0.625)),
-    ("optim.name=schedule_free",): EvalReport(val=judged(0.5), ema=judged(0.625)),
+    ("optim.name=schedule_free", "schedule.name=constant"): EvalReport(val=judged(0.5), ema=judged(0.625)),
     ("train.eval_train=on",): EvalReport(val=judged(0.5), train=judged(0.75)),
     ("train.ema.decay=0.9", "train.eval_train=on"): EvalReport(val=judged(0.5), ema=judged(0.625), train=judged(0.75)),
 }
