@@ -29,9 +29,9 @@ COMMON = (
 WEIGHTS = "optim.weight_decay=5e-4"
 REFERENCE = ("data.batch_size=128", "optim.name=sgd", "optim.lr=0.1", "optim.nesterov=true", WEIGHTS)
 OPTIMIZERS: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
-    "sgd": (("optim.name=sgd", "optim.nesterov=true", WEIGHTS), (0.4, 1.6)),
-    "lars": (("optim.name=lars", "optim.trust=0.02", WEIGHTS, "optim.decay_norm_and_bias=false"), (1.0, 4.0)),
-    "novograd": (("optim.name=novograd", "optim.grad_averaging=true", "optim.weight_decay=1e-3"), (0.05, 0.15)),
+    "sgd": (("optim.name=sgd", "optim.nesterov=true", WEIGHTS), (0.4, 1.6, 6.4)),
+    "lars": (("optim.name=lars", "optim.trust=0.02", WEIGHTS, "optim.decay_norm_and_bias=false"), (4.0, 16.0)),
+    "novograd": (("optim.name=novograd", "optim.grad_averaging=true", "optim.weight_decay=1e-3"), (0.15, 1.0, 4.0)),
 }
 
 
