@@ -15,8 +15,8 @@ from paceline.core.errors import CheckpointError, RecipeError
 from paceline.recipe.schema.section import Off
 from paceline.recipe.schema.train import Ema
 from paceline.train.optimizers.schedule_free import ScheduleFree
+from paceline.train.precision import Named
 
-Named = Sequence[tuple[str, nn.Parameter]]
 UPDATES = "average.updates"
 """What the number of updates is called among the saved tensors."""
 
