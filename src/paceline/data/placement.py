@@ -31,7 +31,7 @@ class Placement:
         memory_format: torch.memory_format,
     ) -> None:
         self.mean = mean
-        self._device = device
+        self.device = device
         self._dtype = dtype
         self._memory_format = memory_format
         shape = (1, len(mean), 1, 1)
@@ -42,7 +42,7 @@ class Placement:
     def __call__(self, batch: Batch) -> Placed:
         """Return the batch on the device; page-locked memory is copied without waiting."""
         here = (batch.images, batch.labels, batch.draws)
-        return Placed(*(tensor.to(self._device, non_blocking=True) for tensor in here))
+        return Placed(*(tensor.to(self.device, non_blocking=True) for tensor in here))
 
     def normalise(self, images: Tensor) -> Tensor:
         """Return `dtype` [N, C, H, W]: (pixels / 255 - mean) / std, per channel, in the model's memory format."""

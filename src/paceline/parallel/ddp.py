@@ -1,9 +1,10 @@
 """A replica of the model on every rank, whose gradients are averaged while backward runs."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,6 +48,16 @@ class DDP:
         )
         self._compress(self._module)
         return self._module
+
+    def rehearse(self, step: Callable[[], None]) -> None:
+        """Call `step` once, so that a process that resumes sums gradients in the order of one that never stopped.
+
+        Torch groups parameters into buckets anew after the first backward pass of a process, by the order in which
+        gradients arrived. Which ones share a bucket decides in which order the ranks' numbers are added, which on
+        more than two ranks shows in the last bits.
+        """
+        if dist.get_world_size() > 2:
+            step()
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context without communication for all but the final micro-batch.

@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer state in shards, one a rank, gathered layer by layer where they are needed."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,9 @@ class FSDP:
         # Backward begins at once with what the root holds itself, so there is no point in dropping it.
         self._root = fully_shard(model, mesh=self._mesh, reshard_after_forward=False)
         return model
+
+    def rehearse(self, step: Callable[[], None]) -> None:
+        """Do nothing: the first step is like the others."""
 
     @contextlib.contextmanager
     def accumulate(self, *, final: bool) -> Iterator[None]:

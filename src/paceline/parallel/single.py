@@ -1,7 +1,7 @@
 """One process, with nothing to join: on one device, or driving all GPUs of its node from one thread each."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -14,6 +14,9 @@ class SingleDevice:
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the model itself."""
         return model
+
+    def rehearse(self, step: Callable[[], None]) -> None:
+        """Do nothing: the first step is like the others."""
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing."""
@@ -58,6 +61,9 @@ class DataParallel:
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the model wrapped for all visible GPUs."""
         return nn.DataParallel(model)
+
+    def rehearse(self, step: Callable[[], None]) -> None:
+        """Do nothing: the first step is like the others."""
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing."""

@@ -4,7 +4,7 @@ Each strategy has its own file; this one says what they share, and chooses.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -25,6 +25,13 @@ class Strategy(Protocol):
         """Return the module to call in training; its replicas start equal. `model` may be changed in place.
 
         The optimizer is made, and weights are loaded, from `model` afterwards.
+        """
+        ...
+
+    def rehearse(self, step: Callable[[], None]) -> None:
+        """Call `step`, a forward and backward pass that leaves nothing behind, where the first pass is unlike the others.
+
+        Every rank must call it, after `prepare` and before the first step of a process.
         """
         ...
 

@@ -40,6 +40,7 @@ from paceline.train.parts import Parts
 from paceline.train.persist import Persistent
 from paceline.train.precision import Precision
 from paceline.train.probe import Probe
+from paceline.train.rehearsal import rehearsal
 from paceline.train.resume import check_rundir, finished, open_rundir
 from paceline.train.schedule import build_schedule
 from paceline.train.state import TrainState
@@ -117,6 +118,8 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, met: Meeting, *
     replica = compiled(strategy.prepare(model), recipe.train.compile)
     persistent = _persistent(parts, model, precision, strategy)
     state = persistent.restore(Path(start_from)) if start_from else TrainState()
+    place = parts.placement(precision)
+    strategy.rehearse(lambda: rehearsal(model, replica, place, precision, parts.plan, state.step))
 
     machine = describe_machine()
     sinks = _records(parts, rundir, machine, state, invocation)  # what is refused before this leaves nothing behind

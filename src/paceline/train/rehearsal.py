@@ -1,0 +1,26 @@
+"""A step before the first: a forward and a backward pass on black images that leave nothing behind."""
+
+import torch
+from torch import nn
+
+from paceline.data.placement import Placement
+from paceline.recipe.plan import Plan
+from paceline.train.precision import Precision
+from paceline.train.undo import KeptBuffers
+
+
+def rehearsal(
+    model: nn.Module, replica: nn.Module, place: Placement, precision: Precision, plan: Plan, step: int
+) -> None:
+    """Send images of the shape of global step `step` through `replica` of `model` and back.
+
+    Buffers, such as the running statistics of batch norm, are put back, and the gradients are dropped.
+    """
+    size = plan.train_size(step)
+    images = torch.zeros(plan.micro_batch, plan.channels, size, size, dtype=torch.uint8, device=place.device)
+    buffers = KeptBuffers(model)
+    with precision.autocast():
+        logits = replica(place.normalise(images))
+    logits.float().sum().backward()
+    model.zero_grad(set_to_none=True)
+    buffers.back()
