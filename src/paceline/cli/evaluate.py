@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
-from paceline.core.errors import CheckpointError, RecipeError
+from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
 from paceline.recipe.load import RUN_RECIPE, load
 from paceline.recipe.patch import Patch
@@ -32,20 +32,13 @@ def evaluate(
 
 
 def _chosen(rundir: RunDir, name: str) -> Path:
-    from paceline.train.checkpoint import Checkpoints, read_state
+    from paceline.train.checkpoint import Checkpoints, Keep
 
-    checkpoints = Checkpoints(rundir.checkpoints, keep=1)
-    newest = checkpoints.newest()
-    if newest is None:
-        raise CheckpointError(f"{rundir.checkpoints}: holds no checkpoint (train with checkpoint.every set)")
+    checkpoints = Checkpoints(rundir.checkpoints, Keep(1))
     if name == "last":
-        return newest
+        return checkpoints.last()
     if name == "best":
-        best = read_state(newest)["train"]["best_step"]
-        if not (rundir.checkpoints / f"step-{best:08d}").is_dir():
-            at = f"step {best}" if best >= 0 else "no step: nothing was evaluated"
-            raise CheckpointError(f"--checkpoint: best was at {at}, which was not saved (use last, or a step's number)")
-        return checkpoints.at(best)
+        return checkpoints.best()
     if not name.isdecimal():
         raise RecipeError(f"--checkpoint: {name!r} is not a checkpoint (write last, best or a step's number)")
     return checkpoints.at(int(name))

@@ -22,7 +22,8 @@ class Plan:
     """What a run will do, in steps and images. Every error of divisibility is raised while making one.
 
     `batch_size` is global; `rank_batch` is a rank's share of it and `micro_batch` what a rank computes at once.
-    `dropped_images` are left out at the end of each epoch, other ones every time. A cadence of 0 means never.
+    `dropped_images` are left out at the end of each epoch, other ones every time. A cadence of 0 means never;
+    `checkpoint_every_s` is in seconds, the others are in steps.
     `train_sizes` are (first step, size in pixels from there on), in order. `notes` are what the data set wants a user
     to know.
     """
@@ -44,6 +45,9 @@ class Plan:
     total_steps: int
     eval_every: int
     checkpoint_every: int
+    checkpoint_every_s: float
+    checkpoint_keep_every: int
+    check_replicas_every: int
     log_every: int
     peak_lr: float
     lr_sentence: str
@@ -68,10 +72,13 @@ class Plan:
         total_steps = _total_steps(recipe, steps_per_epoch)
 
         def every(duration: Duration | Literal["off"]) -> int:
-            if duration == "off":
+            if duration == "off" or duration.is_time:
                 return 0
             return max(1, _steps(duration, steps_per_epoch, data.batch_size, total_steps))
 
+        save = recipe.checkpoint
+        checkpoint_every, checkpoint_keep_every = every(save.every), every(save.keep_every)
+        _check_kept(recipe, checkpoint_every, checkpoint_keep_every)
         peak_lr = recipe.optim.lr * lr_factor(recipe)
         eval_batch = 2 * micro_batch if data.eval_batch_size == "auto" else data.eval_batch_size
         image_size = _image_size(recipe, train)
@@ -94,7 +101,10 @@ class Plan:
             dropped_images=train.num_images - steps_per_epoch * data.batch_size,
             total_steps=total_steps,
             eval_every=every(recipe.train.eval_every),
-            checkpoint_every=every(recipe.checkpoint.every),
+            checkpoint_every=checkpoint_every,
+            checkpoint_every_s=save.every.seconds if save.every != "off" and save.every.is_time else 0.0,
+            checkpoint_keep_every=checkpoint_keep_every,
+            check_replicas_every=every(recipe.parallel.check_replicas),
             log_every=every(recipe.log.every),
             peak_lr=peak_lr,
             lr_sentence=lr_sentence(recipe, peak_lr),
@@ -261,6 +271,15 @@ def _progressed(progressive: Progressive, image_size: int, step: int, begin: int
         return image_size
     size = start + (image_size - start) * (step - begin) / (end - begin)
     return min(image_size, max(start, round(size / multiple) * multiple))
+
+
+def _check_kept(recipe: Recipe, every: int, keep_every: int) -> None:
+    """Raise `RecipeError` for checkpoints that are to be kept and are never written."""
+    if keep_every and (not every or keep_every % every):
+        raise RecipeError(
+            f"checkpoint.keep_every: {recipe.checkpoint.keep_every} is no multiple of checkpoint.every "
+            f"{recipe.checkpoint.every} (make it one)"
+        )
 
 
 def _check_statistics(recipe: Recipe, info: DatasetInfo) -> None:

@@ -14,7 +14,7 @@ from paceline.core.results import EvalReport, EvalResult
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.yamlfile import write_text
-from paceline.train.checkpoint import Checkpoints, Snapshot
+from paceline.train.checkpoint import Checkpoints, Keep, Snapshot
 
 RAW = EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)
 REPORT = EvalReport(val=RAW, ema=RAW, classes=ClassTable((ClassCount("a", 8, 4),)))
@@ -26,8 +26,8 @@ def run(tmp_path: Path) -> Path:
     text = write_text(load("digits", Patch.parse(["parallel.device=cpu"])).recipe.to_dict())
     (tmp_path / "recipe.yaml").write_text(text)
     for step in (4, 8):
-        values = {"train": {"best_step": 4}}
-        Checkpoints(tmp_path / "checkpoints", keep=9).save(step, 4, Snapshot({"model": {}, "optimizer": {}}, values))
+        snapshot = Snapshot({"model": {}, "optimizer": {}}, {"train": {"best_step": 4}})
+        Checkpoints(tmp_path / "checkpoints", Keep(9)).save(step, 4, snapshot)
     return tmp_path
 
 

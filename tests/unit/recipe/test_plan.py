@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.dataset import DatasetInfo
-from paceline.core.errors import DataError
+from paceline.core.errors import DataError, RecipeError
 from paceline.core.units import Duration
 from paceline.recipe.plan import Plan, divide_batch, lr_factor, lr_sentence
 
@@ -30,6 +30,7 @@ def test_every_integer_of_a_worked_example(plan):
     words = ["data.batch_size=96", "train.accumulate=2", "train.epochs=2.5", "train.eval_every=1ep"]
     words += ["checkpoint.every=20%", "log.every=200img", "optim.lr=0.1", "optim.lr_scaling=linear"]
     words += ["optim.base_batch_size=24", "schedule.warmup=1ep"]
+    words += ["checkpoint.keep_every=1ep", "parallel.check_replicas=2ep"]
     assert plan(*words, world_size=4) == Plan(
         world_size=4,
         batch_size=96,
@@ -48,6 +49,9 @@ def test_every_integer_of_a_worked_example(plan):
         total_steps=25,
         eval_every=10,
         checkpoint_every=5,
+        checkpoint_every_s=0.0,
+        checkpoint_keep_every=10,
+        check_replicas_every=20,
         log_every=2,
         peak_lr=0.4,
         lr_sentence="0.1 at 24 -> 0.4 at 96, linear, 1 epoch of warm-up",
@@ -364,3 +368,16 @@ LINEAR = ["optim.lr=0.1", "optim.lr_scaling=linear", "optim.base_batch_size=256"
 def test_the_decision_about_the_learning_rate_is_one_sentence(resolve, words, sentence):
     recipe = resolve(*words).recipe
     assert lr_sentence(recipe, recipe.optim.lr * lr_factor(recipe)) == sentence
+
+
+def test_checkpoints_in_time_have_no_cadence_in_steps(plan):
+    made = plan("checkpoint.every=1.5min")
+    assert (made.checkpoint_every, made.checkpoint_every_s) == (0, 90.0)
+    assert plan("checkpoint.every=off").checkpoint_every_s == 0
+
+
+@pytest.mark.parametrize("every", ["3st", "10min"])
+def test_checkpoints_to_keep_for_good_are_ones_that_are_written(plan, every):
+    with pytest.raises(RecipeError, match=f"checkpoint.keep_every: 10st is no multiple of checkpoint.every {every}"):
+        plan(f"checkpoint.every={every}", "checkpoint.keep_every=10st")
+    assert plan("checkpoint.every=5st", "checkpoint.keep_every=10st").checkpoint_keep_every == 10

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from paceline.recipe.schema.augment import AugmentSection, CutMix, MixUp, RandomResizedCrop, Resize
-from paceline.recipe.schema.section import Auto, Off, Section, TrainingDuration
+from paceline.recipe.schema.section import Auto, Off, Section, TimeDuration, TrainingDuration
 from paceline.recipe.schema.source import Digits, SourceSection
 
 
@@ -55,6 +55,13 @@ class Data(Section):
     """Per channel, of pixels in [0, 1]; `auto` is the data set's."""
     workers: NonNegativeInt | Auto = "auto"
     """Processes a rank decodes with; 0 decodes in the rank itself."""
+    worker_timeout: TimeDuration = "5min"
+    """How long a rank waits for a batch from a worker before the run fails."""
+    on_bad_image: Literal["fail", "skip"] = "fail"
+    """What an image file that cannot be read or decoded does: end the run, or be counted and listed while another
+    one stands in for it in training, and none in evaluation."""
+    max_bad_images: int = Field(100, ge=1)
+    """Different bad images after which the run ends all the same."""
 
     @field_validator("augment")
     @classmethod
@@ -73,6 +80,8 @@ class Data(Section):
     def _says_what_takes_effect(self) -> Self:
         if self.eval_resize == "stretch" and self.eval_crop != type(self).model_fields["eval_crop"].default:
             raise ValueError("eval_crop has no effect with eval_resize stretch (set eval_resize=crop)")
+        if self.on_bad_image == "fail" and self.max_bad_images != type(self).model_fields["max_bad_images"].default:
+            raise ValueError("max_bad_images has no effect with on_bad_image fail (set on_bad_image=skip)")
         if self.augment_on != "auto" and not self.augment:
             raise ValueError(f"augment_on {self.augment_on} has no effect without augment (leave it at auto)")
         return self

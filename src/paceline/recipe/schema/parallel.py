@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from paceline.recipe.schema.section import Auto, Off, Section, TimeDuration
+from paceline.recipe.schema.section import Auto, CadenceDuration, Off, Section, TimeDuration
 
 _ONLY_OF = {
     "bucket_mb": "ddp",
@@ -12,6 +12,7 @@ _ONLY_OF = {
     "static_graph": "ddp",
     "compression": "ddp",
     "powersgd_rank": "ddp",
+    "check_replicas": "ddp",
     "reshard": "fsdp",
 }
 
@@ -39,7 +40,9 @@ class Parallel(Section):
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Collective library; `auto` is nccl for GPUs and gloo for CPUs."""
     timeout: TimeDuration = "10min"
-    """How long a rank waits for another before the run fails."""
+    """How long a rank waits for another, or for its own step to end, before the run fails."""
+    check_replicas: CadenceDuration | Off = "off"
+    """ddp: compare the ranks' weights, by a hash, every so many steps, and end the run where they differ."""
     threads: PositiveInt | Auto = "auto"
     """CPU threads a rank computes with; `auto` shares the node's cores. Another number gives other bits."""
 

@@ -11,22 +11,43 @@ from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.optim import Adam, Lamb, OptimSection, RmsProp, ScheduleFree, Sgd
 from paceline.recipe.schema.parallel import Parallel
 from paceline.recipe.schema.schedule import Constant, Plateau, ScheduleSection
-from paceline.recipe.schema.section import CadenceDuration, Off, Section, Switch, refuse
+from paceline.recipe.schema.section import (
+    CadenceDuration,
+    Off,
+    SaveCadenceDuration,
+    Section,
+    Switch,
+    TimeDuration,
+    refuse,
+)
 from paceline.recipe.schema.train import Train
 
 
 class Checkpoint(Section):
     """When the state is saved, and how many saves are kept."""
 
-    every: CadenceDuration | Off = "1ep"
-    """How often; the end of the run always is, unless off."""
+    every: SaveCadenceDuration | Off = "1ep"
+    """How often, in training (1ep, 500st) or in time (10min); the end of the run always is, unless off."""
     keep: int = Field(3, ge=1)
-    """Newest checkpoints kept, beside the best one."""
+    """Newest checkpoints kept."""
+    keep_best: Switch = "on"
+    """Keep that of the best evaluation too."""
+    keep_every: CadenceDuration | Off = "off"
+    """Keep for good those of every so many steps or epochs too."""
+    background: Switch = "on"
+    """Write while training goes on, from a copy of the state in host memory; off holds training up."""
+    on_failure: Literal["warn", "stop"] = "warn"
+    """What a checkpoint that cannot be written does: a warning, and the next one may succeed, or the end of the run."""
+    grace: TimeDuration = "60s"
+    """How long the ranks have to finish a step and save after a signal to stop; those left are then killed."""
 
     @model_validator(mode="after")
     def _keeps_something(self) -> Self:
-        if self.every == "off" and self.keep != type(self).model_fields["keep"].default:
-            raise ValueError("keep has no effect with every off (set every=1ep)")
+        if self.every != "off":
+            return self
+        for name in ("keep", "keep_best", "keep_every", "background", "on_failure"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect with every off (set every=1ep)")
         return self
 
 

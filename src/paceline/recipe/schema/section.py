@@ -49,6 +49,11 @@ def _parse_cadence(value: object) -> Duration:
     return duration
 
 
+def _parse_save_cadence(value: object) -> Duration:
+    duration = _parse(value)
+    return _parse_time(duration) if duration.is_time else _parse_cadence(duration)
+
+
 def _parse_time(value: object) -> Duration:
     duration = _parse(value)
     if not duration.is_time or duration.seconds <= 0:
@@ -68,3 +73,4 @@ def _annotated(parse: Any, pattern: str) -> Any:
 TrainingDuration = _annotated(_parse_training, r"^\d+(\.\d+)?\s*(ep|st|img|%)$")
 CadenceDuration = _annotated(_parse_cadence, r"^\d+(\.\d+)?\s*(ep|st|img|%)$")
 TimeDuration = _annotated(_parse_time, r"^\d+(\.\d+)?\s*(s|min|h)$")
+SaveCadenceDuration = _annotated(_parse_save_cadence, r"^\d+(\.\d+)?\s*(ep|st|img|%|s|min|h)$")

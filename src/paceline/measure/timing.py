@@ -1,0 +1,34 @@
+"""Time one kind of work that is done again and again. What a training step is made of, `measure.clock` times."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import final
+
+
+@final
+class Timer:
+    """Sum up the seconds of turns. A turn may begin in one thread and end in another, but turns never overlap."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self.turns = 0
+        self.total_s = 0.0
+
+    def begin(self) -> float:
+        """Return when a turn begins, in seconds, which `end` asks for."""
+        return self._now()
+
+    def end(self, began_s: float) -> None:
+        """Add the turn that began at `began_s`."""
+        self.total_s += self._now() - began_s
+        self.turns += 1
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Return a context that is one turn, also when it raises."""
+        began_s = self.begin()
+        try:
+            yield
+        finally:
+            self.end(began_s)

@@ -1,0 +1,151 @@
+"""The files of a checkpoint: safetensors for tensors, JSON for the rest, and a manifest with a digest of each file.
+
+Nothing is unpickled, so a checkpoint cannot run code. What is written is whole and plain: which strategy wrote it, and
+on how many ranks, cannot be told from it. Where checkpoints lie, and which of them stay, `folder` knows.
+"""
+
+import errno
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from paceline.core.errors import CheckpointError
+from paceline.train.checkpoint.tensorfile import file_sha256, open_plain, tensor_pieces, write_file
+
+FORMAT_VERSION = 2
+MODEL, OPTIMIZER = "model", "optimizer"
+_SUFFIX, _STATE, _MANIFEST = ".safetensors", "state.json", "manifest.json"
+_ALWAYS = {MODEL + _SUFFIX, OPTIMIZER + _SUFFIX, _STATE}
+_PART = re.compile(r"[a-z_]+\.safetensors")
+_MAX_JSON_BYTES = 64 << 20  # ours have some thousand; a foreign one may be as long as the disk
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint holds: whole tensors by part and name, and plain values for JSON.
+
+    The parts `model` and `optimizer` are always there; others, such as `average`, where there is such a thing.
+    """
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    values: Mapping[str, Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """How large the tensors are: all but some thousand bytes of a checkpoint."""
+        return sum(tensor.nbytes for part in self.tensors.values() for tensor in part.values())
+
+
+def write(folder: Path, snapshot: Snapshot) -> None:
+    """Write the files of a checkpoint into a new, empty `folder`; they are on the disk by then. Raise `OSError`.
+
+    The manifest comes last. Its form, and the place of `format_version`, are for good: by them any version of
+    paceline tells a checkpoint that is newer than itself from a damaged one.
+    """
+    assert {MODEL, OPTIMIZER} <= snapshot.tensors.keys(), "a checkpoint has a model and an optimizer"
+    digests = {}
+    for name, tensors in snapshot.tensors.items():
+        file = f"{name}{_SUFFIX}"
+        assert _PART.fullmatch(file), f"{name} is no name of a part"
+        digests[file] = write_file(folder / file, tensor_pieces(tensors))
+    values = {"format_version": FORMAT_VERSION, **snapshot.values}
+    digests[_STATE] = write_file(folder / _STATE, [_json(values)])
+    write_file(folder / _MANIFEST, [_json(digests)])
+    sync_folder(folder)
+
+
+def verify(path: Path) -> None:
+    """Raise `CheckpointError` when a file of checkpoint `path` is missing or not what was written."""
+    damage = damage_of(path)
+    if damage:
+        raise CheckpointError(f"{damage} (remove {path.name} to use the one before)")
+
+
+def damage_of(path: Path) -> str:
+    """Return which file of checkpoint `path` is damaged, and how, in one line; nothing where it is whole."""
+    if path.is_symlink():
+        return f"{path}: cannot be read: it is a link"
+    try:
+        digests = _read_json(path / _MANIFEST)
+        if not isinstance(digests, dict) or not digests.keys() >= _ALWAYS:
+            raise ValueError(f"{_MANIFEST} does not list the checkpoint's files")
+        unlisted = sorted({each.name for each in path.glob(f"*{_SUFFIX}")} - digests.keys())
+        if unlisted:
+            raise ValueError(f"{_MANIFEST} does not list {unlisted[0]}")
+        foreign = next((name for name in digests if name != _STATE and not _PART.fullmatch(name)), None)
+        if foreign:
+            raise ValueError(f"{_MANIFEST} lists {foreign!r:.80}, which is no file of a checkpoint")
+        damaged = next((name for name, digest in digests.items() if file_sha256(path / name) != digest), None)
+    except (OSError, ValueError) as error:
+        return f"{path}: cannot be read: {error}"
+    return f"{path / damaged}: is damaged: its SHA-256 is not the manifest's" if damaged else ""
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return `state.json` of checkpoint `path`. Raise `CheckpointError` when it cannot be used."""
+    try:
+        values = _read_json(path / _STATE)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path / _STATE}: cannot be read: {error} (remove {path.name} to use the one before)"
+        ) from None
+    version = values.get("format_version") if isinstance(values, dict) else None
+    if version != FORMAT_VERSION:
+        fix = "update paceline" if isinstance(version, int) and version > FORMAT_VERSION else "train it again"
+        raise CheckpointError(f"{path}: has format {version!r:.20}, this paceline reads {FORMAT_VERSION} ({fix})")
+    assert isinstance(values, dict)
+    return values
+
+
+def load_part(path: Path, name: str) -> dict[str, Tensor]:
+    """Return the whole tensors of part `name`, on the CPU; none where checkpoint `path` has no such part.
+
+    Does not look for damage, which `verify` and `load_model` do. Raise `CheckpointError` for a file of another kind.
+    """
+    file = path / f"{name}{_SUFFIX}"
+    if not os.path.lexists(file):
+        return {}
+    try:
+        os.close(open_plain(file))
+        return load_file(file)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error} (remove {path.name} to use the one before)") from None
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in folder `path` onto the disk. Raise `OSError`, but not where folders cannot be synced."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # as PostgreSQL's fsync_fname: some file systems refuse
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, indent=2, allow_nan=False).encode() + b"\n"
+
+
+def _read_json(path: Path) -> object:
+    """Return the values of a JSON file. Raise `OSError`, or `ValueError` for anything else that is wrong with it."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        text = file.read(_MAX_JSON_BYTES + 1)
+    if len(text) > _MAX_JSON_BYTES:
+        raise ValueError(f"{path.name} is longer than {_MAX_JSON_BYTES >> 20} MiB")
+    try:
+        values: object = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no JSON: {error}") from None
+    return values

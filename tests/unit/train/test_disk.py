@@ -1,0 +1,151 @@
+"""`train.disk`: a run that could not write, or not save, is told so before its first step."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.core.errors import RecipeError
+from paceline.core.rundir import RunDir
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema.recipe import Checkpoint
+from paceline.train.average import build_average
+from paceline.train.checkpoint import model_tensors, optimizer_tensors
+from paceline.train.disk import check_disk, expected_bytes
+from paceline.train.optim import build_optimizer
+from paceline.train.persist import Persistent
+from paceline.train.precision import build_precision
+
+MIB = 2**20
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch):
+    """Return a function that gives the disk so many free bytes."""
+
+    def set_free(number: int, total: int = 1 << 40) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(total, total - number, number))
+
+    return set_free
+
+
+def warnings_of(folder: Path, section: Checkpoint, state_bytes: int) -> list[str]:
+    said: list[str] = []
+    check_disk(RunDir(folder), section, state_bytes, said.append)
+    assert not list(folder.glob(".*")), "the probe stays"
+    return said
+
+
+def test_a_disk_with_room_for_all_says_nothing(tmp_path: Path, free) -> None:
+    free(50 * MIB)
+    assert warnings_of(tmp_path, Checkpoint(keep=3), 10 * MIB) == []
+
+
+def test_a_disk_with_room_for_some_is_a_warning_with_numbers(tmp_path: Path, free) -> None:
+    free(50 * MIB - 1)
+    assert warnings_of(tmp_path, Checkpoint(keep=3), 10 * MIB) == [
+        f"checkpoint: {tmp_path} has 50.0 MiB free, 5 checkpoints of 10.0 MiB take 50.0 MiB (free some space, or set "
+        "checkpoint.keep=2)"
+    ]
+
+
+def test_checkpoints_that_are_there_already_need_no_more_room(tmp_path: Path, free) -> None:
+    for step in range(3):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    free(20 * MIB)
+    assert warnings_of(tmp_path, Checkpoint(keep=3), 10 * MIB) == []
+
+
+# matrix: 30
+def test_a_disk_on_which_not_even_one_fits_is_refused(tmp_path: Path, free) -> None:
+    free(10 * MIB - 1)
+    with pytest.raises(RecipeError) as caught:
+        warnings_of(tmp_path, Checkpoint(keep=1), 10 * MIB)
+    assert str(caught.value) == (
+        f"checkpoint: {tmp_path} has 10.0 MiB free, a checkpoint takes 10.0 MiB (free some space, name another with "
+        "--run-dir, or set checkpoint.every=off)"
+    )
+    assert warnings_of(tmp_path, Checkpoint(every="off"), 10 * MIB) == []
+
+
+def test_a_file_system_that_does_not_know_its_size_is_not_judged(tmp_path: Path, free) -> None:
+    free(0, total=0)
+    assert warnings_of(tmp_path, Checkpoint(), 10 * MIB) == []
+
+
+# matrix: 31
+def test_a_folder_that_is_gone_is_refused_with_its_path_and_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        warnings_of(tmp_path / "gone", Checkpoint(), 1)
+    assert str(caught.value) == (
+        f"--run-dir: {tmp_path}/gone cannot be written to: No such file or directory (name another)"
+    )
+
+
+CHECK = """
+import sys
+from pathlib import Path
+from paceline.core.rundir import RunDir
+from paceline.recipe.schema.recipe import Checkpoint
+from paceline.train.disk import check_disk
+try:
+    check_disk(RunDir(Path(sys.argv[1])), Checkpoint(), 1, print)
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+# matrix: 31
+@pytest.mark.parametrize(("mount", "reason"), [("ro", "Read-only file system"), ("size=4k", "No space left on device")])
+def test_a_mount_that_takes_nothing_is_refused(tmp_path: Path, mount: str, reason: str) -> None:
+    """The superuser may write anywhere but here. The tiny one is filled by its folder and a byte."""
+    script = 'mount -t tmpfs -o "$1" tmpfs "$2" && { echo x > "$2/x"; true; } && exec "$3" -c "$4" "$2"'
+    command = ["unshare", "-m", "sh", "-c", script, "sh", mount, str(tmp_path), sys.executable, CHECK]
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("only root may mount a file system in a name space of its own")
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if "mount:" in ended.stderr or "unshare:" in ended.stderr:
+        pytest.skip(f"no mount here: {ended.stderr.splitlines()[0]}")
+    assert ended.stdout == f"RecipeError: --run-dir: {tmp_path} cannot be written to: {reason} (name another)\n"
+
+
+WORDS = [
+    "sgd",
+    "sgd optim.momentum=0 optim.nesterov=false",
+    "adam",
+    "adamw",
+    "rmsprop",
+    "lars",
+    "lamb",
+    "novograd",
+    "muon",
+]
+WORDS += ["schedule_free schedule.name=constant", "sgd train.ema.decay=0.9", "sgd train.precision=bf16_master"]
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_the_size_of_a_checkpoint_is_known_before_the_first_step(words: str) -> None:
+    recipe = load("digits", Patch.parse([f"optim.name={words.split()[0]}", *words.split()[1:]])).recipe
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.Linear(64, 100))
+    precision = build_precision(recipe.train.precision, torch.device("cpu"))
+    precision.lower(model)
+    named = list(precision.weights.named(model))
+    optimizer = build_optimizer(recipe.optim, named, "cpu")
+    average = build_average(recipe.train.ema, model, optimizer, named)
+    persistent = Persistent(model, optimizer, None, precision, average, None)
+    before = expected_bytes(persistent, recipe.optim)
+    for _, parameter in named:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    parts = [model_tensors(model), optimizer_tensors(optimizer), precision.weights.tensors(), average.tensors()]
+    exact = sum(tensor.nbytes for part in parts for tensor in part.values())
+    assert expected_bytes(persistent, recipe.optim) == exact
+    # Counts of steps, a few bytes a parameter; Muon's other parameters have a second moment of their own.
+    assert before == pytest.approx(exact, rel=0.3 if words == "muon" else 0.01)

@@ -1,0 +1,57 @@
+"""A run that leaves early says so where it could not be saved."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.core.errors import CheckpointError
+from paceline.core.results import CheckpointResult
+from paceline.train.attempts import Spent
+from paceline.train.saver import NoWriter, Saver
+from paceline.train.state import TrainState
+
+
+class Kept:
+    """A writer that has saved `saved_step`, after `failed` failures."""
+
+    def __init__(self, saved_step: int, failed: int) -> None:
+        self.saved_step, self.failed, self.steps = saved_step, failed, []
+
+    def save(self, step, best_step, snapshot) -> None:
+        self.steps.append((step, best_step, snapshot))
+
+    def flush(self) -> None:
+        self.steps.append("flushed")
+
+    def result(self) -> CheckpointResult:
+        return CheckpointResult(saved=1, failed=self.failed, stall_s=0, write_s=0, bytes=0)
+
+    def close(self) -> None: ...
+
+
+def persistent():
+    return SimpleNamespace(capture=lambda state, facts: (state.step, facts))
+
+
+def test_it_saves_what_persists_and_waits_for_it() -> None:
+    writer = Kept(7, 0)
+    saver = Saver(persistent(), {"world_size": 2}, writer, Spent)
+    state = TrainState(step=7, best_step=3)
+    saver(state)
+    saver.finish(state, "preempted")
+    assert writer.steps == [(7, 3, (7, {"world_size": 2})), "flushed"]
+
+
+def test_a_run_that_left_without_being_saved_says_so() -> None:
+    state = TrainState(step=9)
+    with pytest.raises(CheckpointError, match=r"left at step 9, .* that of step 7"):
+        Saver(persistent(), {}, Kept(7, 1), Spent).finish(state, "preempted")
+    Saver(persistent(), {}, Kept(7, 1), Spent).finish(state, "completed")  # it was warned of, and the result tells
+    Saver(persistent(), {}, Kept(-1, 0), Spent).finish(state, "preempted")  # checkpoint.every=off
+
+
+def test_other_ranks_write_nothing() -> None:
+    saver = Saver(persistent(), {}, NoWriter(), Spent)
+    saver(TrainState(step=1))
+    saver.finish(TrainState(step=1), "preempted")
+    assert saver.writer.result().saved == 0
