@@ -1,6 +1,7 @@
 """Being a rank, and starting ranks: what `train` and `eval` share."""
 
 import os
+import socket
 import sys
 
 from paceline.cli.words import count_ranks
@@ -8,18 +9,25 @@ from paceline.core.errors import WorldError
 from paceline.core.process import die_with_parent
 from paceline.core.units import count
 from paceline.core.world import World
-from paceline.parallel.environ import count_gpus, world_from_environ
+from paceline.parallel.environ import count_gpus, ends_with_parent, is_one_node, world_from_environ
 from paceline.parallel.launch import launch
 from paceline.recipe.schema import Recipe
 
+_LOOPBACK = "lo"
+
 
 def enter_world() -> World:
-    """Return this process's place; a rank of ours ends with its launcher."""
+    """Return this process's place; a rank ends with the launcher, torchrun's agent or Slurm's step that started it.
+
+    Ranks that share a node talk on its loopback interface alone, unless GLOO_SOCKET_IFNAME says otherwise.
+    """
     world = world_from_environ(os.environ)
     # A rank that asks a peer for something may find it gone; torch's C++ side would print 20 lines about it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    if world.launcher == "local":
-        die_with_parent(world.launcher_pid)
+    if ends_with_parent(os.environ, world):
+        die_with_parent(world.launcher_pid or os.getppid())
+    if world.world_size > 1 and is_one_node(os.environ, world) and _has_interface(_LOOPBACK):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
     return world
 
 
@@ -42,12 +50,26 @@ def ranks_to_start(text: str, world: World, recipe: Recipe) -> int:
     return ranks
 
 
-def start_ranks(ranks: int, port: int, extra: list[str]) -> int:
-    """Run this very command as `ranks` processes, with `extra` words after the verb; return the exit code."""
+def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.0, max_restarts: int = 0) -> int:
+    """Run this very command as `ranks` processes, with `extra` words after the verb; return the exit code.
+
+    When a rank was lost all are started again, up to `max_restarts` times, to resume what `extra` names as the run.
+    A refusal, a signal to stop and a run that has saved itself are no loss.
+    """
     verb, *words = sys.argv[1:]
-    # -P: a module in the current folder, which may be somebody's data, is not to be imported.
-    command = [sys.executable, "-P", "-m", "paceline", verb, *extra, *words]
-    code, sentence = launch(command, ranks, os.environ, port=port)
-    if sentence:
-        print(f"error: {sentence}", file=sys.stderr)
-    return code
+    for attempt in range(max_restarts + 1):
+        again = ["--resume"] if attempt and "--resume" not in words else []
+        # -P: a module in the current folder, which may be somebody's data, is not to be imported.
+        command = [sys.executable, "-P", "-m", "paceline", verb, *extra, *again, *words]
+        ended = launch(command, ranks, os.environ, port=port, grace_s=grace_s, attempt=attempt)
+        if not ended.was_lost or attempt == max_restarts:
+            break
+        what = ended.sentence or "a rank failed, so all ranks were ended"
+        print(f"warning: {what}; starting them again (restart {attempt + 1} of {max_restarts})", file=sys.stderr)
+    if ended.sentence:
+        print(f"error: {ended.sentence}", file=sys.stderr)
+    return ended.code
+
+
+def _has_interface(name: str) -> bool:
+    return name in (known for _, known in socket.if_nameindex())

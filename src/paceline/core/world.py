@@ -12,8 +12,8 @@ class World:
 
     `launcher` says who started the ranks, `launcher_pid` is its process where that is ours (0 elsewhere). `store_fd`
     is an open listening socket for the rendezvous store, handed to rank 0 by the local launcher so that no port is
-    ever chosen twice (-1 when there is none). `attempt` counts restarts of the ranks, and `agent_hosts_store` says
-    that torchrun's agent, not rank 0, runs the store.
+    ever chosen twice (-1 when there is none). `attempt` counts how often the launcher has started the ranks before, and
+    `agent_hosts_store` says that torchrun's agent, not rank 0, runs the store.
     """
 
     rank: int = 0

@@ -4,6 +4,7 @@ Who started this process is decided by what only that launcher sets: torchrun by
 SLURM_STEP_NUM_TASKS (a batch script has SLURM_PROCID too, but is no task of a step).
 """
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from paceline.core.world import Launcher, World
 
 _STORE_FD = "PACELINE_STORE_FD"
 _LAUNCHER_PID = "PACELINE_LAUNCHER_PID"
+_ATTEMPT = "PACELINE_ATTEMPT"
+_AGENT_ID = "TORCHELASTIC_RUN_ID"
 _SLURM_PORTS = range(20_000, 30_000)
 
 
@@ -37,7 +40,27 @@ def rank_environ(environ: Mapping[str, str], world: World) -> dict[str, str]:
         "MASTER_PORT": str(world.master_port),
         _LAUNCHER_PID: str(world.launcher_pid),
         _STORE_FD: str(world.store_fd),
+        _ATTEMPT: str(world.attempt),
     }
+
+
+def ends_with_parent(environ: Mapping[str, str], world: World) -> bool:
+    """Return whether the process that started this rank is its launcher, without which it is not to go on.
+
+    Ranks that a shell was told to start, by RANK and WORLD_SIZE alone, may outlive that shell.
+    """
+    return world.launcher in ("local", "slurm") or (world.launcher == "torchrun" and _AGENT_ID in environ)
+
+
+def is_one_node(environ: Mapping[str, str], world: World) -> bool:
+    """Return whether all ranks are known to be on this node: as many as the node has, or meeting where only it can.
+
+    RANK and WORLD_SIZE alone do not say how many ranks a node has.
+    """
+    if _is_loopback(world.master_addr):
+        return True
+    is_told = world.launcher != "torchrun" or "LOCAL_WORLD_SIZE" in environ
+    return is_told and world.local_world_size == world.world_size
 
 
 def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
@@ -52,7 +75,8 @@ def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
 
 def _from_torchrun(environ: Mapping[str, str]) -> World:
     launcher_pid = _number(environ, _LAUNCHER_PID, 0)
-    launcher: Launcher = "local" if launcher_pid else "torchrun"
+    is_local = launcher_pid > 0
+    launcher: Launcher = "local" if is_local else "torchrun"
     world_size = _number(environ, "WORLD_SIZE")
     rank = _number(environ, "RANK")
     return World(
@@ -63,10 +87,10 @@ def _from_torchrun(environ: Mapping[str, str]) -> World:
         master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
         master_port=_number(environ, "MASTER_PORT", 29_500),
         launcher=launcher,
-        store_fd=_number(environ, _STORE_FD, -1) if launcher == "local" else -1,
-        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+        store_fd=_number(environ, _STORE_FD, -1) if is_local else -1,
+        attempt=_number(environ, _ATTEMPT if is_local else "TORCHELASTIC_RESTART_COUNT", 0),
         launcher_pid=launcher_pid,
-        agent_hosts_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        agent_hosts_store=not is_local and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
@@ -119,6 +143,13 @@ def _tasks_on_node(tasks_per_node: str, node: int) -> int:
             raise WorldError(f"SLURM_STEP_TASKS_PER_NODE: {tasks_per_node!r} cannot be read (start with srun)")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts[min(node, len(counts) - 1)]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

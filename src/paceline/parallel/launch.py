@@ -1,40 +1,74 @@
 """Start the ranks of one machine, and end them all when one fails. Torch-free, so it costs no rank's memory."""
 
 import contextlib
+import math
 import os
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 
 from paceline.core.errors import WorldError
 from paceline.core.world import World
 from paceline.parallel.environ import rank_environ
 
+PREEMPTED = 75
+"""What a rank ends with that was asked to stop and saved itself: EX_TEMPFAIL of sysexits.h, start it again."""
+INTERRUPTED = 128 + signal.SIGINT
+
 _POLL_S = 0.05
 _GRACE_S = 5.0
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+Processes = list["subprocess.Popen[bytes]"]
 
 
-def launch(command: Sequence[str], ranks: int, environ: Mapping[str, str], *, port: int = 0) -> tuple[int, str]:
-    """Run `command` as `ranks` processes that find their place in the environment.
+@dataclass(frozen=True)
+class Ended:
+    """How all ranks have ended: the run's exit code, and a sentence where a killed rank could not explain itself.
+
+    `was_lost` says that a rank died or failed, unasked and without a refusal: starting all again may help.
+    """
+
+    code: int
+    sentence: str = ""
+    was_lost: bool = False
+
+
+def launch(
+    command: Sequence[str],
+    ranks: int,
+    environ: Mapping[str, str],
+    *,
+    port: int = 0,
+    grace_s: float = 60.0,
+    attempt: int = 0,
+) -> Ended:
+    """Run `command` as `ranks` processes that find their place in the environment; return how they ended.
 
     The rendezvous socket is opened here and handed to rank 0 open, so no other program can take its port in between;
-    port 0 lets the system choose. Returns the exit code of the run, and a sentence when a rank was killed by a
-    signal and so could not explain itself. Raise `WorldError` when `port` is taken.
+    port 0 lets the system choose. Signals to stop are passed on, and what is left `grace_s` seconds later is killed,
+    as it is at once after a second SIGINT. `attempt` counts how often the ranks were started before. Raise
+    `WorldError` when `port` is taken.
     """
-    with _listen(port) as listener:
-        processes = [_start(command, rank, ranks, listener, environ) for rank in range(ranks)]
-    with _forwarding(processes):
+    processes: Processes = []
+    with _listen(port) as listener, _noting() as signals:
         try:
-            return _supervise(processes)
+            for rank in range(ranks):
+                processes.append(_start(command, rank, ranks, listener, environ, attempt))
+            listener.close()  # only rank 0 listens: when it is gone, its peers are to be refused
+            return _supervise(processes, signals, grace_s)
         finally:
             _end(processes)
 
 
 def _listen(port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # Connections of ranks that were killed linger on a port that the user has chosen.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
     except OSError as error:
@@ -45,7 +79,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _start(
-    command: Sequence[str], rank: int, ranks: int, listener: socket.socket, environ: Mapping[str, str]
+    command: Sequence[str], rank: int, ranks: int, listener: socket.socket, environ: Mapping[str, str], attempt: int
 ) -> "subprocess.Popen[bytes]":
     is_main = rank == 0
     world = World(
@@ -57,6 +91,7 @@ def _start(
         launcher="local",
         launcher_pid=os.getpid(),
         store_fd=listener.fileno() if is_main else -1,
+        attempt=attempt,
     )
     return subprocess.Popen(
         list(command),
@@ -67,56 +102,95 @@ def _start(
     )
 
 
-def _supervise(processes: "list[subprocess.Popen[bytes]]") -> tuple[int, str]:
-    """Wait until all ranks have ended, or until a grace time after the first failure."""
-    deadline = None
-    while any(process.poll() is None for process in processes):
-        failed = [process for process in processes if process.poll()]
-        if failed and deadline is None:
-            deadline = time.monotonic() + _GRACE_S
-        if deadline is not None and time.monotonic() > deadline:
-            break
-        time.sleep(_POLL_S)
-    return _verdict([process.poll() for process in processes])
+@dataclass
+class _Signals:
+    """What a scheduler or a terminal has sent: all that came first to last, and what is still to be passed on."""
 
+    first: int = 0
+    interrupts: int = 0
+    pending: list[int] = field(default_factory=list)
 
-def _verdict(codes: Sequence[int | None]) -> tuple[int, str]:
-    """Return the run's exit code, and a sentence when a signal ended a rank.
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Take note of a signal; it is passed on where the ranks are watched."""
+        self.first = self.first or number
+        self.interrupts += number == signal.SIGINT
+        self.pending.append(number)
 
-    A rank that explained itself leaves a documented code; 1 is also what its peers leave when they lose it.
-    """
-    explained = [code for code in codes if code is not None and code > 1]
-    if explained:
-        return explained[0], ""
-    killed = [(rank, -code) for rank, code in enumerate(codes) if code is not None and code < 0]
-    if killed:
-        rank, number = killed[0]
-        name = signal.Signals(number).name
-        return 128 + number, f"rank {rank} of {len(codes)} was killed by {name}, so all ranks were ended"
-    return (1, "") if any(codes) else (0, "")
+    def pass_on(self, processes: Processes) -> None:
+        """Send the ranks what has come since the last call.
 
-
-def _end(processes: "list[subprocess.Popen[bytes]]") -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-    for process in processes:
-        process.wait()
+        A SIGINT becomes a SIGTERM, which means the same: a rank takes a second SIGINT for impatience, and one that
+        is sent to every process of the run would reach it straight and through us.
+        """
+        while self.pending:
+            number = self.pending.pop(0)
+            for process in processes:
+                process.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
 
 
 @contextlib.contextmanager
-def _forwarding(processes: "list[subprocess.Popen[bytes]]") -> Iterator[None]:
-    """Pass the signals that a scheduler or a terminal sends on to the ranks, who decide what to do."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
-
-    forwarded = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = [signal.signal(number, forward) for number in forwarded]
+def _noting() -> Iterator[_Signals]:
+    """Note the signals that ask to stop, but those ignored from the start, as SIGHUP is under `nohup`."""
+    signals = _Signals()
+    before = [(number, signal.getsignal(number)) for number in _FORWARDED]
+    noted = [(number, handler) for number, handler in before if handler not in (signal.SIG_IGN, None)]
+    for number, _ in noted:
+        signal.signal(number, signals.note)
     try:
-        yield
+        yield signals
     finally:
-        for number, handler in zip(forwarded, before, strict=True):
+        for number, handler in noted:
             signal.signal(number, handler)
+
+
+def _supervise(processes: Processes, signals: _Signals, grace_s: float) -> Ended:
+    """Wait until all ranks have ended, or until those left have had their time."""
+    limits: dict[str, float] = {}
+    while None in (codes := [process.poll() for process in processes]):
+        if signals.pending:
+            limits.setdefault("asked", time.monotonic() + grace_s)
+            signals.pass_on(processes)
+        if signals.interrupts > 1:
+            return Ended(INTERRUPTED)
+        if PREEMPTED in codes:  # rank 0 may be writing yet what its peers have handed it
+            limits.setdefault("leaving", time.monotonic() + grace_s)
+        if set(codes) - {None, 0, PREEMPTED}:
+            limits.setdefault("failed", time.monotonic() + _GRACE_S)
+        if time.monotonic() > min(limits.values(), default=math.inf):
+            break
+        time.sleep(_POLL_S)
+    return _verdict(codes, signals.first, grace_s)
+
+
+def _verdict(codes: Sequence[int | None], asked: int, grace_s: float) -> Ended:
+    """Return how the run ended, `asked` by a signal or not (0); a code of None is a rank that has not.
+
+    A rank that explained itself leaves a documented code; 1 is also what its peers leave when they lose it. Where
+    rank 0 has ended well the result is written, and nothing is lost.
+    """
+    was_lost = not asked and codes[0] != 0
+    explained = [code for code in codes if code is not None and code > 1 and code != PREEMPTED]
+    if explained:
+        return Ended(explained[0])
+    killed = [(rank, -code) for rank, code in enumerate(codes) if code is not None and code < 0]
+    if killed:
+        rank, number = killed[0]
+        if asked == signal.SIGINT:
+            return Ended(INTERRUPTED)
+        name = signal.Signals(number).name
+        sentence = f"rank {rank} of {len(codes)} was killed by {name}, so all ranks were ended"
+        return Ended(128 + number, sentence, was_lost)
+    if 1 in codes:
+        return Ended(1, "", was_lost)
+    if None in codes:
+        rank, after = codes.index(None), signal.Signals(asked).name if asked else "its peers had stopped"
+        sentence = f"rank {rank} of {len(codes)} had not stopped {grace_s:g} s after {after} and was killed"
+        return Ended(128 + signal.SIGKILL, f"{sentence} (raise checkpoint.grace)")
+    return Ended(PREEMPTED if PREEMPTED in codes else 0)
+
+
+def _end(processes: Processes) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()

@@ -1,13 +1,19 @@
 """Who this process is, from the variables of each launcher."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceline.core.errors import WorldError
 from paceline.core.world import World
-from paceline.parallel.environ import count_gpus, expand_hosts, rank_environ, world_from_environ
+from paceline.parallel.environ import (
+    count_gpus,
+    ends_with_parent,
+    expand_hosts,
+    is_one_node,
+    rank_environ,
+    world_from_environ,
+)
 
 TORCHRUN = {
     "RANK": "5",
@@ -59,9 +65,40 @@ def test_a_batch_script_is_no_task_of_a_step() -> None:
 
 
 def test_a_rank_started_here_reads_back_the_world_it_was_given() -> None:
-    given = World(1, 4, 1, 4, "127.0.0.1", 4242, "local", store_fd=7, launcher_pid=99)
+    given = World(1, 4, 1, 4, "127.0.0.1", 4242, "local", store_fd=7, launcher_pid=99, attempt=3)
     assert world_from_environ(rank_environ({"PATH": "/bin"}, given)) == given
-    assert world_from_environ(rank_environ(TORCHRUN, given)) == replace(given, attempt=2, agent_hosts_store=True)
+    assert world_from_environ(rank_environ(TORCHRUN, given)) == given
+
+
+# matrix: 15
+def test_ranks_of_a_launcher_end_with_their_parent_and_those_of_a_shell_do_not() -> None:
+    by_hand = {"RANK": "0", "WORLD_SIZE": "2"}
+    ours = rank_environ({}, World(1, 2, 1, 2, launcher="local", launcher_pid=99, master_port=4242))
+    for environ, expected in [
+        (ours, True),
+        (SRUN, True),
+        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, True),
+        (by_hand, False),
+        ({}, False),
+    ]:
+        assert ends_with_parent(environ, world_from_environ(environ)) is expected, environ
+
+
+# matrix: 47
+def test_ranks_share_a_node_only_where_that_is_known() -> None:
+    by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n01"}
+    for environ, expected in [
+        (rank_environ({}, World(1, 2, 1, 2, launcher="local", launcher_pid=99, master_port=4242)), True),
+        (by_hand, False),
+        ({**by_hand, "LOCAL_WORLD_SIZE": "2"}, True),
+        ({**by_hand, "MASTER_ADDR": "127.0.0.1"}, True),
+        ({**by_hand, "MASTER_ADDR": "localhost"}, True),
+        ({**by_hand, "MASTER_ADDR": "::1"}, True),
+        (TORCHRUN, False),
+        (SRUN, False),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "7", "SLURM_NODEID": "0"}, True),
+    ]:
+        assert is_one_node(environ, world_from_environ(environ)) is expected, environ
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from paceline.core.errors import WorldError
-from paceline.parallel.launch import launch
+from paceline.parallel.launch import PREEMPTED, Ended, launch
 
 
 def program(text: str) -> list[str]:
@@ -23,27 +25,40 @@ def environ() -> dict[str, str]:
 
 def test_every_rank_gets_its_place_and_success_is_zero(tmp_path: Path) -> None:
     text = f"open('{tmp_path}/' + os.environ['RANK'], 'w').write(os.environ['WORLD_SIZE'] + os.environ['LOCAL_RANK'])"
-    assert launch(program(text), 3, environ()) == (0, "")
+    assert launch(program(text), 3, environ()) == Ended(0)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "30", "1": "31", "2": "32"}
 
 
-@pytest.mark.parametrize(("codes", "expected"), [([0, 2], 2), ([2, 1, 1], 2), ([1, 4], 4), ([0, 1], 1), ([75, 75], 75)])
-def test_the_code_of_the_rank_that_explained_itself_is_the_runs(codes: list[int], expected: int) -> None:
-    assert launch(program(f"sys.exit({codes}[rank])"), len(codes), environ()) == (expected, "")
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([0, 2], Ended(2)),
+        ([2, 1, 1], Ended(2)),
+        ([1, 4], Ended(4)),
+        ([0, 1], Ended(1)),
+        ([1, 0], Ended(1, was_lost=True)),
+        ([75, 75], Ended(PREEMPTED)),
+        ([75, 1], Ended(1, was_lost=True)),
+        ([4, 75], Ended(4)),
+    ],
+)
+def test_the_code_of_the_rank_that_explained_itself_is_the_runs(codes: list[int], expected: Ended) -> None:
+    assert launch(program(f"sys.exit({codes}[rank])"), len(codes), environ()) == expected
 
 
+# matrix: 10
 def test_a_killed_rank_is_named_and_the_others_end_with_it() -> None:
     started = time.monotonic()
-    code, sentence = launch(program("os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)"), 3, environ())
-    assert code == 128 + signal.SIGKILL
-    assert sentence == "rank 1 of 3 was killed by SIGKILL, so all ranks were ended"
+    ended = launch(program("os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)"), 3, environ())
+    assert ended.code == 128 + signal.SIGKILL and ended.was_lost
+    assert ended.sentence == "rank 1 of 3 was killed by SIGKILL, so all ranks were ended"
     assert time.monotonic() - started < 10
 
 
 def test_ranks_that_outlive_a_failure_are_ended(tmp_path: Path) -> None:
     text = f"open('{tmp_path}/pid', 'w').write(str(os.getpid())) if rank == 0 else None\n"
     text += "time.sleep(600) if rank == 0 else (time.sleep(0.5), sys.exit(3))"
-    assert launch(program(text), 2, environ()) == (3, "")
+    assert launch(program(text), 2, environ()) == Ended(3)
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -53,7 +68,7 @@ def test_rank_0_is_handed_the_open_socket_that_all_are_told_of(tmp_path: Path) -
     text = "import socket\nfd = int(os.environ['PACELINE_STORE_FD'])\n"
     text += "name = socket.socket(fileno=fd).getsockname()[1] if rank == 0 else fd\n"
     text += f"open('{tmp_path}/' + str(rank), 'w').write(f\"{{name}} {{os.environ['MASTER_PORT']}}\")"
-    assert launch(program(text), 2, environ()) == (0, "")
+    assert launch(program(text), 2, environ()) == Ended(0)
     port, told = (tmp_path / "0").read_text().split()
     assert port == told and int(port) > 1023
     assert (tmp_path / "1").read_text() == f"-1 {told}"
@@ -66,3 +81,120 @@ def test_a_taken_port_is_refused_in_one_line() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(WorldError, match=rf"^--port: {port} cannot be used: Address already in use \("):
             launch(program("pass"), 2, environ(), port=port)
+
+
+# A rank that saves when it is asked to, if a second late; each marker file says that a rank has come so far.
+SAVING = """
+import pathlib
+asked = []
+for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):
+    signal.signal(getattr(signal, name), lambda number, frame: asked.append(signal.Signals(number).name))
+pathlib.Path(os.environ["TEST_MARKS"], str(rank)).touch()
+while not asked:
+    time.sleep(0.01)
+"""
+
+
+def marked(folder: Path, then: Callable[[], None], ranks: int = 2) -> threading.Thread:
+    """Do `then` once all ranks have left their mark."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while len(list(folder.iterdir())) < ranks and time.monotonic() < deadline:
+            time.sleep(0.01)
+        then()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def asked_to_stop(folder: Path, text: str, *numbers: int, grace_s: float = 60.0) -> tuple[Ended, float]:
+    """Return how two ranks end that are sent signals through their launcher, and after how many seconds."""
+    sent: list[float] = []
+
+    def send() -> None:
+        for number in numbers:
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), number)
+            time.sleep(0.2)
+
+    thread = marked(folder, send)
+    ended = launch(program(SAVING + text), 2, {**os.environ, "TEST_MARKS": str(folder)}, grace_s=grace_s)
+    took = time.monotonic() - sent[0]
+    thread.join(timeout=60)
+    return ended, took
+
+
+# matrix: 19
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_to_stop_is_passed_on_and_ranks_that_have_saved_end_with_75(tmp_path: Path, number: int) -> None:
+    text = "time.sleep(0.5)\nopen(os.environ['TEST_MARKS'] + f'/saved{rank}', 'w').write(asked[0])\nsys.exit(75)"
+    assert asked_to_stop(tmp_path, text, number)[0] == Ended(PREEMPTED)
+    told = "SIGTERM" if number == signal.SIGINT else signal.Signals(number).name
+    assert [(tmp_path / f"saved{rank}").read_text() for rank in range(2)] == [told] * 2
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_rank_that_ignores_the_signal_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    ended, took = asked_to_stop(tmp_path, "time.sleep(600 * rank)\nsys.exit(75)", signal.SIGUSR1, grace_s=1.0)
+    assert ended.code == 128 + signal.SIGKILL and not ended.was_lost
+    assert ended.sentence.startswith("rank 1 of 2 had not stopped 1 s after SIGUSR1 and was killed (")
+    assert 1.0 < took < 6.0
+
+
+# matrix: 20
+def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+    ended, took = asked_to_stop(tmp_path, "time.sleep(600)", signal.SIGINT, signal.SIGINT)
+    assert ended == Ended(130)
+    assert took < 5.0
+
+
+def test_a_rank_that_leaves_by_itself_is_given_time_for_the_others_to_save() -> None:
+    """Only one rank was told to stop, by someone else; the others know from it."""
+    text = "sys.exit(75) if rank == 1 else (time.sleep(6), sys.exit(75))"  # longer than after a failure
+    assert launch(program(text), 2, environ()) == Ended(PREEMPTED)
+
+
+def test_what_is_ignored_from_the_start_is_not_passed_on(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        thread = marked(tmp_path, lambda: os.kill(os.getpid(), signal.SIGHUP))
+        # Our handler in the rank, which inherits that SIGHUP is ignored, would note it.
+        text = SAVING.replace(
+            "while not asked", "until = time.monotonic() + 1\nwhile not asked and time.monotonic() < until"
+        )
+        ended = launch(program(text + "sys.exit(len(asked))"), 2, {**os.environ, "TEST_MARKS": str(tmp_path)})
+        thread.join(timeout=60)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ended == Ended(0)
+
+
+def test_a_run_whose_rank_0_ended_well_is_not_lost_with_another_rank() -> None:
+    ended = launch(program("os.kill(os.getpid(), 11) if rank == 1 else None"), 2, environ())
+    assert (ended.code, ended.was_lost) == (128 + signal.SIGSEGV, False)
+
+
+def test_a_rank_knows_which_attempt_it_is_of(tmp_path: Path) -> None:
+    text = f"open('{tmp_path}/attempt', 'w').write(os.environ['PACELINE_ATTEMPT'])"
+    assert launch(program(text), 1, environ(), attempt=3) == Ended(0)
+    assert (tmp_path / "attempt").read_text() == "3"
+
+
+# matrix: 13
+def test_a_port_can_be_used_again_at_once() -> None:
+    """What a killed rank 0 leaves behind on its port does not keep the next attempt from it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = """
+import socket
+if rank == 0:
+    met = socket.socket(fileno=int(os.environ["PACELINE_STORE_FD"])).accept()
+    os.kill(os.getpid(), 9)
+socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]))).recv(1)
+sys.exit(1)
+"""
+    for attempt in range(3):
+        assert launch(program(text), 2, environ(), port=port, attempt=attempt).was_lost

@@ -1,0 +1,59 @@
+"""Signals that ask a run to stop: noted when they come, acted upon where a step ends.
+
+A handler runs between any two lines of the program, and saving takes collectives, so handlers do nothing but take
+note. A rank inside a collective runs no handler until it is out of it; what ends one that never is, is its launcher.
+"""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+class Interrupts:
+    """Note the signals that come while this context lasts; before and after it they do what they did.
+
+    A signal that was ignored when the process started, as SIGHUP is under `nohup`, stays ignored. A second SIGINT
+    raises `KeyboardInterrupt`, for someone who will not wait. Outside the main thread, which alone may handle
+    signals, nothing is noted but by `request`.
+    """
+
+    def __init__(self) -> None:
+        self._requested = ""
+        self._has_interrupted = False
+        self._before: list[tuple[signal.Signals, signal._HANDLER]] = []
+
+    @property
+    def requested(self) -> str:
+        """The name of the first signal that came, or of the first `request`; empty when there was none."""
+        return self._requested
+
+    def request(self, name: str) -> None:
+        """Ask to stop as signal `name` does, from any thread; what came first stays."""
+        self._requested = self._requested or name
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for number in _ASKING:
+            handler = signal.getsignal(number)
+            # None: installed by a library of another language, which could not be put back.
+            if handler is not None and handler != signal.SIG_IGN:
+                signal.signal(number, self._note)
+                self._before.append((number, handler))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._before:
+            signal.signal(*self._before.pop())
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if self._has_interrupted:
+                raise KeyboardInterrupt
+            self._has_interrupted = True
+        self.request(signal.Signals(number).name)

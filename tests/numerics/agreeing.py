@@ -1,0 +1,66 @@
+"""Vote once a step, each rank in its own way, gather numbers, lose a rank: on any number of ranks. Read by `rank.py`.
+
+`votes` [STEPS, 2] is what was returned, a row a call; `settled` what the last call came to.
+"""
+
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter, sleep
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.core.world import World
+from paceline.parallel.agreement import Agreement, build_agreement
+
+STEPS = 20
+LARGE = 2**62
+LATE_S = 0.5
+
+
+def vote(step: int, rank: int) -> tuple[int, int]:
+    """Return what `rank` votes in `step`: only rank 1 in step 7, and a number that needs 64 bits."""
+    return int(step == 7 and rank == 1), LARGE // 4 + step * (rank + 1)
+
+
+def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+    """Return what this rank was told."""
+    world = World(rank, world_size, rank, world_size)
+    agreement = build_agreement(world, 2, timedelta(seconds=60))
+    told = [agreement.of(*vote(step, rank)) for step in range(STEPS)]
+    found = {"votes": torch.tensor(told), "settled": torch.tensor([agreement.settled(), agreement.settled()])}
+    for number, numbers in enumerate(([], [rank], [LARGE, 5 - rank, 5], [] if rank else [7, 7, -1])):
+        found[f"union{number}"] = torch.tensor(agreement.union(numbers), dtype=torch.int64)
+    is_last = rank == world_size - 1
+    found |= timed(agreement, is_late=is_last and world_size > 1)
+    agreement.close()
+    return found | {"lost": torch.tensor(loses(build_agreement(world, 1, timedelta(seconds=20)), leaves=is_last))}
+
+
+def timed(agreement: Agreement, *, is_late: bool) -> dict[str, Tensor]:
+    """Return how long it took to send a vote, and to read it."""
+    dist.barrier()
+    sleep(LATE_S * is_late)
+    begun = perf_counter()
+    agreement.of(0, 0)
+    sent = perf_counter()
+    agreement.settled()
+    return {"sent_s": torch.tensor(sent - begun), "read_s": torch.tensor(perf_counter() - sent)}
+
+
+def loses(agreement: Agreement, *, leaves: bool) -> bool:
+    """Return whether a vote says that a rank was lost: the one that `leaves` closes all its connections."""
+    agreement.of(1)
+    agreement.settled()
+    if leaves:
+        for group in [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]:
+            dist.destroy_process_group(group)
+        del agreement
+        return False
+    try:
+        for _ in range(3):
+            agreement.of(1)
+    except RuntimeError:
+        return True
+    return False

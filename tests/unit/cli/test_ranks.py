@@ -1,0 +1,91 @@
+"""Being a rank, and starting ranks again: what is asked of the launcher, not the launcher itself."""
+
+import os
+import sys
+
+import pytest
+
+from paceline.cli import ranks
+from paceline.parallel.launch import Ended
+
+KILLED = Ended(137, "rank 1 of 2 was killed by SIGKILL, so all ranks were ended", was_lost=True)
+EXTRA = ["--run-dir", "runs/x"]
+
+
+class Launches:
+    """Stand in for the launcher: end as told, one after the other, and keep what was asked."""
+
+    def __init__(self, *ends: Ended) -> None:
+        self.ends, self.asked = list(ends), []
+
+    def __call__(self, command, ranks, environ, **options) -> Ended:
+        self.asked.append((command[command.index("paceline") + 1 :], ranks, options))
+        return self.ends.pop(0)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch):
+    def start(launches: Launches, *words: str, **options) -> int:
+        monkeypatch.setattr(sys, "argv", ["paceline", "train", *words])
+        monkeypatch.setattr(ranks, "launch", launches)
+        return ranks.start_ranks(2, 0, EXTRA, **options)
+
+    return start
+
+
+# matrix: 11
+def test_lost_ranks_are_started_again_to_resume_and_it_is_said_in_one_line(started, capsys) -> None:
+    launches = Launches(KILLED, Ended(1, was_lost=True), Ended(0))
+    assert started(launches, "optim.lr=0.1", "--json", grace_s=7.0, max_restarts=5) == 0
+    words = ["optim.lr=0.1", "--json"]
+    assert [command for command, _, _ in launches.asked] == [
+        ["train", *EXTRA, *words],
+        ["train", *EXTRA, "--resume", *words],
+        ["train", *EXTRA, "--resume", *words],
+    ]
+    assert [options for _, _, options in launches.asked] == [
+        {"port": 0, "grace_s": 7.0, "attempt": attempt} for attempt in range(3)
+    ]
+    out, err = capsys.readouterr()
+    assert out == "" and err.splitlines() == [
+        f"warning: {KILLED.sentence}; starting them again (restart 1 of 5)",
+        "warning: a rank failed, so all ranks were ended; starting them again (restart 2 of 5)",
+    ]
+
+
+def test_a_run_that_is_resumed_is_not_told_so_twice(started) -> None:
+    launches = Launches(KILLED, Ended(0))
+    assert started(launches, "--resume", max_restarts=1) == 0
+    assert [command.count("--resume") for command, _, _ in launches.asked] == [1, 1]
+
+
+@pytest.mark.parametrize("end", [Ended(0), Ended(2), Ended(4), Ended(75), Ended(130), Ended(143, "asked to stop")])
+def test_what_is_no_loss_is_not_started_again(started, end: Ended, capsys) -> None:
+    assert started(Launches(end), max_restarts=5) == end.code
+    assert capsys.readouterr().err == (f"error: {end.sentence}\n" if end.sentence else "")
+
+
+def test_after_the_last_restart_the_loss_is_the_runs(started, capsys) -> None:
+    launches = Launches(KILLED, KILLED, KILLED)
+    assert started(launches, max_restarts=2) == 137
+    assert len(launches.asked) == 3
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {KILLED.sentence}"
+    assert started(Launches(KILLED)) == 137
+
+
+# matrix: 47
+@pytest.mark.parametrize("has_loopback", [True, False])
+def test_ranks_of_one_node_talk_on_its_loopback_interface(monkeypatch, has_loopback: bool) -> None:
+    names = [(1, "lo"), (2, "eth0")] if has_loopback else [(2, "eth0")]
+    monkeypatch.setattr("socket.if_nameindex", lambda: names)
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "RANK", "WORLD", "MASTER_", "PACELINE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "TORCH_CPP_LOG_LEVEL": "FATAL"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that what is set in its place goes with this test
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert ranks.enter_world().rank == 1
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == ("lo" if has_loopback else None)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    ranks.enter_world()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"

@@ -1,0 +1,97 @@
+"""Signals that ask a run to stop: noted, not acted upon; and everything is as it was afterwards."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.train.interrupt import Interrupts
+
+ASKING = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[list]:
+    """Give each signal a handler of the test's, which says that it was not noted, and see that it is back after."""
+    escaped: list[int] = []
+
+    def escape(number, frame) -> None:
+        escaped.append(number)
+
+    before = [signal.signal(number, escape) for number in ASKING]
+    yield escaped
+    after = [signal.signal(number, handler) for number, handler in zip(ASKING, before, strict=True)]
+    assert after == [escape] * len(ASKING)
+
+
+@pytest.mark.parametrize("number", ASKING)
+def test_a_signal_is_noted_by_name_and_ends_nothing(number: signal.Signals, handlers: list) -> None:
+    with Interrupts() as interrupts:
+        assert interrupts.requested == ""
+        os.kill(os.getpid(), number)
+        assert interrupts.requested == number.name
+    assert handlers == []
+
+
+# matrix: 20
+def test_the_first_signal_is_the_one_that_is_told() -> None:
+    with Interrupts() as interrupts:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        interrupts.request("SIGHUP")
+        assert interrupts.requested == "SIGUSR1"
+
+
+def test_another_rank_can_ask_from_any_thread() -> None:
+    with Interrupts() as interrupts:
+        asking = threading.Thread(target=interrupts.request, args=("SIGTERM",))
+        asking.start()
+        asking.join(timeout=10)
+        assert interrupts.requested == "SIGTERM"
+
+
+# matrix: 20
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.requested == "SIGINT"
+
+
+def test_handlers_are_put_back_after_an_error_too(handlers: list) -> None:
+    with pytest.raises(RuntimeError), Interrupts():
+        raise RuntimeError
+    for number in ASKING:
+        os.kill(os.getpid(), number)
+    assert handlers == ASKING
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupts.requested == ""
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_outside_the_main_thread_only_requests_are_noted(handlers: list) -> None:
+    noted: list[str] = []
+
+    def work() -> None:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGTERM)
+            noted.append(interrupts.requested)
+            interrupts.request("SIGTERM")
+            noted.append(interrupts.requested)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=10)
+    assert noted == ["", "SIGTERM"]
+    assert handlers == [signal.SIGTERM]
