@@ -49,6 +49,12 @@ class PeerLostError(PacelineError):
         self.is_explained = is_explained
 
 
+class WatchError(PacelineError):
+    """A rank that died, hangs or has other weights than its peers: the run ends."""
+
+    exit_code = 1
+
+
 def near_miss(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the known word closest to `word`, or an empty string."""
     matches = get_close_matches(word, list(known), n=1, cutoff=0.6)

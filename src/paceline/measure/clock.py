@@ -48,6 +48,11 @@ class Clock(Protocol):
         """Return the totals so far, in seconds; waits for the device. The clock goes on."""
         ...
 
+    @property
+    def where(self) -> str:
+        """The stage or pause that is open, or nothing. Another thread may ask."""
+        ...
+
 
 class _Stage:
     """One stage of one clock, entered again and again. The cost of timing falls outside it, into `other`."""
@@ -191,6 +196,11 @@ class StageClock:
             step_s=tuple(self._step_s),
         )
 
+    @property
+    def where(self) -> str:
+        """The stage or pause that is open, or nothing. Another thread may ask."""
+        return self._open
+
 
 @final
 class NullClock:
@@ -217,6 +227,11 @@ class NullClock:
     def drain(self) -> ClockSummary:
         """Return the summary of no steps: 0 seconds everywhere."""
         return ClockSummary(0, 0, 0.0, {}, 0.0, {}, 0.0, ())
+
+    @property
+    def where(self) -> str:
+        """Return nothing."""
+        return ""
 
 
 def build_clock(switch: Literal["on", "off"], *, device_type: str, warmup_steps: int) -> Clock:

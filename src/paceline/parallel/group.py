@@ -3,22 +3,32 @@
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.world import World
+from paceline.parallel.beats import Beats, NoBeats, StoreBeats
+from paceline.parallel.culprit import account
+from paceline.parallel.rendezvous import assemble, attempt_of, open_store
 from paceline.recipe.schema.parallel import Parallel
 
 T = TypeVar("T")
 _LEFT = "paceline/left"
-_LEAVE_TIMEOUT = timedelta(seconds=30)
-_FAILURES = "paceline/failures"
+_LEAVE_TIMEOUT_S = 30
+_OF_COLLECTIVES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "gloo",
+    "NCCL",
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,7 @@ class Meeting:
     world: World
     timeout: timedelta
     store: Store | None = None
+    beats: Beats = field(default_factory=NoBeats)
 
     def share(self, name: str, value: str) -> str:
         """Return rank 0's `value` on every rank. Every rank must call it, with the same `name`."""
@@ -38,51 +49,45 @@ class Meeting:
         return self.store.get(f"paceline/{name}").decode()
 
     def leave(self) -> None:
-        """Leave the store; rank 0, which hosts it, waits until all have, so that no one is left asking."""
-        if self.store is None:
-            return
-        self.store.set(f"{_LEFT}/{self.world.rank}", "")
-        if self.world.is_main:
-            with contextlib.suppress(RuntimeError):  # a rank that was lost is not waited for longer
-                self.store.wait([f"{_LEFT}/{rank}" for rank in range(self.world.world_size)], _LEAVE_TIMEOUT)
+        """Leave the store; rank 0, which hosts it, waits until all have, so that no one is left asking.
 
-    def is_first_to_fail(self) -> bool:
-        """Claim the right to explain a failure; True for one rank of the run, the first that failed.
-
-        The others fail because they lost it. A rank that cannot ask, because the store went with rank 0, is one
-        of the others.
+        Raise `PeerLostError` where one has failed meanwhile.
         """
         if self.store is None:
-            return True
-        try:
-            return self.store.add(_FAILURES, 1) == 1
-        except RuntimeError:
-            return self.world.is_main
+            return
+        self.beats.say("left")
+        self.store.set(f"{_LEFT}/{self.world.rank}", "")
+        if self.world.is_main:
+            self._wait_for_the_others(self.store)
+
+    def _wait_for_the_others(self, store: Store) -> None:
+        for _ in range(_LEAVE_TIMEOUT_S * 2):
+            with contextlib.suppress(RuntimeError):  # a rank that was lost is not waited for longer
+                store.wait([f"{_LEFT}/{rank}" for rank in range(self.world.world_size)], timedelta(seconds=0.5))
+                return
+            if self.beats.has_failed:
+                raise PeerLostError("another rank failed", is_explained=True)
 
 
 @contextlib.contextmanager
 def meeting(world: World, section: Parallel) -> Iterator[Meeting]:
     """Let the ranks of `world` find one another. What fails inside is raised on one rank only.
 
-    On the ranks that fail because of it, and on one that lost a peer without a word, it becomes a `PeerLostError`.
+    On the ranks that fail because of it it becomes a `PeerLostError`, and on one that lost a peer without a word it
+    becomes one that names the peer. Raise `WorldError` when not all ranks come.
     """
     timeout = timedelta(seconds=section.timeout.seconds)
-    met = Meeting(world, timeout, _store(world, timeout) if world.world_size > 1 else None)
+    met = _met(world, timeout) if world.world_size > 1 else Meeting(world, timeout)
     try:
         yield met
         met.leave()
     except Exception as error:
-        if not met.is_first_to_fail():
-            raise PeerLostError("another rank failed", is_explained=True) from error
-        if isinstance(error, PacelineError):
-            error.is_claimed = True
-        if _is_lost_peer(error):
-            place = f"rank {world.rank} of {world.world_size}"
-            reason = " ".join(str(error).split())[:160]
-            lost = PeerLostError(f"{place}: another rank went away: {reason}", is_explained=False)
-            lost.is_claimed = True
-            raise lost from error
-        raise
+        raised = _claimed(met, error)
+        if raised is error:
+            raise
+        raise raised from error
+    finally:
+        met.beats.close()
 
 
 @contextlib.contextmanager
@@ -90,19 +95,23 @@ def joined(met: Meeting, section: Parallel, device: torch.device) -> Iterator[No
     """Join the ranks for collectives, and part at the end. A world of one joins nothing.
 
     After a failure the group is not taken down in order, which could wait for ranks that are gone: the process ends.
+    Raise `WorldError` for a network interface that is none.
     """
     if met.store is None:
         yield
         return
     backend = ("nccl" if device.type == "cuda" else "gloo") if section.backend == "auto" else section.backend
-    dist.init_process_group(
-        backend,
-        store=PrefixStore("group", met.store),
-        rank=met.world.rank,
-        world_size=met.world.world_size,
-        timeout=met.timeout,
-        device_id=device if backend == "nccl" else None,
-    )
+    try:
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("group", met.store),
+            rank=met.world.rank,
+            world_size=met.world.world_size,
+            timeout=met.timeout,
+            device_id=device if backend == "nccl" else None,
+        )
+    except RuntimeError as error:
+        raise _of_interface(error) or error from None
     yield
     dist.destroy_process_group()
 
@@ -116,37 +125,46 @@ def once_a_node(world: World, work: Callable[[bool], T]) -> T:
     return result if world.is_node_main else work(False)
 
 
-def _is_lost_peer(error: Exception) -> bool:
-    text = str(error)
-    said = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL")
-    return isinstance(error, RuntimeError) and any(words in text for words in said)
+def _met(world: World, timeout: timedelta) -> Meeting:
+    store = open_store(world, timeout)
+    assemble(world, attempt_of(world, store), timeout)
+    # A handle serves one call at a time, and the main thread may wait in one.
+    beats = StoreBeats(world, PrefixStore("beats", attempt_of(world, store.clone())))
+    return Meeting(world, timeout, attempt_of(world, store), beats)
 
 
-def _store(world: World, timeout: timedelta) -> Store:
-    """Return the key-value store of the run, hosted by rank 0, or by torchrun's agent where it says so."""
-    is_master = world.is_main and not world.agent_hosts_store
-    try:
-        if is_master and world.store_fd >= 0:
-            store = TCPStore(
-                world.master_addr,
-                world.master_port,
-                world.world_size,
-                is_master,
-                timeout,
-                wait_for_workers=False,
-                master_listen_fd=world.store_fd,
-            )
-        else:
-            store = TCPStore(
-                world.master_addr, world.master_port, world.world_size, is_master, timeout, wait_for_workers=False
-            )
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
-        raise WorldError(_explained(world, str(error))) from None
-    return PrefixStore(f"attempt{world.attempt}", store)
+def _claimed(met: Meeting, error: Exception) -> Exception:
+    """Return what this rank raises in place of `error`, and tell the others that it failed."""
+    met.beats.say("failed")
+    is_own = not _is_of_collective(error)
+    speaks = met.beats.claims(is_own=is_own)
+    raised: Exception = PeerLostError("another rank failed", is_explained=True)
+    if speaks:
+        raised = error if is_own or met.store is None else _lost(met, error)
+    met.beats.linger()
+    if not speaks:
+        return raised
+    if isinstance(raised, PacelineError):
+        raised.is_claimed = True
+    return raised
 
 
-def _explained(world: World, error: str) -> str:
-    if "EADDRINUSE" in error or "in use" in error:
-        return f"MASTER_PORT: {world.master_port} is in use on {socket.gethostname()} (set MASTER_PORT to a free port)"
-    place = f"{world.master_addr}:{world.master_port}"
-    return f"MASTER_ADDR: rank {world.rank} cannot reach rank 0 at {place} (check MASTER_ADDR and MASTER_PORT)"
+def _lost(met: Meeting, error: Exception) -> PeerLostError:
+    """Return the error that names the rank which a collective of this one failed by."""
+    waited = "Timed out waiting" in str(error) or "timeout" in str(error).lower()
+    sights = met.beats.sights(waited=waited)
+    return PeerLostError(account(sights, met.world.rank, waited=waited, stacks=met.beats.stacks_of), is_explained=False)
+
+
+def _is_of_collective(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_COLLECTIVES)
+
+
+def _of_interface(error: RuntimeError) -> WorldError | None:
+    """Return what gloo says of GLOO_SOCKET_IFNAME in our words, or None for another error."""
+    _, found, name = str(error).partition("Unable to find address for:")
+    if not found:
+        return None
+    names = ", ".join(each for _, each in socket.if_nameindex())
+    here = f"is no network interface of {socket.gethostname()} with an address"
+    return WorldError(f"GLOO_SOCKET_IFNAME: {name.split()[0]!r} {here} (set it to one of {names}, or unset it)")

@@ -29,7 +29,7 @@ class Strategy(Protocol):
         ...
 
     def rehearse(self, step: Callable[[], None]) -> None:
-        """Call `step`, a forward and backward pass that leaves nothing behind, where the first pass is unlike the others.
+        """Call `step`, a forward and backward pass that leaves nothing behind, if the first one is unlike the others.
 
         Every rank must call it, after `prepare` and before the first step of a process.
         """

@@ -13,6 +13,7 @@ EXIT_CODES = {
     "CheckpointError": 4,
     "NonFiniteLossError": 1,
     "PeerLostError": 1,
+    "WatchError": 1,
 }
 
 

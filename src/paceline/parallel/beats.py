@@ -1,0 +1,354 @@
+"""The heartbeats of the ranks, in the store of the run: where each one is, what it is asked, and who failed first.
+
+A thread of each rank writes its beat a few times a second and reads rank 0's, so that the traffic of a rank does not
+grow with their number; rank 0 reads all, and so does a rank that has lost another. It waits for nothing else: where
+the store does not answer, because the rank that hosts it is frozen or gone, this thread alone is held up, and what
+was last read is what there is to go by. Nothing is judged here: that is `culprit` and `heartbeat`.
+"""
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol, TypeVar, final
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from paceline.core.world import World
+from paceline.parallel.culprit import Condition, Sight, State
+
+T = TypeVar("T")
+Where = Callable[[], tuple[int, str]]
+"""Returns the steps done, and the stage in words."""
+Stacks = Callable[[int], str]
+"""Returns the file in which a rank has written its stacks, or nothing."""
+INTERVAL_S: Final = 0.5
+_RANKS_AN_INTERVAL: Final = 128  # rank 0 reads as many in a few milliseconds; more make every beat slower
+_SILENT_BEATS: Final = 2.4
+_ANSWER_S: Final = 1.0
+_FAILURES, _EXPLAINED, _STOP = "failures", "explained", "stop"
+
+
+class Requests(Protocol):
+    """A request to stop, of this process or of another one."""
+
+    @property
+    def requested(self) -> str:
+        """The signal's name, or nothing."""
+        ...
+
+    def request(self, name: str) -> None:
+        """Note a request that another process met."""
+        ...
+
+
+class NoRequests:
+    """For ranks that are never asked to stop."""
+
+    requested = ""
+
+    def request(self, name: str) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank says of itself. `machine` and `pid` say where a process is looked for, `wall_s` is `time.time`."""
+
+    step: int
+    stage: str
+    state: State
+    still_s: float
+    at: str
+    count: int
+    wall_s: float
+    pid: int
+    machine: str
+
+    def seen(self, rank: int, condition: Condition) -> Sight:
+        """Return this as another rank's sight; the clocks of two machines may differ a little."""
+        silent_s = max(0.0, time.time() - self.wall_s)
+        still_s = self.still_s if self.state == "stuck" else self.still_s + silent_s
+        return Sight(rank, self.step, self.stage, self.state, still_s, self.at, silent_s, condition)
+
+
+def at_the_start() -> tuple[int, str]:
+    """Return where a rank is before it trains."""
+    return 0, "start"
+
+
+def no_stacks(rank: int) -> str:
+    """Return nothing: no rank has written any."""
+    return ""
+
+
+@final
+class NoBeats:
+    """For a run of one rank, which nobody listens to."""
+
+    has_failed = False
+
+    def __init__(self) -> None:
+        self.stacks_of: Stacks = no_stacks
+        self._sight = Sight(0)
+        self._where: Where = at_the_start
+
+    def watch(self, where: Where, requests: Requests, stacks_of: Stacks) -> None:
+        """Note where to look for the rank, and for its stacks."""
+        self._where, self.stacks_of = where, stacks_of
+
+    def say(self, state: State, still_s: float | None = None, at: str = "") -> None:
+        """Note it."""
+        self._sight = Sight(0, *self._where(), state, still_s or 0.0, at)
+
+    def sights(self, *, waited: bool) -> list[Sight]:
+        """Return this rank as it was last noted."""
+        return [self._sight]
+
+    def claims(self, *, is_own: bool) -> bool:
+        """Return True: there is nobody else to explain a failure."""
+        return True
+
+    def linger(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@final
+class StoreBeats:
+    """The beats of a run of several ranks. `store` is a handle of its own, for one thread at a time can use it."""
+
+    def __init__(self, world: World, store: Store) -> None:
+        self._world = world
+        self._store = store
+        self._where: Where = at_the_start
+        self._requests: Requests = NoRequests()
+        self.stacks_of: Stacks = no_stacks
+        self._mine = Beat(*at_the_start(), "runs", 0.0, "", 0, time.time(), os.getpid(), _machine())
+        self._seen: dict[int, Beat] = {}
+        self._interval_s = INTERVAL_S * max(1.0, world.world_size / _RANKS_AN_INTERVAL)
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake = threading.Event()
+        self._ends = False
+        self._reads_all = world.is_main
+        self._lock = threading.Lock()  # for `_mine`, which two threads change
+        self._rounds = 0
+        self._absent: set[int] = set()
+        self._is_gone = False
+        self._asked_s = 0.0  # when the store was asked what it has not answered yet
+        self.has_failed = False
+        """Whether another rank is known to have failed first, and to speak for it."""
+        self._speaks = False
+        self._told_stop = False
+        self._thread = threading.Thread(target=self._run, name="paceline-beats", daemon=True)
+        self._thread.start()
+
+    def watch(self, where: Where, requests: Requests, stacks_of: Stacks) -> None:
+        """Say from now on where the rank is by `where`, and pass requests to stop on to and from all ranks."""
+        self._where, self._requests, self.stacks_of = where, requests, stacks_of
+
+    def say(self, state: State, still_s: float | None = None, at: str = "") -> None:
+        """Say `state` of this rank from now on; at once where it is news. It then stays where it is.
+
+        It has stood still for `still_s` seconds, or as long as was said last.
+        """
+        step, stage = self._where()
+        with self._lock:
+            is_news = state != self._mine.state
+            if is_news and step == self._mine.step:
+                stage = self._mine.stage  # an error has left it already
+            still_s = self._mine.still_s if still_s is None else still_s
+            self._mine = replace(self._mine, step=step, stage=stage, state=state, still_s=still_s, at=at)
+        if is_news:
+            self._wake.set()
+
+    def sights(self, *, waited: bool) -> list[Sight]:
+        """Return all ranks as they are now, this one too.
+
+        It takes a little more than two beats to find out that a rank is silent; a process that is dead, or ended in
+        order, is seen at once.
+        """
+        self._reads_all = True
+        self._refresh()
+        before = {rank: beat.count for rank, beat in self._seen.items()}
+        deadline = time.monotonic() + _SILENT_BEATS * self._interval_s
+        while time.monotonic() < deadline:
+            if not waited and any(self._is_lost(rank) for rank in range(self._world.world_size)):
+                break
+            self._refresh()
+        else:
+            return self._all_as(before)
+        return self._all_as({})
+
+    def _all_as(self, before: Mapping[int, int]) -> list[Sight]:
+        sights = [self._sight(rank, before) for rank in range(self._world.world_size)]
+        self._absent = {sight.rank for sight in sights if sight.condition != "here"}
+        return sights
+
+    def claims(self, *, is_own: bool) -> bool:
+        """Return whether this rank is the one to explain a failure: the first that failed.
+
+        The others fail because they lost it. Where the store went with rank 0, an error of a rank's `own` is still
+        explained by it, and the loss of rank 0 by rank 1.
+        """
+
+        def claim() -> bool:
+            self._speaks = self._store.add(_FAILURES, 1) == 1
+            self._store.set(f"heard/{self._world.rank}", "")
+            self.has_failed = not self._speaks
+            return self._speaks
+
+        answer = self._ask(claim)
+        if answer is None:
+            self._speaks = not self.has_failed and (is_own or self._world.rank <= 1)
+        return self._speaks
+
+    def linger(self) -> None:
+        """Wait a moment until no other rank has anything left to ask, where the store ends with this one.
+
+        The one that speaks has then looked round, and all have heard that it does.
+        """
+        if self._speaks:
+            self._ask(lambda: self._store.set(_EXPLAINED, ""))
+        if not self._world.is_main or self._world.agent_hosts_store:
+            return
+        here = [rank for rank, beat in self._seen.items() if self._process(beat) == "here"]
+        awaited = [f"heard/{rank}" for rank in here if rank not in self._absent and rank != self._world.rank]
+        deadline = time.monotonic() + 3 * self._interval_s
+        while time.monotonic() < deadline and self._ask(lambda: self._store.check([_EXPLAINED, *awaited])) is False:
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Beat once more, and end."""
+        self._ends = True
+        self._wake.set()
+        self._thread.join(self._patience_s())
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._asked_s = time.monotonic()
+                ends = self._ends
+                self._beat()
+                while not self._jobs.empty():
+                    self._jobs.get()()
+                self._asked_s = 0.0
+                self._rounds += 1
+                if ends:
+                    return
+                self._wake.wait(self._interval_s)
+                self._wake.clear()
+        except RuntimeError:
+            self._is_gone = True  # and with the store all that could be heard
+
+    def _beat(self) -> None:
+        rank = self._world.rank
+        step, stage = self._where()
+        with self._lock:
+            mine = replace(self._mine, count=self._mine.count + 1, wall_s=time.time())
+            if mine.state == "runs":
+                mine = replace(mine, step=step, stage=stage)
+            self._mine = mine
+        self._store.set(f"beat/{rank}", json.dumps(asdict(mine)))
+        self._read(range(self._world.world_size) if self._reads_all else (0,))
+        self._pass_requests_on()
+        if not self._speaks and not self.has_failed and self._store.check([_FAILURES]):
+            self._store.set(f"heard/{rank}", "")
+            self.has_failed = True
+
+    def _read(self, ranks: "range | tuple[int, ...]") -> None:
+        known = [rank for rank in ranks if rank in self._seen or self._store.check([f"beat/{rank}"])]
+        texts = self._store.multi_get([f"beat/{rank}" for rank in known]) if known else []
+        for rank, text in zip(known, texts, strict=True):
+            self._seen[rank] = Beat(**json.loads(text))
+
+    def _pass_requests_on(self) -> None:
+        if self._told_stop:
+            return
+        if self._requests.requested:
+            self._store.set(_STOP, self._requests.requested)
+        elif self._store.check([_STOP]):
+            self._requests.request(self._store.get(_STOP).decode())
+        else:
+            return
+        self._told_stop = True
+
+    def _ask(self, work: Callable[[], T]) -> T | None:
+        """Return what `work` returns in the thread that owns the store, or None where the store does not answer."""
+        answers: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._jobs.put(lambda: answers.put(work()))
+        self._wake.set()
+        deadline = time.monotonic() + self._patience_s()
+        while answers.empty() and not self._is_gone and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return None if answers.empty() else answers.get()
+
+    def _refresh(self) -> None:
+        """Wait for a beat that begins from now on."""
+        rounds, deadline = self._rounds, time.monotonic() + self._patience_s()
+        self._wake.set()
+        while self._rounds < rounds + 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self._wake.set()
+        time.sleep(0.02)
+
+    def _patience_s(self) -> float:
+        """Return how long to wait for the store: not at all where it has owed an answer for so long already."""
+        asked_s = self._asked_s
+        if self._is_gone:
+            return 0.0
+        return max(0.0, _ANSWER_S - (time.monotonic() - asked_s)) if asked_s else _ANSWER_S
+
+    def _is_lost(self, rank: int) -> bool:
+        beat = self._seen.get(rank)
+        return rank != self._world.rank and beat is not None and (beat.state == "left" or self._process(beat) == "dead")
+
+    def _process(self, beat: Beat) -> Condition:
+        if beat.state != "runs":  # it has said why it ends, and may have
+            return "here"
+        return process_condition(beat.pid) if beat.machine and beat.machine == self._mine.machine else "here"
+
+    def _sight(self, rank: int, before: Mapping[int, int]) -> Sight:
+        """Return `rank` as it is; it is silent when it has not spoken since it counted as `before`."""
+        if rank == self._world.rank:
+            return self._mine.seen(rank, "here")
+        is_hosting = rank == 0 and not self._world.agent_hosts_store
+        is_cut_off = self._patience_s() == 0.0
+        beat = self._seen.get(rank)
+        if beat is None:
+            return Sight(rank, silent_s=None, condition="silent" if before and not is_cut_off else "here")
+        condition = self._process(beat)
+        is_silent = is_hosting if is_cut_off else before.get(rank) == beat.count
+        if condition == "here" and is_silent and beat.state == "runs":
+            condition = "silent"
+        return beat.seen(rank, condition)
+
+
+Beats = NoBeats | StoreBeats
+
+
+def process_condition(pid: int) -> Condition:
+    """Return how process `pid` of this machine is, by Linux's table of processes."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "dead"
+    return {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped"}.get(letter, "here")  # type: ignore[return-value]
+
+
+def _machine() -> str:
+    """Return what two processes share that see one another in `/proc`, or nothing where there is no such thing."""
+    if not sys.platform.startswith("linux"):
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""

@@ -1,0 +1,170 @@
+"""Watch over the main thread of a rank: where it moves no more, name the rank that is to blame, and end the process.
+
+A thread looks twice a second whether the step or the stage has changed; the ranks tell one another in `beats`. A
+thread cannot run while another one keeps the GIL, so at each look it also winds up faulthandler's timer, which is
+no Python: it writes the stacks of a rank whose threads are all held up, and it is for the others to end the run.
+"""
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TextIO, final
+
+from paceline.parallel.beats import INTERVAL_S, Requests, Where
+from paceline.parallel.culprit import account
+from paceline.parallel.group import Meeting
+from paceline.recipe.schema.parallel import Parallel
+
+_MARGIN_S: Final = 1.0
+"""How much later than a look faulthandler's timer rings, so that it is for ranks that cannot look."""
+_LAST_WORDS_S: Final = 3.0
+"""How long a rank has to end by itself after another one has failed; in a collective it may wait for ever."""
+_LONG_STAGES: Final = frozenset({"start", "checkpoint"})
+"""What has no end that is known beforehand: there a thread that computes is one that moves."""
+_COMPUTES: Final = 1e-3
+"""Share of the time that it then spends on a core; one that waits in a loop of a second spends less."""
+
+End = Callable[[str], None]
+
+
+def end_process(message: str) -> None:
+    """Print `message`, if any, as the error of this program, and end it at once; locks may be held for ever."""
+    if message:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+@final
+class Heartbeat:
+    """Watch the thread that made it, which `where` says the steps done and the stage of.
+
+    It ends the process after `timeout_s` seconds in one stage of one step, with code 1: the first rank to do so names
+    the one that is to blame, and each writes the stacks of its threads to its `stacks` file, `stacks.rank0.txt`.
+    `requests` are passed on between the ranks.
+    """
+
+    def __init__(
+        self,
+        met: Meeting,
+        where: Where,
+        timeout_s: float,
+        stacks: Path,
+        requests: Requests,
+        *,
+        end: End = end_process,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._met, self._where, self._timeout_s, self._stacks, self._end = met, where, timeout_s, stacks, end
+        self._interval_s = min(interval_s, timeout_s / 4)
+        self._watched = threading.current_thread()
+        self._cpu_clock = _cpu_clock(self._watched)
+        self._closes = threading.Event()
+        self._ending = threading.Lock()  # held by whoever ends this rank, the main thread or this one
+        self._file: TextIO | None = None
+        self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
+        met.beats.watch(where, requests, self._stacks_of)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no longer. Where this thread is ending the process already, wait for that."""
+        if not self._ending.acquire(blocking=False):
+            self._thread.join()
+        self._closes.set()
+        self._thread.join()
+        if self._file is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._file.close()
+            with contextlib.suppress(OSError):  # the run directory may have been removed
+                if not self._stacks.stat().st_size:
+                    self._stacks.unlink()
+
+    def _run(self) -> None:
+        place, first_step = self._where(), -1
+        still_s = failed_s = cpu_s = 0.0
+        looked_s = time.monotonic()
+        while not self._closes.wait(self._interval_s):
+            # A process that was suspended has not stood still meanwhile, so no look counts for long.
+            passed_s = min(time.monotonic() - looked_s, 2 * self._interval_s)
+            looked_s = time.monotonic()
+            before, place, cpu_before_s, cpu_s = place, self._where(), cpu_s, self._cpu_s()
+            if first_step < 0 and place[1] != "start":
+                first_step = place[0]
+            is_long = place[1] in _LONG_STAGES or place[0] == first_step  # a model is compiled in the first step
+            moves = place != before or (is_long and cpu_s - cpu_before_s > _COMPUTES * passed_s)
+            still_s = 0.0 if moves else still_s + passed_s
+            self._met.beats.say("runs", still_s)
+            self._wind_up(place[1])
+            failed_s += passed_s if self._met.beats.has_failed else 0.0
+            if failed_s > _LAST_WORDS_S and self._ending.acquire(blocking=False):
+                return self._end("")
+            if still_s >= self._timeout_s and self._ending.acquire(blocking=False):
+                return self._give_up(still_s)
+        return None
+
+    def _give_up(self, still_s: float) -> None:
+        """Say what is to blame, if no other rank has, and end the process."""
+        self._met.beats.say("stuck", still_s, self._line())
+        self._dump()
+        beats, line = self._met.beats, ""
+        if beats.claims(is_own=False):
+            line = account(beats.sights(waited=True), self._met.world.rank, waited=True, stacks=self._stacks_of)
+        beats.linger()
+        self._end(line)
+
+    def _line(self) -> str:
+        """Return the line of Python that the watched thread is at."""
+        frame = sys._current_frames().get(self._watched.ident or 0)
+        return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+
+    def _dump(self) -> None:
+        with contextlib.suppress(OSError):  # there may be no run directory yet, and there is no better place
+            if self._file is None:
+                self._file = self._stacks.open("w", encoding="utf-8")
+            faulthandler.dump_traceback(self._file, all_threads=True)
+
+    def _wind_up(self, stage: str) -> None:
+        """Set the timer anew. Until it trains a rank has no run directory to write to."""
+        if stage == "start":
+            return
+        if self._file is None:
+            try:
+                self._file = self._stacks.open("w", encoding="utf-8")
+            except OSError:
+                return
+        faulthandler.dump_traceback_later(self._timeout_s + _MARGIN_S, file=self._file)
+
+    def _stacks_of(self, rank: int) -> str:
+        """Return the file in which `rank` has written its stacks, or nothing, such as on another machine's disk."""
+        path = self._stacks.with_name(self._stacks.name.replace(f"rank{self._met.world.rank}", f"rank{rank}"))
+        with contextlib.suppress(OSError):
+            return str(path) if path.stat().st_size else ""
+        return ""
+
+    def _cpu_s(self) -> float:
+        return time.clock_gettime(self._cpu_clock) if self._cpu_clock is not None else 0.0
+
+
+def _cpu_clock(thread: threading.Thread) -> int | None:
+    """Return the clock of what `thread` has computed, where the system has one."""
+    if not sys.platform.startswith("linux"):
+        return None
+    return time.pthread_getcpuclockid(thread.ident or 0)
+
+
+@contextlib.contextmanager
+def watched(met: Meeting, section: Parallel, where: Where, requests: Requests, stacks: Path) -> Iterator[None]:
+    """Watch the thread that enters this, for `parallel.timeout`, until it leaves."""
+    heartbeat = Heartbeat(met, where, section.timeout.seconds, stacks, requests)
+    heartbeat.start()
+    try:
+        yield
+    finally:
+        heartbeat.close()

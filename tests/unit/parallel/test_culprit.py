@@ -1,0 +1,101 @@
+"""Which rank a run was lost by: the surest sign first, and one line that names rank, step and stage."""
+
+import pytest
+
+from paceline.parallel.culprit import Sight, account
+
+
+def no_stacks(rank: int) -> str:
+    return ""
+
+
+def told(*sights: Sight, me: int = 0, waited: bool = True, stacks=no_stacks) -> str:
+    return account(sights, me, waited=waited, stacks=stacks)
+
+
+def at(rank: int, step: int, stage: str, **more) -> Sight:
+    return Sight(rank, step, stage, **{"state": "stuck", "still_s": 5.0, **more})
+
+
+def test_a_dead_rank_is_named_before_all_else() -> None:
+    dead = at(2, 41, "backward", state="runs", silent_s=0.4, condition="dead")
+    assert told(at(0, 41, "backward"), at(1, 40, "forward"), dead, waited=False) == (
+        "rank 0 of 3: rank 2 is gone (last heard of 0.4 s before, at step 41 in backward)"
+    )
+
+
+def test_a_silent_rank_is_gone_after_a_broken_connection_and_frozen_after_a_long_wait() -> None:
+    silent = at(1, 40, "forward", state="runs", silent_s=5.2, condition="silent")
+    assert "rank 1 is gone (last heard of 5.2 s before" in told(at(0, 41, "backward"), silent, waited=False)
+    assert "rank 1 does not answer (last heard of 5.2 s before, at step 40 in forward: frozen" in told(
+        at(0, 41, "backward"), silent
+    )
+
+
+def test_a_rank_that_never_spoke_is_said_to_be_so() -> None:
+    never = Sight(1, silent_s=None, condition="silent")
+    assert told(at(0, 0, "start"), never, waited=False) == "rank 0 of 2: rank 1 is gone (never heard of)"
+
+
+def test_a_stopped_rank_is_named_with_where_it_was() -> None:
+    stopped = at(1, 40, "forward", state="runs", silent_s=5.0, condition="stopped")
+    assert told(at(0, 40, "backward"), stopped) == (
+        "rank 0 of 2: rank 1 is stopped by a signal (last heard of 5.0 s before, at step 40 in forward)"
+    )
+
+
+def test_a_rank_that_ended_early_is_named_with_both_steps() -> None:
+    left = Sight(1, 40, "between stages", state="left")
+    assert told(at(0, 41, "backward"), left, waited=False) == (
+        "rank 0 of 2: rank 1 ended after step 40 while others went on, at step 41 in backward: "
+        "the ranks have different numbers of steps"
+    )
+
+
+@pytest.mark.parametrize(
+    ("behind", "ahead"),
+    [
+        ((40, "backward"), (41, "data_wait")),
+        ((40, "data_wait"), (40, "backward")),
+        ((40, "evaluate, batch 3"), (40, "h2d")),
+    ],
+)
+def test_the_rank_that_is_behind_is_waited_for(behind, ahead) -> None:
+    line = told(at(0, *ahead), at(1, *behind), at(2, *ahead), stacks=lambda rank: f"stacks.rank{rank}.txt")
+    assert line == (
+        f"rank 0 of 3: rank 1 does nothing: at step {behind[0]} in {behind[1]} for 5.0 s, "
+        f"rank 2 at step {ahead[0]} in {ahead[1]} (stacks in stacks.rank1.txt)"
+    )
+
+
+def test_a_rank_that_is_behind_and_moves_is_late() -> None:
+    assert "rank 1 is late: at step 40 in forward for 0.3 s" in told(
+        at(0, 40, "backward"), at(1, 40, "forward", state="runs", still_s=0.3)
+    )
+
+
+def test_a_stage_that_may_come_anywhere_is_not_compared() -> None:
+    line = told(at(0, 40, "backward"), at(1, 40, "between stages"))
+    assert line == "rank 0 of 2: all ranks wait for one another: at step 40 in backward for 5.0 s"
+
+
+def test_of_ranks_in_one_stage_the_one_at_another_line_is_named() -> None:
+    waiting = [at(rank, 40, "backward", at="graph.py:900") for rank in (0, 1, 3)]
+    hung = at(2, 40, "backward", at="hook.py:7")
+    assert "rank 2 does nothing: at step 40 in backward (hook.py:7)" in told(*waiting[:2], hung, waiting[2])
+
+
+def test_a_rank_names_itself_in_the_first_person() -> None:
+    assert told(at(0, 40, "backward"), at(1, 40, "data_wait"), me=1).startswith("rank 1 of 2 does nothing: at step 40")
+
+
+def test_one_rank_alone() -> None:
+    assert told(at(0, 12, "data_wait"), stacks=lambda rank: "run/stacks.rank0.txt") == (
+        "rank 0 of 1: nothing happens: at step 12 in data_wait for 5.0 s (stacks in run/stacks.rank0.txt)"
+    )
+
+
+def test_a_rank_that_still_computes_is_waited_for() -> None:
+    assert "waits for rank 1, which is not done: at step 0 in start for 5.0 s (raise parallel.timeout" in told(
+        at(0, 0, "start"), at(1, 0, "start", state="runs", still_s=0.1)
+    )

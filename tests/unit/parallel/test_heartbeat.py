@@ -1,0 +1,156 @@
+"""The watch over a main thread, at a hundred times the speed; `wait` is how long it may take at most, not a delay."""
+
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from paceline.core.world import World
+from paceline.parallel.beats import NoRequests, StoreBeats, process_condition
+from paceline.parallel.group import Meeting
+from paceline.parallel.heartbeat import Heartbeat
+
+WAIT_S = 20.0
+
+
+class Ending:
+    """What the process would have said as it ended."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+        self.message = ""
+
+    def __call__(self, message: str) -> None:
+        self.message = message
+        self.came.set()
+
+
+@pytest.fixture
+def ending() -> Ending:
+    return Ending()
+
+
+def heartbeat(where, stacks: Path, ending: Ending, timeout_s: float = 0.2) -> Heartbeat:
+    met = Meeting(World.single(), timedelta(seconds=timeout_s))
+    return Heartbeat(met, where, timeout_s, stacks, NoRequests(), end=ending, interval_s=0.01)
+
+
+def test_a_thread_that_stands_still_ends_the_process_with_its_place_and_its_stacks(tmp_path, ending) -> None:
+    stacks = tmp_path / "stacks.rank0.txt"
+    watch = heartbeat(lambda: (7, "data_wait"), stacks, ending)
+    watch.start()
+    assert ending.came.wait(WAIT_S)
+    watch.close()
+    assert ending.message.startswith("rank 0 of 1: nothing happens: at step 7 in data_wait (")
+    assert ending.message.endswith(f"(stacks in {stacks})")
+    assert "test_a_thread_that_stands_still" in stacks.read_text()
+
+
+def test_a_thread_that_moves_is_left_alone_and_leaves_no_file(tmp_path, ending) -> None:
+    started = time.monotonic()
+    watch = heartbeat(
+        lambda: (int((time.monotonic() - started) * 50), "forward"), tmp_path / "stacks.rank0.txt", ending
+    )
+    watch.start()
+    assert not ending.came.wait(0.8)  # four times the time it may stand still
+    watch.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_thread_that_computes_in_the_first_step_is_not_standing_still(tmp_path, ending) -> None:
+    watch = heartbeat(lambda: (0, "forward"), tmp_path / "stacks.rank0.txt", ending)
+    watch.start()
+    until = time.thread_time() + 0.5
+    while time.thread_time() < until:  # twice the time it may stand still
+        pass
+    assert not ending.came.is_set()
+    assert ending.came.wait(WAIT_S)  # now it waits
+    watch.close()
+
+
+def test_a_run_directory_that_is_gone_does_not_hide_the_line(tmp_path, ending) -> None:
+    watch = heartbeat(lambda: (7, "h2d"), tmp_path / "gone" / "stacks.rank0.txt", ending)
+    watch.start()
+    assert ending.came.wait(WAIT_S)
+    watch.close()
+    assert "at step 7 in h2d" in ending.message and "stacks in" not in ending.message
+
+
+def test_a_process_is_here_stopped_or_dead() -> None:
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        assert process_condition(process.pid) == "here"
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_for(lambda: process_condition(process.pid) == "stopped")
+    finally:
+        process.kill()
+    wait_for(lambda: process_condition(process.pid) == "dead")  # a zombie, which nobody has asked after
+    process.wait(timeout=WAIT_S)
+    assert process_condition(process.pid) == "dead"
+
+
+def wait_for(is_so) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Asked(NoRequests):
+    requested = ""
+
+    def request(self, name: str) -> None:
+        self.requested = name
+
+
+@pytest.fixture
+def pair():
+    store = HashStore()
+    ranks = [StoreBeats(World(rank=rank, world_size=2), store) for rank in range(2)]
+    yield ranks
+    for rank in ranks:
+        rank.close()
+
+
+def test_a_request_of_one_rank_reaches_the_other(pair) -> None:
+    asked = [Asked(), Asked()]
+    for rank, beats in enumerate(pair):
+        beats.watch(lambda: (3, "forward"), asked[rank], str)
+    asked[1].requested = "SIGTERM"
+    wait_for(lambda: asked[0].requested == "SIGTERM")
+
+
+def test_the_first_rank_that_fails_speaks_and_the_other_knows(pair) -> None:
+    assert pair[1].claims(is_own=True)
+    assert not pair[0].claims(is_own=True)
+    assert pair[0].has_failed and not pair[1].has_failed
+
+
+def test_a_failure_is_heard_of_without_asking(pair) -> None:
+    assert pair[0].claims(is_own=True)
+    wait_for(lambda: pair[1].has_failed)
+
+
+def test_both_ranks_see_one_another(pair) -> None:
+    for rank, beats in enumerate(pair):
+        beats.watch(lambda rank=rank: (rank, "forward"), NoRequests(), str)
+    pair[1].say("stuck", 5.0, "file.py:3")
+    seen = pair[0].sights(waited=True)
+    assert [(sight.step, sight.stage, sight.state, sight.condition) for sight in seen] == [
+        (0, "forward", "runs", "here"),
+        (1, "forward", "stuck", "here"),
+    ]
+    assert (seen[1].still_s, seen[1].at) == (5.0, "file.py:3")
+
+
+def test_a_rank_that_speaks_no_more_is_silent(pair) -> None:
+    pair[1].close()
+    assert [sight.condition for sight in pair[0].sights(waited=True)] == ["here", "silent"]

@@ -1,0 +1,16 @@
+"""Where a rank is: a change means that it gets on."""
+
+from paceline.train.whereabouts import Whereabouts
+
+
+def test_it_names_the_stage_and_counts_the_batches_of_an_evaluation() -> None:
+    here = Whereabouts()
+    assert here() == (0, "start")
+    here.where = lambda: (12, "backward")
+    assert here() == (12, "backward")
+    here.where = lambda: (12, "")
+    assert here() == (12, "between stages")
+    here.where = lambda: (12, "evaluate")
+    seen = [here()]
+    here.batches += 1
+    assert [*seen, here()] == [(12, "evaluate, batch 0"), (12, "evaluate, batch 1")]
