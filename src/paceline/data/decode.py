@@ -23,7 +23,7 @@ from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from paceline.core.errors import DataError
+from paceline.data.bad import ImageError
 
 MAX_PIXELS = 128_000_000
 """The largest image that is decoded, by its header: 384 MB as RGB. A phone's largest mode makes 108 Mpx; a few
@@ -64,11 +64,11 @@ _TURNS = {
 def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
     """Return the image in an encoded file: mode `L` for 1 channel, `RGB` for 3, upright, 8 bits a sample.
 
-    Reads JPEG, PNG, WebP, BMP, GIF, TIFF, PPM and PGM. `name` is what the messages call the file. Raise `DataError`
+    Reads JPEG, PNG, WebP, BMP, GIF, TIFF, PPM and PGM. `name` is what the messages call the file. Raise `ImageError`
     for a file that is empty, broken or none of these, larger than `MAX_PIXELS`, or of 32-bit samples.
     """
     if not data:
-        raise DataError(f"{name}: is empty (0 bytes); remove it or replace it")
+        raise ImageError(name, "is empty (0 bytes)", "remove it or replace it")
     try:
         file = _load(data)
         turn = _TURNS.get(_orientation(file.info.get("exif", b"")))
@@ -76,7 +76,7 @@ def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
         return image if turn is None else image.transpose(turn)
     except Exception as error:  # a broken file makes Pillow raise nearly anything, SyntaxError included
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise DataError(f"{name}: cannot be decoded: {reason}; remove it or replace it") from error
+        raise ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it") from error
 
 
 def _load(data: bytes) -> ImageFile:

@@ -1,10 +1,10 @@
 """Batches, in exact order: a pure function of (seed, step, world), whoever makes them and wherever a run starts."""
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import active_children
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,16 +15,20 @@ from torch.utils.data import DataLoader
 
 from paceline.core.dataset import Source
 from paceline.core.errors import PacelineError
-from paceline.core.process import die_with_parent
+from paceline.core.units import Duration
 from paceline.data.augment import Augment, build_augments, split_augments
+from paceline.data.bad import BadImage as BadImage
+from paceline.data.bad import build_instead
 from paceline.data.draws import draw
 from paceline.data.mix import Mixing, build_mixing
 from paceline.data.reader import Reader, build_reader
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.data.sizing import build_eval_sizing, build_train_sizing
+from paceline.data.workers import POLL_S, Crew, Trail, enter_crew, own_child_signals, traced
 from paceline.recipe.schema.data import Data
 
-_PREFETCH = 2
+PREFETCH = 2
+"""Batches that each worker makes ahead."""
 
 
 Sizes = Callable[[int], int]
@@ -35,28 +39,33 @@ Sizes = Callable[[int], int]
 class Batch:
     """A rank's images of one step: uint8 [N, C, H, W], labels int64 [N], sample indices int64 [N].
 
-    `draws`, float64 [N, D], are for what is still to be done to the images on the device (`data.finish`).
+    `draws`, float64 [N, D], are for what is still to be done to the images on the device (`data.finish`). `bad` are
+    the samples met that could not be read. In training others stand in for them, under the indices that were asked
+    for; in evaluation they are left out, so N may be 0.
     """
 
     images: Tensor
     labels: Tensor
     indices: NDArray[np.int64]
     draws: Tensor
+    bad: tuple[BadImage, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def pin_memory(self) -> "Batch":
         """Return the batch in page-locked memory; DataLoader calls this for a GPU."""
-        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.indices, self.draws.pin_memory())
+        images, labels, draws = self.images.pin_memory(), self.labels.pin_memory(), self.draws.pin_memory()
+        return Batch(images, labels, self.indices, draws, self.bad)
 
     def split(self, parts: int) -> list["Batch"]:
-        """Return the batch as `parts` micro-batches of equal size, in order."""
+        """Return the batch as `parts` micro-batches of equal size, in order; `bad` goes with the first."""
         if parts == 1:
             return [self]
         images, labels, draws = self.images.chunk(parts), self.labels.chunk(parts), self.draws.chunk(parts)
         indices = np.split(self.indices, parts)
-        return [Batch(*micro) for micro in zip(images, labels, indices, draws, strict=True)]
+        bad = (self.bad, *((),) * (parts - 1))
+        return [Batch(*micro) for micro in zip(images, labels, indices, draws, bad, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -77,13 +86,18 @@ class TrainBatches:
         indices = self.order.indices(step)
         draws = draw(self.order.seed, self.order.epoch(step), indices, self._is_alternating)
         used = self.reader.num_draws
-        images, labels = self.reader.read(indices, draws[:, :used], self.sizes(step))
+        read = self.reader.read(indices, draws[:, :used], self.sizes(step))
+        images = read.images
         for augment in self.augments:
             images = augment(images, torch.from_numpy(draws[:, used : used + augment.num_draws]))
             used += augment.num_draws
         mixing = draws.shape[1] - self.mix.num_draws
         rest = np.concatenate([draws[:, used:mixing], self.mix.prepare(draws[:, mixing:])], axis=1)
-        return Batch(images, labels, indices, torch.from_numpy(rest))
+        return Batch(images, read.labels, indices, torch.from_numpy(rest), read.bad)
+
+    def title(self, step: int) -> str:
+        """Return what a user would call the batch."""
+        return f"the batch of step {step + 1:,}"
 
     @property
     def _is_alternating(self) -> list[bool]:
@@ -104,8 +118,12 @@ class EvalBatches:
     def __getitem__(self, number: int) -> Batch:
         indices = self.shard.indices(number)
         nothing = np.empty((len(indices), 0))
-        images, labels = self.reader.read(indices, nothing, self.image_size)
-        return Batch(images, labels, indices, torch.from_numpy(nothing))
+        read = self.reader.read(indices, nothing, self.image_size)
+        return Batch(read.images, read.labels, indices[read.kept], torch.from_numpy(nothing[read.kept]), read.bad)
+
+    def title(self, number: int) -> str:
+        """Return what a user would call the batch."""
+        return f"evaluation batch {number + 1:,}"
 
 
 @dataclass(frozen=True)
@@ -144,28 +162,45 @@ class InlineLoader:
 
 @dataclass(frozen=True)
 class WorkerLoader:
-    """Make batches ahead in worker processes, each batch whole in one of them."""
+    """Make batches ahead in worker processes, each batch whole in one of them.
+
+    A worker that dies, or that no batch comes from for `timeout`, is a `WatchError` that names what it was at.
+    """
 
     dataset: TrainBatches | EvalBatches
     workers: int
     pin_memory: bool
+    timeout: Duration
+    trail: Trail
+    name_of: Callable[[int], str]
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
         """Return an iterator over the batches; the workers end with it."""
         loader: DataLoader[Any] = DataLoader(
-            _Carried(self.dataset),  # type: ignore[arg-type]
+            _Carried(self.dataset, self.trail),  # type: ignore[arg-type]
             batch_size=None,
             sampler=range(first, stop),
             num_workers=min(self.workers, max(1, stop - first)),
-            prefetch_factor=_PREFETCH,
+            prefetch_factor=PREFETCH,
             pin_memory=self.pin_memory,
+            timeout=POLL_S,
             multiprocessing_context="fork",  # a worker is tied to this process by its parent's id
-            worker_init_fn=partial(_start_worker, os.getpid()),
+            worker_init_fn=partial(enter_crew, os.getpid(), self.trail),
         )
-        for item in loader:
-            if isinstance(item, PacelineError):
-                raise item
-            yield item
+        self.trail.clear()
+        others = set(active_children())
+        with own_child_signals():
+            ahead = iter(loader)
+        workers = [child for child in active_children() if child not in others]
+        with Crew(workers, self.trail, self.timeout, self.dataset.title, self.name_of) as crew:
+            try:
+                for number in range(first, stop):
+                    item = crew.wait_for(number, ahead)
+                    if isinstance(item, PacelineError):
+                        raise item
+                    yield item
+            finally:
+                del ahead  # DataLoader tells its workers to end; the crew ends one that hangs
 
 
 @dataclass(frozen=True)
@@ -173,19 +208,14 @@ class _Carried:
     """Carry a user's error out of a worker as a value: DataLoader would wrap it in the worker's traceback."""
 
     dataset: TrainBatches | EvalBatches
+    trail: Trail
 
     def __getitem__(self, number: int) -> Batch | PacelineError:
+        self.trail.batch(number)
         try:
             return self.dataset[number]
         except PacelineError as error:
             return error
-
-
-def _start_worker(parent: int, worker: int) -> None:
-    """Tie a worker to its rank: it ends with it, and leaves signals meant for the run to it."""
-    die_with_parent(parent)
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(ignored, signal.SIG_IGN)
 
 
 def build_train_loader(data: Data, source: Source, order: TrainOrder, sizes: Sizes, options: LoaderOptions) -> Loader:
@@ -193,16 +223,22 @@ def build_train_loader(data: Data, source: Source, order: TrainOrder, sizes: Siz
     augments = build_augments(data.augment, source.info.mean if data.mean == "auto" else data.mean)
     here, deferred = split_augments(augments, on_device=options.on_device)
     mix = build_mixing(data.augment, source.info.num_classes)
-    reader = build_reader(source, build_train_sizing(data))
-    return _build(TrainBatches(order, reader, sizes, here, deferred, mix), options)
+    trail = Trail(max(1, options.workers))
+    reader = build_reader(traced(source, trail), build_train_sizing(data), build_instead(data, "train"))
+    batches = TrainBatches(order, reader, sizes, here, deferred, mix)
+    return _build(batches, options, data.worker_timeout, trail, source)
 
 
 def build_eval_loader(data: Data, source: Source, shard: EvalShard, image_size: int, options: LoaderOptions) -> Loader:
     """Return the loader of a rank's shard of an evaluation, of images of `image_size` pixels squared."""
-    return _build(EvalBatches(shard, build_reader(source, build_eval_sizing(data)), image_size), options)
+    trail = Trail(max(1, options.workers))
+    reader = build_reader(traced(source, trail), build_eval_sizing(data), build_instead(data, "eval"))
+    return _build(EvalBatches(shard, reader, image_size), options, data.worker_timeout, trail, source)
 
 
-def _build(dataset: TrainBatches | EvalBatches, options: LoaderOptions) -> Loader:
+def _build(
+    dataset: TrainBatches | EvalBatches, options: LoaderOptions, timeout: Duration, trail: Trail, source: Source
+) -> Loader:
     if options.workers:
-        return WorkerLoader(dataset, options.workers, options.pin_memory)
+        return WorkerLoader(dataset, options.workers, options.pin_memory, timeout, trail, source.name_of)
     return InlineLoader(dataset, options.pin_memory)

@@ -20,6 +20,7 @@ def check_effects(recipe: Recipe, info: DatasetInfo, smallest: int) -> None:
     """
     if info.image_size is not None:
         _check_sizing(recipe.data)
+        _check_bad_images(recipe.data)
     for position, section in enumerate(recipe.data.augment):
         _check_augment(f"data.augment[{position}]", section, info.channels, smallest)
 
@@ -30,6 +31,13 @@ def _check_sizing(data: Data) -> None:
     if data.eval_crop != default:
         reason = f"has no effect on {data.source.name}, whose images have one size and are resized whole"
         _refuse("data.eval_crop", f"{data.eval_crop:g} {reason} (set data.eval_crop={default:g})")
+
+
+def _check_bad_images(data: Data) -> None:
+    """Refuse to skip images where all are pixels in memory before the first is asked for."""
+    if data.on_bad_image != "fail":
+        reason = f"has no effect on {data.source.name}, whose images are all in memory (set data.on_bad_image=fail)"
+        _refuse("data.on_bad_image", f"{data.on_bad_image} {reason}")
 
 
 def _check_augment(path: str, section: Section, channels: int, smallest: int) -> None:

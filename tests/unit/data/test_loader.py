@@ -1,15 +1,19 @@
-"""Batches are a function of the step: not of the worker, nor of where a run starts."""
+"""Batches are a function of the step: not of the worker, nor of where a run starts. What cannot be read is named."""
 
+import ctypes
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample
-from paceline.core.errors import DataError
+from paceline.core.errors import DataError, WatchError
+from paceline.data.bad import BadImage
 from paceline.data.loader import (
     Batch,
     InlineLoader,
@@ -33,17 +37,20 @@ def source() -> ArraySource:
 
 
 class BadSource:
-    """A source whose sample 7 cannot be read."""
+    """A source of which some samples cannot be read; the others are their index in every pixel, and their label."""
 
-    info = INFO
+    info = replace(INFO, image_size=None)
+
+    def __init__(self, *bad: int) -> None:
+        self.bad = bad or (7,)
 
     def __len__(self) -> int:
         return 50
 
     def read(self, index: int) -> Sample:
-        if index == 7:
-            raise DataError("made/7.jpg: cannot be decoded (remove it)")
-        return np.zeros((16, 16, 3), np.uint8), 0
+        if index in self.bad:
+            raise DataError(f"made/{index}.jpg: cannot be decoded (remove it)")
+        return np.full((16, 16, 3), index, np.uint8), index
 
     def name_of(self, index: int) -> str:
         return f"made/{index}.jpg"
@@ -168,3 +175,189 @@ def test_no_workers_means_no_processes() -> None:
         build_train_loader(Data(), source(), order, always_16, LoaderOptions(workers, False)) for workers in (0, 1)
     )
     assert isinstance(inline, InlineLoader) and isinstance(ahead, WorkerLoader)
+
+
+SKIP = Data(on_bad_image="skip")
+
+
+def bad(*indices: int) -> tuple[BadImage, ...]:
+    return tuple(
+        BadImage(each, f"made/{each}.jpg", f"made/{each}.jpg: cannot be decoded (remove it)") for each in indices
+    )
+
+
+def skipping(
+    *samples: int, data: Data = SKIP, workers: int = 0, rank: int = 0, world: int = 1, first: int = 0
+) -> Iterator[Batch]:
+    order = TrainOrder(seed=1, num_images=50, batch_size=10, rank=rank, world_size=world)
+    loader = build_train_loader(data, BadSource(*samples), order, always_16, LoaderOptions(workers, False))
+    return loader.batches(first, 10)
+
+
+# matrix: 35
+def test_the_next_readable_sample_stands_in_for_a_bad_one_with_its_own_label() -> None:
+    seen = {}
+    for batch in skipping(7, 8, 49):
+        assert torch.equal(batch.images[:, 0, 0, 0].long(), batch.labels)
+        for index, label in zip(batch.indices.tolist(), batch.labels.tolist(), strict=True):
+            seen[index] = label
+    expected = {index: index for index in range(50)} | {7: 9, 8: 9, 49: 0}
+    assert seen == expected
+
+
+# matrix: 35
+def test_bad_samples_are_listed_once_a_batch_in_the_order_met() -> None:
+    met = [batch.bad for batch in skipping(7, 8, 49)]
+    asked = [[index for index in batch.indices.tolist() if index in (7, 8, 49)] for batch in skipping(7, 8, 49)]
+    assert sum(map(len, asked)) == 6 and {each for row in asked for each in row} == {7, 8, 49}
+    for listed, wanted in zip(met, asked, strict=True):
+        walked = [walk for each in wanted for walk in ((7, 8) if each == 7 else (each,))]
+        assert listed == bad(*dict.fromkeys(walked))
+
+
+# matrix: 35
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_stands_in_does_not_depend_on_the_workers(workers: int) -> None:
+    data = Data(on_bad_image="skip", augment=("random_resized_crop", "flip"))  # type: ignore[arg-type]
+    inline, ahead = list(skipping(7, 8, data=data)), list(skipping(7, 8, data=data, workers=workers))
+    assert len(inline) == 10 and any(batch.bad for batch in inline)
+    assert all(same(one, other) and one.bad == other.bad for one, other in zip(inline, ahead, strict=True))
+
+
+# matrix: 35
+def test_what_stands_in_depends_neither_on_the_ranks_nor_on_where_a_run_starts() -> None:
+    data = Data(on_bad_image="skip", augment=("random_resized_crop", "flip"))  # type: ignore[arg-type]
+    whole = list(skipping(7, 8, 21, data=data))
+    halves = [list(skipping(7, 8, 21, data=data, rank=rank, world=2)) for rank in range(2)]
+    for step, batch in enumerate(whole):
+        assert torch.equal(torch.cat([half[step].images for half in halves]), batch.images)
+        assert torch.equal(torch.cat([half[step].labels for half in halves]), batch.labels)
+        assert {*halves[0][step].bad, *halves[1][step].bad} == {*batch.bad}
+    tail = list(skipping(7, 8, 21, data=data, first=4))
+    assert len(tail) == 6
+    assert all(same(one, other) and one.bad == other.bad for one, other in zip(whole[4:], tail, strict=True))
+
+
+# matrix: 35
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_leaves_bad_samples_out_and_counts_them(workers: int) -> None:
+    samples = (0, 17, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 49)
+    loader = build_eval_loader(SKIP, BadSource(*samples), EvalShard(50, 16), 16, LoaderOptions(workers, False))
+    batches = list(loader.batches(0, 4))
+    assert [len(batch) for batch in batches] == [15, 15, 0, 1]
+    kept = [index for index in range(50) if index not in samples]
+    assert [index for batch in batches for index in batch.indices.tolist()] == kept
+    assert [label for batch in batches for label in batch.labels.tolist()] == kept
+    assert tuple(each for batch in batches for each in batch.bad) == bad(*samples)
+    empty = batches[2]
+    assert empty.images.shape == (0, 3, 16, 16) and empty.images.dtype == torch.uint8
+    assert empty.labels.shape == (0,) and empty.labels.dtype == torch.int64
+    assert empty.draws.shape == (0, 0) and empty.draws.dtype == torch.float64
+    assert empty.indices.shape == (0,) and empty.indices.dtype == np.int64
+
+
+# matrix: 35
+def test_more_bad_samples_in_a_batch_than_are_allowed_end_the_run() -> None:
+    few = Data(on_bad_image="skip", max_bad_images=2)
+    message = r"^data.on_bad_image: skip, but 3 images of a batch cannot be read, the last one made/\d+.jpg "
+    with pytest.raises(DataError, match=message):
+        list(skipping(*range(50), data=few))
+
+
+# matrix: 35
+def test_a_split_without_one_readable_image_ends_the_run() -> None:
+    with pytest.raises(DataError, match=r"^data.on_bad_image: skip, but all 50 images cannot be read"):
+        list(skipping(*range(50)))
+
+
+def test_micro_batches_list_bad_samples_with_the_first() -> None:
+    whole = next(batch for batch in skipping(7) if batch.bad)
+    parts = whole.split(2)
+    assert [part.bad for part in parts] == [bad(7), ()]
+    assert [len(part) for part in parts] == [5, 5]
+
+
+class Trap(BadSource):
+    """A source whose sample 7 does something to the worker that reads it."""
+
+    def __init__(self, spring: Callable[[], object]) -> None:
+        super().__init__()
+        self.spring = spring
+
+    def read(self, index: int) -> Sample:
+        if index == 7:
+            self.spring()
+        return np.zeros((16, 16, 3), np.uint8), 0
+
+
+def sprung(spring: Callable[[], object], timeout: str = "5min") -> str:
+    """Return what is said of a worker that reads a trap, at the latest ten seconds after it could be known."""
+    order = TrainOrder(seed=1, num_images=50, batch_size=10)
+    data = Data(worker_timeout=timeout)  # type: ignore[arg-type]
+    loader = build_train_loader(data, Trap(spring), order, always_16, LoaderOptions(2, False))
+    batch = next(step for step in range(5) if 7 in order.indices(step))
+    started = time.monotonic()
+    with pytest.raises(WatchError) as caught:
+        for _ in loader.batches(0, 5):
+            started = time.monotonic()
+    assert time.monotonic() - started < 10
+    assert not _children()
+    message = str(caught.value)
+    assert "\n" not in message and caught.value.exit_code == 1
+    assert f"in the batch of step {batch + 1}, at sample 7, made/7.jpg (" in message
+    return message
+
+
+# matrix: 17
+@pytest.mark.parametrize(
+    ("spring", "end"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
+        (lambda: ctypes.string_at(0), "was killed by SIGSEGV"),
+        (lambda: os._exit(3), "ended with exit code 3"),
+    ],
+    ids=["killed", "crashed", "gone"],
+)
+def test_a_worker_that_dies_is_named_with_what_it_was_reading(spring: Callable[[], object], end: str) -> None:
+    assert f" {end} " in sprung(spring)
+
+
+# matrix: 18
+@pytest.mark.parametrize(
+    "spring",
+    [lambda: time.sleep(600), lambda: ctypes.PyDLL(None).sleep(600), lambda: os.kill(os.getpid(), signal.SIGSTOP)],
+    ids=["sleeping", "holding the interpreter", "stopped"],
+)
+def test_a_worker_that_hangs_is_named_with_what_it_was_reading(spring: Callable[[], object]) -> None:
+    message = sprung(spring, "2s")
+    assert message.startswith("data.worker_timeout: no batch for 2s: worker ") and " hangs " in message
+
+
+def test_a_slow_trainer_is_not_a_hanging_worker() -> None:
+    order = TrainOrder(seed=1, num_images=50, batch_size=10)
+    data = Data(worker_timeout="1s")  # type: ignore[arg-type]
+    loader = build_train_loader(data, BadSource(99), order, always_16, LoaderOptions(1, False))
+    steps = 0
+    for _ in loader.batches(0, 5):
+        time.sleep(2.5 if steps == 0 else 0)
+        steps += 1
+    assert steps == 5
+
+
+def test_a_worker_that_dies_between_two_batches_raises_only_where_the_next_is_asked_for() -> None:
+    ahead = batches(CROP, 0, 1000, workers=2)
+    next(ahead)
+    os.kill(min(_children()), signal.SIGKILL)
+    time.sleep(0.5)  # DataLoader's own handler would have raised here, in the midst of a step
+    with pytest.raises(WatchError, match="was killed by SIGKILL"):
+        next(ahead)
+
+
+def test_errors_of_ours_in_a_worker_keep_their_traceback() -> None:
+    def bug() -> None:
+        raise RuntimeError("a bug")
+
+    order = TrainOrder(seed=1, num_images=50, batch_size=10)
+    loader = build_train_loader(Data(), Trap(bug), order, always_16, LoaderOptions(1, False))
+    with pytest.raises(RuntimeError, match=r"(?s)Caught RuntimeError in DataLoader worker.*a bug"):
+        list(loader.batches(0, 5))

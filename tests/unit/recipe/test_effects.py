@@ -41,6 +41,14 @@ def test_ways_to_size_photographs_are_refused_for_pixels_of_one_size(plan, refus
     assert plan(word, info=PHOTOS).image_size == 224
 
 
+# matrix: 35
+def test_skipping_bad_images_is_refused_where_none_is_read_later(plan, refusal):
+    assert refusal(plan, "data.on_bad_image=skip") == (
+        "data.on_bad_image: skip has no effect on digits, whose images are all in memory (set data.on_bad_image=fail)"
+    )
+    assert plan("data.on_bad_image=skip", info=PHOTOS).image_size == 224
+
+
 def test_no_preset_sizes_pixels_of_one_size_as_photographs():
     photographs = {"folder", "manifest"}
     others = [data for name in preset_names() if (data := load(name).recipe.data).source.name not in photographs]

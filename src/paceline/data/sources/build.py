@@ -21,8 +21,11 @@ from paceline.recipe.schema.source import (
 )
 
 
-def build_datasets(section: SourceSection, *, may_download: bool) -> Datasets:
+def build_datasets(section: SourceSection, *, may_download: bool, skip_bad: bool = False) -> Datasets:
     """Return the training and the validation split of `section`. Raise `DataError` when they cannot be had.
+
+    Image files that can be seen to be bad without opening them are refused here, unless `skip_bad` leaves them to
+    whoever reads them.
 
     With many ranks, one rank of each node calls this with `may_download` first, and the others without it once
     that has returned: so a data set is fetched once a node.
@@ -37,7 +40,7 @@ def build_datasets(section: SourceSection, *, may_download: bool) -> Datasets:
         case FashionMnist():
             return load_fashion_mnist(section, may_download=may_download)
         case Folder():
-            return load_folder(section)
+            return load_folder(section, skip_bad=skip_bad)
         case Manifest():
-            return load_manifest(section)
+            return load_manifest(section, skip_bad=skip_bad)
     assert_never(section)

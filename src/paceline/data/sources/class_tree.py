@@ -1,6 +1,7 @@
 """Find the image files of a folder that has one sub-folder for each class. Opens no file."""
 
 import os
+import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.core.units import count
+from paceline.data.sources.listed import fault_of, refuse_faults
 from paceline.data.sources.places import printable
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm"})
@@ -33,18 +35,19 @@ class ClassTree:
 
 @dataclass
 class _Findings:
-    """What one walk met: image paths relative to the root, image names that are no files, and other files."""
+    """What one walk met: image paths relative to the root, why some of them cannot be read, and other files."""
 
     images: list[bytes] = field(default_factory=list)
-    irregular: list[str] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
 
 
-def scan_classes(root: Path, *, setting: str) -> ClassTree:
+def scan_classes(root: Path, *, setting: str, skip_bad: bool = False) -> ClassTree:
     """Return the class folders of `root` and the images below them, at any depth; hidden files do not count.
 
-    Raise `DataError`, naming `setting` or the path, where `root` or a class has no images, or where something that
-    is called like an image is a folder, a pipe or a dangling link.
+    Raise `DataError`, naming `setting` or the path, where `root` or a class has no images, where two classes have one
+    name, or where something that is called like an image cannot be read: a folder, a pipe, a dangling link, an empty
+    file or one without permission. With `skip_bad` the latter count as images, for whoever reads them to skip.
     """
     identity, top = _list(root, setting)
     folders = sorted((entry.name for entry in top if _kind(entry) == "folder"), key=os.fsencode)
@@ -57,7 +60,9 @@ def scan_classes(root: Path, *, setting: str) -> ClassTree:
         paths += sorted(found.images)
         sizes.append(len(found.images))
         found.images.clear()
-    _refuse_irregular(found.irregular)
+    if not skip_bad:
+        refuse_faults(printable(root), found.faults)
+    _refuse_same(root, folders)
     _refuse_empty(root, folders, sizes, num_loose=len(loose), setting=setting)
     labels = np.repeat(np.arange(len(folders), dtype=np.int32), sizes)
     return ClassTree(root, tuple(folders), paths, labels, _notes(root, folders, loose, found.others))
@@ -105,25 +110,27 @@ def _walk(folder: str, relative: str, found: _Findings, above: tuple[_Identity, 
     for entry in entries:
         name = entry.name
         match _is_image(name), _kind(entry):
-            case True, "file":
-                found.images.append(os.fsencode(relative + name))
             case True, _:
-                found.irregular.append(entry.path)
+                found.images.append(os.fsencode(relative + name))
+                fault = fault_of(entry)
+                if fault:
+                    found.faults[relative + name] = fault
             case False, "folder":
                 _walk(f"{folder}/{name}", f"{relative}{name}/", found, (*above, identity))
             case _:
                 found.others.append(entry.path)
 
 
-def _refuse_irregular(paths: list[str]) -> None:
-    if not paths:
-        return
-    more = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
-    first = printable(min(paths, key=os.fsencode))
-    raise DataError(
-        f"{first}{more}: is named like an image but is not a regular file "
-        f"(a folder, a pipe or a dangling link); remove it or replace it"
-    )
+def _refuse_same(root: Path, folders: list[str]) -> None:
+    """Refuse classes that look the same: written with other bytes, as macOS and Linux write an accent."""
+    seen: dict[str, str] = {}
+    for name in folders:
+        other = seen.setdefault(unicodedata.normalize("NFC", printable(name)), name)
+        if other != name:
+            raise DataError(
+                f"{printable(f'{root}/{name}')}: is a class whose name differs from that of another only by how it is "
+                f"encoded ({other!a} and {name!a}); put the images of both in one folder"
+            )
 
 
 def _refuse_empty(root: Path, folders: list[str], sizes: list[int], *, num_loose: int, setting: str) -> None:

@@ -4,6 +4,7 @@ Of CIFAR's archive only the files that are needed are unpacked, by name: torchvi
 it with `extractall` and then unpickle what it got.
 """
 
+import gzip
 import shutil
 import socket
 import sys
@@ -18,6 +19,10 @@ from paceline.core.errors import DataError
 from paceline.data.sources.places import printable
 
 _STALLED_S = 60.0
+MAX_UNPACKED_BYTES = 512 * 2**20
+"""The most an archive may unpack to, what is left out included; CIFAR's are 186 MB."""
+MAX_MEMBERS = 100
+"""The most entries an archive may have; CIFAR's have 9."""
 
 
 def download_cifar(root: Path, edition: Literal["cifar10", "cifar100"], files: Sequence[str]) -> None:
@@ -32,13 +37,7 @@ def download_cifar(root: Path, edition: Literal["cifar10", "cifar100"], files: S
 
         archive = {"cifar10": CIFAR10, "cifar100": CIFAR100}[edition]
         download_url(archive.url, scratch, archive.filename, archive.tgz_md5)
-        with tarfile.open(scratch / archive.filename) as tar:
-            for member in tar:
-                content = tar.extractfile(member) if member.isfile() else None
-                folder, _, name = member.name.rpartition("/")
-                if content is not None and folder == archive.base_folder and name in files:
-                    with (scratch / name).open("wb") as unpacked:
-                        shutil.copyfileobj(content, unpacked)
+        unpack(scratch / archive.filename, archive.base_folder, files, scratch)
         _move([scratch / name for name in reversed(files)], root / archive.base_folder)
 
 
@@ -53,6 +52,45 @@ def download_fashion_mnist(root: Path) -> None:
         FashionMNIST(str(scratch), download=True)
         raw = Path("FashionMNIST", "raw")
         _move(sorted((scratch / raw).glob("*.gz")), root / raw)
+
+
+def unpack(archive: Path, folder: str, files: Sequence[str], into: Path) -> None:
+    """Write those `files` of `folder` in a gzipped tar to `into`, under their own names and nothing else.
+
+    Links, devices and paths elsewhere are never followed or made, for no name in the archive is used. Raise
+    `DataError` for an archive that has more than `MAX_MEMBERS` entries or unpacks to more than `MAX_UNPACKED_BYTES`.
+    """
+    with (
+        gzip.open(archive) as stream,
+        tarfile.open(fileobj=_Limited(stream, archive), mode="r|") as tar,  # type: ignore[call-overload]
+    ):
+        for number, member in enumerate(tar, start=1):
+            if number > MAX_MEMBERS:
+                raise DataError(f"{printable(archive)}: has more than {MAX_MEMBERS} entries (remove it)")
+            content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
+            above, _, name = member.name.rpartition("/")
+            if content is not None and above == folder and name in files:
+                with (into / name).open("wb") as unpacked:
+                    shutil.copyfileobj(content, unpacked)
+
+
+class _Limited:
+    """Read a stream up to `MAX_UNPACKED_BYTES`; headers that lie about sizes do not matter to what was read."""
+
+    def __init__(self, stream: gzip.GzipFile, archive: Path) -> None:
+        self._stream = stream
+        self._archive = archive
+        self._left = MAX_UNPACKED_BYTES
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes. Raise `DataError` when that is more than is left."""
+        data = self._stream.read(min(size, self._left + 1))
+        self._left -= len(data)
+        if self._left < 0:
+            raise DataError(
+                f"{printable(self._archive)}: unpacks to more than {MAX_UNPACKED_BYTES:,} bytes (remove it)"
+            )
+        return data
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.dataset import DatasetInfo, Sample, Split
-from paceline.core.errors import DataError
+from paceline.data.bad import ImageError
 from paceline.data.sources.places import printable
 
 # Of ImageNet's training images, as in torchvision's reference training; for grey, the means over the channels.
@@ -53,7 +53,7 @@ class EncodedSource:
         return printable(self.path_of(index))
 
     def read(self, index: int) -> Sample:
-        """Return (the bytes of the file, label). Raise `DataError` naming a file that is gone, empty or no file."""
+        """Return (the bytes of the file, label). Raise `ImageError` naming a file that is gone, empty or no file."""
         return self.read_bytes(index), int(self.labels[index])
 
     def read_bytes(self, index: int) -> bytes:
@@ -64,13 +64,13 @@ class EncodedSource:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb", buffering=0) as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise DataError(f"{printable(path)}: is not a regular file; remove it or replace it")
+                    raise ImageError(printable(path), "is not a regular file", "remove it or replace it")
                 data = file.readall()
         except OSError as error:
             reason = error.strerror or error
-            raise DataError(f"{printable(path)}: cannot be read: {reason}; remove it or restore it") from error
+            raise ImageError(printable(path), f"cannot be read: {reason}", "remove it or restore it") from error
         if not data:
-            raise DataError(f"{printable(path)}: is empty (0 bytes); remove it or replace it")
+            raise ImageError(printable(path), "is empty (0 bytes)", "remove it or replace it")
         return data
 
 

@@ -18,18 +18,19 @@ from paceline.recipe.schema.source import Folder
 VAL_FOLDERS = ("val", "valid", "validation", "test")
 
 
-def load_folder(section: Folder) -> Datasets:
+def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
     """Return the images that `section` names. The training split's folders are the classes of both.
 
-    Raise `DataError` for folders that are missing, empty or in contradiction, before any image is opened.
+    Raise `DataError` for folders that are missing, empty or in contradiction, and for files that can be seen to be no
+    images, before any is opened. With `skip_bad` such files are kept, for whoever reads them to skip.
     """
     train_root, val_root = _roots(section)
     setting = "data.source.root" if section.train_root == "auto" else "data.source.train_root"
-    train = scan_classes(train_root, setting=setting)
+    train = scan_classes(train_root, setting=setting, skip_bad=skip_bad)
     if val_root is None:
         train, val = _split(train, section)
     else:
-        val = _renumber(scan_classes(val_root, setting="data.source.val_root"), train)
+        val = _renumber(scan_classes(val_root, setting="data.source.val_root", skip_bad=skip_bad), train)
         if train_root.samefile(val_root):
             note = "validation reads the training images: its accuracy says nothing about new ones"
             val = replace(val, notes=(*val.notes, note))

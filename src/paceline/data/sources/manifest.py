@@ -12,7 +12,8 @@ import numpy as np
 from paceline.core.dataset import Datasets, Split
 from paceline.core.errors import DataError, near_miss
 from paceline.data.sources.encoded import EncodedSource, files_info
-from paceline.data.sources.places import expanded, is_file, printable
+from paceline.data.sources.listed import faults_of, refuse_faults
+from paceline.data.sources.places import expanded, printable
 from paceline.data.sources.restricted_pickle import load_restricted
 from paceline.recipe.schema.source import Manifest
 
@@ -33,13 +34,15 @@ class _Listing:
     labels: Sequence[str]
 
 
-def load_manifest(section: Manifest) -> Datasets:
+def load_manifest(section: Manifest, *, skip_bad: bool = False) -> Datasets:
     """Return the files that the two lists of `section` name. The classes are the training list's labels, sorted.
 
     Labels that are whole numbers sort as numbers, others as text. Raise `DataError` for a list that is malformed,
-    repeats a path or starts with missing files, and for a validation label that is not in the training list.
+    repeats a path or names files that are missing or cannot be read, and for a validation label that is not in the
+    training list. With `skip_bad` such files are kept, for whoever reads them to skip, unless a list begins with
+    nothing else.
     """
-    train, val = _read_list(section.train, section.root), _read_list(section.val, section.root)
+    train, val = (_read_list(text, section.root, skip_bad=skip_bad) for text in (section.train, section.val))
     class_names = _classes(train.labels)
     numbers = {name: number for number, name in enumerate(class_names)}
     unknown = next((label for label in val.labels if label not in numbers), None)
@@ -53,7 +56,7 @@ def load_manifest(section: Manifest) -> Datasets:
     return Datasets(_source(train, "train", numbers, section), _source(val, "val", numbers, section, notes))
 
 
-def _read_list(text: str, root: str) -> _Listing:
+def _read_list(text: str, root: str, *, skip_bad: bool) -> _Listing:
     file = expanded(text)
     match file.suffix.lower():
         case ".csv":
@@ -73,7 +76,10 @@ def _read_list(text: str, root: str) -> _Listing:
         raise DataError(f"{printable(file)}: lists no images; write a line for each under 'path,label'")
     start = (file.parent if root == "auto" else expanded(root)).absolute()
     listing = _Listing(file, start, tuple(labels), tuple(labels.values()))
-    _check_first(listing)
+    _check_first(listing, skip_bad=skip_bad)
+    if not skip_bad:
+        full = {path: os.path.join(start, path) for path in listing.paths}  # noqa: PTH118 - a third of the time
+        refuse_faults(printable(file), dict(faults_of(full)))
     return listing
 
 
@@ -84,13 +90,13 @@ def _is_path(text: str) -> bool:
         return False
 
 
-def _check_first(listing: _Listing) -> None:
-    """Find a wrong root at once. The other files are looked at when they are read."""
+def _check_first(listing: _Listing, *, skip_bad: bool) -> None:
+    """Find a wrong root at once."""
     first = [listing.root / path for path in listing.paths[:_NUM_CHECKED]]
-    missing = [path for path in first if not is_file(path)]
-    if missing:
+    missing = [path for path in first if not os.path.lexists(path)]
+    if len(missing) > (len(first) - 1 if skip_bad else 0):
         raise DataError(
-            f"{printable(listing.file)}: lists {printable(missing[0])}, which is not a file ({len(missing)} of the "
+            f"{printable(listing.file)}: lists {printable(missing[0])}, which is not there ({len(missing)} of the "
             f"first {len(first)} are not); set data.source.root to the folder that the paths start from"
         )
 

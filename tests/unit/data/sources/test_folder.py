@@ -1,6 +1,7 @@
 """Class folders: which layouts are understood, what is left out, and what is refused before training starts."""
 
 import os
+import stat
 import time
 from collections import Counter
 
@@ -71,7 +72,7 @@ def test_the_split_moves_with_the_folder_and_changes_with_the_seed(grow, tmp_pat
 def test_extensions_in_any_case_nested_files_and_links_count_and_hidden_ones_do_not(grow, tmp_path):
     root = grow({"train/cat": 1, "train/cat/deep/er": 1, "train/cat/.cache": 1, "val/cat": 1})
     for extension in ("jpg", "JPEG", "Png", "bmp", "gif", "webp", "tif", "TIFF", "ppm", "pgm"):
-        (root / f"train/cat/x.{extension}").touch()
+        (root / f"train/cat/x.{extension}").write_bytes(b"x")
     (root / "train/cat/.hidden.jpg").touch()
     (root / "train/.hidden").mkdir()
     (root / "train/cat/link.jpg").symlink_to(root / "train/cat/0.png")
@@ -134,7 +135,9 @@ def test_names_that_are_no_text_are_read_and_printed(grow, tmp_path, refusal):
     assert names(train)[0] == f"{root}/caf\\udce9/{names(train)[0][-5:]}"
     assert train.read(0)[0].startswith(b"\x89PNG")
     (root / strange / "x.jpg").mkdir()
-    assert refusal(load_folder, Folder(root=str(root))).startswith(f"{root}/caf\\udce9/x.jpg: ")
+    assert refusal(load_folder, Folder(root=str(root))).startswith(
+        f"{root}: 1 image cannot be read: caf\\udce9/x.jpg (a folder); "
+    )
 
 
 def test_nothing_given_says_what_to_set(refusal):
@@ -201,15 +204,58 @@ def test_one_image_a_class_cannot_be_split(grow, refusal):
     assert "set data.source.val_root" in message
 
 
-def test_what_is_named_like_an_image_and_is_no_file_is_found_at_once(grow, refusal):
+@pytest.fixture
+def spoilt(grow):
+    """Return a folder of two classes with every fault that a scan can see."""
     root = grow({"cat": 3, "dog": 3, "dog/z.JPG": 0})
     os.mkfifo(root / "cat/pipe.jpg")
     (root / "cat/link.png").symlink_to(root / "gone.png")
     (root / "cat/self.png").symlink_to(root / "cat/self.png")
+    (root / "dog/empty.gif").touch()
+    socket_path = root / "dog/socket.bmp"
+    os.mknod(socket_path, 0o600 | stat.S_IFSOCK)
+    return root
+
+
+# matrix: 37
+def test_what_is_named_like_an_image_and_cannot_be_one_is_found_at_once(spoilt, refusal):
     start = time.perf_counter()
+    message = refusal(load_folder, Folder(root=str(spoilt)))
+    assert time.perf_counter() - start < 1  # nothing is opened: a pipe would hold the scan up for ever
+    assert message == (
+        f"{spoilt}: 6 images cannot be read: cat/link.png (a dangling link), cat/pipe.jpg (a pipe or a device), "
+        f"cat/self.png (a dangling link), dog/empty.gif (empty), dog/socket.bmp (a pipe or a device), ...; "
+        f"remove or replace them, or set data.on_bad_image=skip"
+    )
+
+
+# matrix: 37
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_an_image_of_somebody_else_is_found_at_once(mode, grow, refusal, monkeypatch):
+    root = grow({"cat": 2, "dog": 2})
+    (root / "cat/1.png").chmod(mode)
+    # Root, who may run this test, may read every file.
+    monkeypatch.setattr(os, "access", lambda path, how: how != os.R_OK)
+    assert refusal(load_folder, Folder(root=str(root))) == (
+        f"{root}: 1 image cannot be read: cat/1.png (no permission to read it); remove or replace them, or set "
+        f"data.on_bad_image=skip"
+    )
+
+
+def test_files_that_cannot_be_read_stay_for_whoever_skips_them(spoilt, refusal):
+    data = load_folder(Folder(root=str(spoilt)), skip_bad=True)
+    places = [(source, index) for source in (data.train, data.val) for index in range(len(source))]
+    bad = [(source, index) for source, index in places if source.name_of(index)[-5:-4] not in "012"]
+    assert len(places) == 12 and len(bad) == 6
+    for source, index in bad:
+        assert refusal(source.read, index).startswith(source.name_of(index))
+
+
+# matrix: 40
+def test_classes_that_look_the_same_are_refused(grow, refusal):
+    root = grow({"caf\u00e9": 2, "cafe\u0301": 2})
     message = refusal(load_folder, Folder(root=str(root)))
-    assert time.perf_counter() - start < 5
-    assert message.startswith(f"{root}/cat/link.png (and 3 more): is named like an image but is not a regular file")
+    assert "only by how it is encoded" in message and "'cafe\\u0301'" in message and "'caf\\xe9'" in message
 
 
 def test_a_link_to_a_folder_above_does_not_go_round(grow, refusal):

@@ -37,8 +37,9 @@ def load(tmp_path, files):
             path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
         return str(path)
 
-    def run(train, val="path,label\n5.jpg,cat\n", **options):
-        return load_manifest(Manifest(train=write("train", train), val=write("val", val), **options))
+    def run(train, val="path,label\n5.jpg,cat\n", skip_bad=False, **options):
+        section = Manifest(train=write("train", train), val=write("val", val), **options)
+        return load_manifest(section, skip_bad=skip_bad)
 
     return run
 
@@ -177,16 +178,31 @@ def test_a_wrong_root_is_one_error_at_once(load, refusal, tmp_path):
     rows = "".join(f"{index}.jpg,cat\n" for index in range(150))
     message = refusal(load, f"path,label\n{rows}")
     assert message == (
-        f"{tmp_path}/train.csv: lists {tmp_path}/6.jpg, which is not a file (94 of the first 100 are not); "
+        f"{tmp_path}/train.csv: lists {tmp_path}/6.jpg, which is not there (94 of the first 100 are not); "
         f"set data.source.root to the folder that the paths start from"
     )
 
 
-def test_a_later_missing_file_is_found_when_it_is_read(load, files, refusal, tmp_path):
+# matrix: 37
+def test_files_far_down_the_list_that_cannot_be_read_are_found_at_once(load, files, refusal, tmp_path):
     files(*(f"many/{index}.jpg" for index in range(100)))
-    rows = "".join(f"many/{index}.jpg,cat\n" for index in range(101))
-    train = load(f"path,label\n{rows}").train
-    assert refusal(train.read, 100).startswith(f"{tmp_path}/many/100.jpg: cannot be read: No such file or directory")
+    (tmp_path / "many/link.jpg").symlink_to("gone.jpg")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    names = [f"many/{index}.jpg" for index in range(101)] + ["many/link.jpg", "pipe.jpg", "nowhere/1.jpg"]
+    text = "path,label\n" + "".join(f"{name},cat\n" for name in names)
+    assert refusal(load, text) == (
+        f"{tmp_path}/train.csv: 4 images cannot be read: many/100.jpg (no such file), many/link.jpg (a dangling link), "
+        f"nowhere/1.jpg (No such file or directory), pipe.jpg (a pipe or a device); remove or replace them, or set "
+        f"data.on_bad_image=skip"
+    )
+
+
+def test_missing_files_stay_for_whoever_skips_them_but_a_wrong_root_does_not(load, refusal, tmp_path):
+    train = load("path,label\n9.jpg,cat\n0.jpg,cat\n", skip_bad=True).train
+    assert refusal(train.read, 0).startswith(f"{tmp_path}/9.jpg: cannot be read: No such file or directory")
+    assert train.read(1) == (b"0.jpg", 0)
+    message = refusal(load, "path,label\n8.jpg,cat\n9.jpg,cat\n", skip_bad=True)
+    assert "8.jpg, which is not there (2 of the first 2 are not)" in message
 
 
 @pytest.mark.parametrize("name", ["m.txt", "m", "m.json"])

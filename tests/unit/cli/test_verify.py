@@ -1,0 +1,92 @@
+"""`paceline data verify`: what it says of a good data set, of a bad one, and of one that needs no decoding."""
+
+import json
+import re
+import sys
+
+import pytest
+from PIL import Image
+
+from paceline.cli.verify import verify
+from paceline.core.errors import DataError, RecipeError, WorldError
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """Return the words for a folder of twelve images, and the folder."""
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (8, 6), (number, 0, 0)).save(tmp_path / split / name / f"{number}.png")
+    return ["data.source.name=folder", f"data.source.root={tmp_path}"], tmp_path
+
+
+def test_good_images_are_counted(photographs, capsys):
+    words, _ = photographs
+    assert verify(words, "2", as_json=False) == 0
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"12 images, 0 bad \([\d,]+ images/s, 2 workers\)\n", out)
+    assert err == ""
+
+
+# matrix: 35
+def test_bad_images_are_listed_and_told_in_one_line(photographs, capsys):
+    words, root = photographs
+    (root / "train/dog/1.png").write_bytes((root / "train/dog/1.png").read_bytes()[:40])
+    (root / "val/cat/2.png").write_bytes(b"<html></html>")
+    (root / "val/cat/0.png").unlink()
+    (root / "val/cat/0.png").symlink_to("gone.png")
+    with pytest.raises(DataError) as caught:
+        verify(words, "1", as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"train  {root}/train/dog/1.png: cannot be decoded: ")
+    assert lines[1] == f"val    {root}/val/cat/0.png: cannot be read: No such file or directory"
+    assert lines[2].startswith(f"val    {root}/val/cat/2.png: cannot be decoded: it is not a JPEG, ")
+    assert lines[3].startswith("12 images, 3 bad (")
+    message = str(caught.value)
+    assert message.startswith(f"{root}/train/dog/1.png: cannot be decoded: ") and "\n" not in message
+    assert message.endswith("(3 bad images of 12; remove or replace them, or train with data.on_bad_image=skip)")
+    assert caught.value.exit_code == 2
+
+
+def test_json_is_all_there_is_on_stdout(photographs, capsys):
+    words, root = photographs
+    (root / "val/dog/1.png").write_bytes(b"")
+    with pytest.raises(DataError):
+        verify(words, "2", as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "images": 12,
+        "bad": [{"split": "val", "index": 4, "path": f"{root}/val/dog/1.png", "reason": "is empty (0 bytes)"}],
+    }
+
+
+def test_pixels_in_memory_need_no_decoding(capsys):
+    assert verify([], "auto", as_json=False) == 0
+    assert capsys.readouterr().out == "1,797 images, 0 bad (held in memory, nothing to decode)\n"
+    assert verify([], "auto", as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"images": 1797, "bad": []}
+
+
+def test_a_terminal_shows_a_bar(photographs, capsys, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    words, _ = photographs
+    assert verify(words, "1", as_json=False) == 0
+    out, err = capsys.readouterr()
+    assert "images/s" in err and "━" in err
+    assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5"])
+def test_workers_that_are_no_number_are_refused(workers):
+    with pytest.raises(WorldError, match=f"^--workers: '{workers}' is not a number of processes"):
+        verify([], workers, as_json=False)
+
+
+def test_what_is_not_there_is_refused_before_anything(tmp_path):
+    with pytest.raises(RecipeError, match="neither a preset"):
+        verify(["nothing"], "auto", as_json=False)
+    with pytest.raises(DataError, match="does not exist"):
+        verify(["data.source.name=folder", f"data.source.root={tmp_path}/none"], "auto", as_json=False)

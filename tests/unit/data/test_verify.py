@@ -1,0 +1,123 @@
+"""Every image of a data set is looked at once, and whatever one does, it is named."""
+
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from paceline.core.dataset import DatasetInfo, Datasets
+from paceline.core.errors import DataError
+from paceline.core.units import Duration
+from paceline.data.bad import ImageError
+from paceline.data.verify import verify
+
+INFO = DatasetInfo("made", "train", 0, ("a",), 3, None, (0.5,) * 3, (0.25,) * 3)
+GOOD = b"P6 1 1 255\nabc"
+SOON = Duration(2, "s")
+
+
+@dataclass(frozen=True)
+class Made:
+    """`num` images; some of them do something when they are read."""
+
+    name: str
+    num: int
+    acts: dict = field(default_factory=dict)
+    info = INFO
+
+    def __len__(self):
+        return self.num
+
+    def read(self, index):
+        self.acts.get(index, int)()
+        return GOOD, 0
+
+    def name_of(self, index):
+        return f"{self.name}/{index}.ppm"
+
+
+def refuse():
+    raise ImageError("it", "is bad", "mend it")
+
+
+def crash():
+    faulthandler.disable()  # pytest's, which would tell of it at length
+    ctypes.string_at(0)
+
+
+def found(train, val, workers=2, timeout=SOON):
+    """Return the last finding, once the counts are seen to rise to all images, and no process is left."""
+    told = list(verify(Datasets(train, val), workers, timeout))
+    counts = [each.images for each in told]
+    assert counts == sorted(counts) and counts[-1] == len(train) + len(val)
+    assert not multiprocessing.active_children()
+    return [(file.split, file.image.index, file.image.name, file.image.reason) for file in told[-1].bad]
+
+
+# matrix: 35
+@pytest.mark.parametrize("workers", [1, 2, 3, 50])
+def test_bad_images_of_both_splits_are_listed_in_order(workers):
+    train, val = Made("t", 100, {0: refuse, 64: refuse, 99: refuse}), Made("v", 7, {6: refuse})
+    assert found(train, val, workers) == [
+        ("train", 0, "t/0.ppm", "is bad"),
+        ("train", 64, "t/64.ppm", "is bad"),
+        ("train", 99, "t/99.ppm", "is bad"),
+        ("val", 6, "v/6.ppm", "is bad"),
+    ]
+
+
+def test_good_images_leave_nothing_to_list():
+    assert found(Made("t", 100), Made("v", 3)) == []
+
+
+def test_any_data_error_is_a_reason():
+    def other():
+        raise DataError("t/5.ppm: is gone (find it)")
+
+    assert found(Made("t", 10, {5: other}), Made("v", 3)) == [("train", 5, "t/5.ppm", "t/5.ppm: is gone (find it)")]
+
+
+# matrix: 17
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "kills the process that decodes it, by SIGKILL"),
+        (crash, "kills the process that decodes it, by SIGSEGV"),
+        (lambda: os._exit(3), "ends the process that decodes it, with exit code 3"),
+    ],
+    ids=["killed", "crashed", "gone"],
+)
+def test_an_image_that_kills_its_worker_is_bad_and_the_rest_are_looked_at(act, reason):
+    train = Made("t", 200, {3: refuse, 37: refuse, 41: act, 101: act, 199: act})
+    assert [(index, why) for _, index, _, why in found(train, Made("v", 5))] == [
+        (3, "is bad"),
+        (37, "is bad"),
+        (41, reason),
+        (101, reason),
+        (199, reason),
+    ]
+
+
+# matrix: 18
+@pytest.mark.parametrize(
+    "act", [lambda: time.sleep(600), lambda: os.kill(os.getpid(), signal.SIGSTOP)], ids=["sleeping", "stopped"]
+)
+def test_an_image_that_hangs_its_worker_is_bad_and_the_rest_are_looked_at(act):
+    train = Made("t", 50, {10: act, 33: refuse})
+    assert [(index, why) for _, index, _, why in found(train, Made("v", 5))] == [
+        (10, "is not decoded within 2s"),
+        (33, "is bad"),
+    ]
+
+
+def test_leaving_early_leaves_no_process():
+    told = verify(Datasets(Made("t", 10_000), Made("v", 5)), 2, SOON)
+    next(told)
+    assert multiprocessing.active_children()
+    told.close()
+    assert not multiprocessing.active_children()
