@@ -20,7 +20,7 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
     if world.launcher == "single":
         world = replace(world, world_size=ranks, local_world_size=ranks)
     device = choose_device(recipe.parallel, world)
-    datasets = build_datasets(recipe.data.source, may_download=False)
+    datasets = build_datasets(recipe.data.source, may_download=False, skip_bad=recipe.data.on_bad_image == "skip")
     plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
     check_model(recipe.model, plan)
     devices = f"{world.world_size} x {device.type}, {usable_cores()} cores on this node, started by {world.launcher}"

@@ -40,6 +40,10 @@ class PlainProgress:
         assert self._plan is not None
         self._say(f"{_place(record.step, record.epoch, self._plan)}  {_judgement(record)}")
 
+    def warned(self, message: str) -> None:
+        """Say what to beware of."""
+        self._say(f"warning: {message}")
+
     def close(self) -> None:
         """Say nothing more."""
 
@@ -84,6 +88,10 @@ class LiveProgress:
         assert self._plan is not None
         line = f"{_place(record.step, record.epoch, self._plan)}  {_judgement(record)}"
         self._progress.console.print(line, highlight=False)
+
+    def warned(self, message: str) -> None:
+        """Leave a line above the bar."""
+        self._progress.console.print(f"warning: {message}", highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar away."""

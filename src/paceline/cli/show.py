@@ -1,7 +1,8 @@
 """Show a result: a table for a person, JSON for a program."""
 
 import json
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from rich.table import Table
 
 from paceline.cli.progress import duration
 from paceline.core.class_table import ClassCount, worst
-from paceline.core.results import EvalReport, EvalResult, RunResult
+from paceline.core.results import CheckpointResult, EvalReport, EvalResult, GoodputResult, RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
 
 _WORST = 3
+_MATTERS = 0.002
+"""Share of the wall clock from which a loss is worth a word."""
 
 
 def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
@@ -23,7 +26,10 @@ def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
     if as_json:
         print(result.model_dump_json(indent=2))
         return
-    _print(_rows(result, rundir.read_classes()), f"{result.status.replace('_', ' ')}: recipe {result.recipe_hash}")
+    print_rows(
+        [*_rows(result, rundir.read_classes()), *_kept(result, rundir)],
+        f"{result.status.replace('_', ' ')}: recipe {result.recipe_hash}",
+    )
     if result.throughput.n and result.stages:
         _print_stages(result)
     print(f"run directory: {rundir.path}")
@@ -36,7 +42,7 @@ def show_evaluation(report: EvalReport, checkpoint: Path, *, as_json: bool, per_
         print(json.dumps(_evaluation_json(report, classes if per_class else ()), indent=2))
         return
     rows = _judged(report.val, report.ema, report.train, classes)
-    _print(rows, f"{checkpoint.parent.parent.name}, {checkpoint.name}")
+    print_rows(rows, f"{checkpoint.parent.parent.name}, {checkpoint.name}")
     if per_class:
         _print_classes(classes)
 
@@ -76,6 +82,57 @@ def _rows(result: RunResult, classes: Iterable[ClassCount]) -> list[tuple[str, s
     return rows
 
 
+def _kept(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
+    """Return the rows on what was saved, what was lost, and how to go on, where there is anything to tell."""
+    rows = []
+    if result.goodput is not None and result.goodput.wall_s:
+        rows.append(("goodput", goodput_line(result.goodput)))
+    if result.checkpoints is not None and (result.checkpoints.saved or result.checkpoints.failed):
+        rows.append(("checkpoints", saving_line(result.checkpoints)))
+    if result.bad_images:
+        rows.append(("bad images", f"{count(result.bad_images, 'image')} left out (see {rundir.bad_images})"))
+    if result.status == "preempted":
+        rows.append(("to go on", f"paceline train {shlex.quote(str(rundir.path))} --resume"))
+    return rows
+
+
+def goodput_line(goodput: GoodputResult) -> str:
+    """Return the share of useful time and what losses matter: `97.1 % of 12:30; start-up 4.1 s, data wait 2.0 s`."""
+    losses = {
+        "start-up": goodput.startup_s,
+        "data wait": goodput.data_wait_s,
+        "evaluation": goodput.eval_s,
+        "checkpoints": goodput.checkpoint_s,
+        "steps done again": goodput.rework_s,
+        "down": goodput.down_s,
+        "other": goodput.other_s,
+    }
+    told = [f"{name} {_seconds(lost_s)}" for name, lost_s in losses.items() if lost_s >= _MATTERS * goodput.wall_s]
+    over = f" over {count(goodput.starts, 'start')}" if goodput.starts > 1 else ""
+    return "; ".join([f"{100 * goodput.share:.1f} % of {duration(goodput.wall_s)}{over}", ", ".join(told)]).rstrip("; ")
+
+
+def saving_line(saving: CheckpointResult) -> str:
+    """Return `12 saved, 307.0 MB each: training stood still for 30 ms, on disk after 500 ms (614 MB/s); 1 failed`."""
+    parts = [f"{saving.saved:,} saved"]
+    if saving.saved:
+        megabytes = saving.bytes / 1e6
+        speed = f" ({megabytes / saving.write_s:,.0f} MB/s)" if saving.write_s else ""
+        stall = f"training stood still for {_brief(saving.stall_s)}, on disk after {_brief(saving.write_s)}{speed}"
+        parts = [f"{parts[0]}, {megabytes:,.1f} MB each: {stall}"]
+    if saving.failed:
+        parts.append(f"{saving.failed:,} failed")
+    return "; ".join(parts)
+
+
+def _brief(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
 def _judged(
     raw: EvalResult, averaged: EvalResult | None, train: EvalResult | None, classes: Iterable[ClassCount]
 ) -> list[tuple[str, str]]:
@@ -104,10 +161,12 @@ def _figures(result: EvalResult) -> str:
     return ", ".join(figures)
 
 
-def _print(rows: list[tuple[str, str]], title: str) -> None:
+def print_rows(rows: Sequence[tuple[str, ...]], title: str) -> None:
+    """Print rows of equal length under a title; the first column is what each is about."""
     table = _table(title, show_header=False)
     table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    for _ in rows[0][1:]:
+        table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)
     _console().print(table)

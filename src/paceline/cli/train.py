@@ -1,6 +1,7 @@
 """`paceline train`: read the words, start ranks if nobody else did, and run this one."""
 
 import json
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -14,14 +15,25 @@ from paceline.core.world import World
 from paceline.recipe.load import DEFAULT, RUN_RECIPE, Loaded, load
 from paceline.recipe.plan import divide_batch
 
+_PREEMPTED = 75
+"""EX_TEMPFAIL of sysexits.h: saved, and to be started again."""
+
 
 def train(
-    words: list[str], ranks: str, run_dir: Path | None, *, resume: bool, dry_run: bool, port: int, as_json: bool
+    words: list[str],
+    ranks: str,
+    run_dir: Path | None,
+    *,
+    resume: bool,
+    dry_run: bool,
+    max_restarts: int,
+    port: int,
+    as_json: bool,
 ) -> int:
     """Do what `paceline train` was asked for; return the exit code."""
     name, patch = split_words(words)
-    if resume and name == DEFAULT and run_dir is not None and (run_dir.expanduser() / RUN_RECIPE).is_file():
-        name = str(run_dir)  # to resume a run is to go on with its recipe
+    if resume:
+        name = _resumed(name, run_dir)
     loaded = load(name, patch)
     world = enter_world()
     if resume and ranks == "auto" and world.launcher == "single":
@@ -35,11 +47,30 @@ def train(
     rundir = _rundir(name, loaded, run_dir, world, resume=resume)
     try:
         if world.launcher == "single" and num_ranks > 1:
-            return start_ranks(num_ranks, port, ["--run-dir", str(rundir.path)])
+            grace_s = loaded.recipe.checkpoint.grace.seconds
+            extra = ["--run-dir", str(rundir.path)]
+            return start_ranks(num_ranks, port, extra, grace_s=grace_s, max_restarts=max_restarts)
         return _train_here(loaded, world, rundir, resume=resume, as_json=as_json)
     finally:
         if run_dir is None:
             rundir.give_back()
+
+
+def _resumed(name: str, run_dir: Path | None) -> str:
+    """Return the run that is gone on with, in place of its recipe's name; without a folder it is the newest of these.
+
+    Raise `RecipeError` when there is none.
+    """
+    if run_dir is not None:
+        is_run = name == DEFAULT and (run_dir.expanduser() / RUN_RECIPE).is_file()
+        return str(run_dir) if is_run else name
+    if (Path(name).expanduser() / RUN_RECIPE).is_file():
+        return name
+    recipe_name = load(name).name
+    newest = RunDir.newest_of(recipe_name)
+    if newest is None:
+        raise RecipeError(f"--resume: runs/ has no run of {recipe_name} (write paceline train RUN --resume)")
+    return str(newest.path)
 
 
 def _ranks_before(run: Path) -> str:
@@ -51,26 +82,50 @@ def _ranks_before(run: Path) -> str:
 
 
 def _rundir(name: str, loaded: Loaded, run_dir: Path | None, world: World, *, resume: bool) -> RunDir:
-    """Return where to write: as told, or the run that is resumed, or a new folder under `runs/`."""
+    """Return where to write: as told, or the run that is resumed, or a new folder under `runs/`.
+
+    Ranks that were started again by torchrun or Slurm go on with the run that this launch has begun.
+    """
     if run_dir is not None:
         return RunDir(run_dir.expanduser())
     if resume and (Path(name).expanduser() / RUN_RECIPE).is_file():
         return RunDir(Path(name).expanduser())
-    if resume:
-        raise RecipeError("--resume: names no run (write paceline train RUN --resume, or add --run-dir RUN)")
-    if world.is_main:
-        return RunDir.claim(loaded.name, datetime.now().astimezone())
-    return RunDir(Path("runs"))  # until rank 0 says which
+    if not world.is_main:
+        return RunDir(Path("runs"))  # until rank 0 says which
+    ours = RunDir.newest_of(loaded.name, lambda run: _is_of_this_launch(run, world)) if world.attempt else None
+    return ours or RunDir.claim(loaded.name, datetime.now().astimezone())
+
+
+def _launch(world: World) -> str:
+    """Return what stays the same when torchrun or Slurm start the ranks of a job again; empty where they did not."""
+    match world.launcher:
+        case "torchrun":
+            return f"torchrun {os.getppid()} on {os.uname().nodename}"
+        case "slurm":
+            return f"slurm {os.environ.get('SLURM_JOB_ID', '')}"
+    return ""
+
+
+def _is_of_this_launch(rundir: RunDir, world: World) -> bool:
+    """Whether `rundir` was begun by ranks that this one's launcher had started before."""
+    from paceline.train.attempts import read_attempts
+
+    attempts = read_attempts(rundir.attempts)
+    return bool(attempts) and attempts[-1].start.launch == _launch(world) != ""
 
 
 def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
     from paceline.cli.progress import build_progress
     from paceline.cli.show import show_result
+    from paceline.parallel.flight_recorder import flight_recorder_environ
     from paceline.train.run import Invocation, run
 
+    for variable, value in flight_recorder_environ(rundir.path).items():
+        os.environ.setdefault(variable, value)
     out = sys.stderr if as_json else sys.stdout
-    invocation = Invocation(STARTED_S, ("paceline", *sys.argv[1:]), [build_progress(out)] if world.is_main else [])
+    listeners = [build_progress(out)] if world.is_main else []
+    invocation = Invocation(STARTED_S, ("paceline", *sys.argv[1:]), listeners, _launch(world))
     result = run(loaded.recipe, world, rundir, resume=resume, invocation=invocation)
     if world.is_main:
         show_result(result, rundir, as_json=as_json)
-    return 0
+    return _PREEMPTED if result.status == "preempted" else 0

@@ -46,13 +46,25 @@ def train(
     run_dir: Annotated[Path | None, typer.Option(help="Where the run is written (runs/RECIPE-TIME).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print recipe, plan and devices, and stop.")] = False,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Start ranks that went away again, up to N times, and resume.")
+    ] = 0,
     port: Port = 0,
     as_json: Json = False,
 ) -> int:
     """Train a classifier, evaluate it, and leave a run directory."""
     from paceline.cli.train import train as work
 
-    return work(words or [], ranks, run_dir, resume=resume, dry_run=dry_run, port=port, as_json=as_json)
+    return work(
+        words or [],
+        ranks,
+        run_dir,
+        resume=resume,
+        dry_run=dry_run,
+        max_restarts=max_restarts,
+        port=port,
+        as_json=as_json,
+    )
 
 
 @app.command("eval", epilog="Example: `paceline eval runs/digits-20261121-101500 data.eval_batch_size=512`")
@@ -82,3 +94,34 @@ def recipes(
     from paceline.cli.recipes import recipes as work
 
     return work(words or [], origin=origin, schema=schema, as_json=as_json)
+
+
+data = typer.Typer(no_args_is_help=True, help="Look at the data before a run does.")
+app.add_typer(data, name="data")
+
+
+@data.command(epilog="Example: `paceline data verify folder data.source.root=~/photos`")
+def verify(
+    words: Words = None,
+    workers: Annotated[str, typer.Option(metavar="N|auto", help="Processes that decode.")] = "auto",
+    as_json: Json = False,
+) -> int:
+    """Read and decode every image of a data set, and list those that cannot be."""
+    from paceline.cli.verify import verify as work
+
+    return work(words or [], workers, as_json=as_json)
+
+
+@app.command(epilog="Example: `paceline doctor runs/digits-20261121-101500 --mtbf 8h`")
+def doctor(
+    words: Words = None,
+    mtbf: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Mean time between failures, such as 8h: says how often to save."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Look at this machine, and at how often a run should save on it."""
+    from paceline.cli.doctor import doctor as work
+
+    return work(words or [], mtbf, as_json=as_json)

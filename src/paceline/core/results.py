@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from paceline.core.class_table import ClassTable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Status = Literal["completed", "target_reached", "preempted", "failed"]
 
 
@@ -97,13 +97,49 @@ class StageResult(_Value):
     share: float
 
 
+class CheckpointResult(_Value):
+    """What saving came to in this process: checkpoints on disk and failed ones; seconds and bytes are means of one.
+
+    `stall_s` is how long training stood still, `write_s` how long it took until the checkpoint was safe on disk.
+    """
+
+    saved: int
+    failed: int
+    stall_s: float
+    write_s: float
+    bytes: int
+
+
+class GoodputResult(_Value):
+    """Where the wall clock went since the run was first started, over all its processes: seconds that add up.
+
+    `useful_s` is the time of steps whose work is in the result, each counted once; `share` is that of `wall_s`.
+    `rework_s` is the time of steps that were lost with a process and done again, `down_s` the time between
+    processes (detection, queue, restart), `starts` how many processes of rank 0 there were.
+    """
+
+    share: float
+    wall_s: float
+    useful_s: float
+    startup_s: float
+    data_wait_s: float
+    eval_s: float
+    checkpoint_s: float
+    rework_s: float
+    down_s: float
+    other_s: float
+    starts: int
+
+
 class RunResult(_Value):
     """A finished run.
 
     `eval` is the last evaluation, None when the recipe asked for none; `ema` is that of the averaged weights and
     `train_eval` that on training images, None when the recipe asked for neither, and `gap` is top-1 of `train_eval`
     less that of `eval`. `best` is the best evaluation of the weights that are judged: the averaged ones when there
-    are any. `skipped_steps` moved nothing, as their loss or gradient was no number.
+    are any. `skipped_steps` moved nothing, as their loss or gradient was no number. `bad_images` is how many different
+    images could not be read and were left out. `goodput` and `checkpoints` are None in results of before they were
+    measured.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -114,6 +150,7 @@ class RunResult(_Value):
     steps: int
     images_seen: int
     skipped_steps: int = 0
+    bad_images: int = 0
     eval: EvalResult | None
     ema: EvalResult | None = None
     train_eval: EvalResult | None = None
@@ -121,6 +158,8 @@ class RunResult(_Value):
     best: EvalResult | None
     throughput: ThroughputResult
     time: TimeResult
+    goodput: GoodputResult | None = None
+    checkpoints: CheckpointResult | None = None
     stages: dict[str, StageResult]
     verdict: dict[str, str]
     lr: str

@@ -3,7 +3,8 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,16 +13,24 @@ from typing import Any
 from paceline.core.class_table import ClassCount, ClassTable, classes_csv, confusion_csv, read_classes_csv
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import RunResult
+from paceline.core.runlock import LOCK, locked
+
+_CLAIMED = r"-(\d{8}-\d{6})(?:-(\d+))?"
 
 
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` beside `path` and move it into place, so that no reader ever sees half a file."""
     beside = path.with_name(f".{path.name}.tmp")
-    with beside.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
 
 
 @dataclass(frozen=True)
@@ -44,9 +53,31 @@ class RunDir:
             return cls(path)
         raise RecipeError(f"{stem}: so many runs in one second cannot be told apart (name one with --run-dir)")
 
+    @classmethod
+    def newest_of(cls, recipe_name: str, such_that: Callable[["RunDir"], bool] = lambda run: True) -> "RunDir | None":
+        """Return the newest `runs/RECIPE-TIME` that holds a run of this name, `such_that` is so, or None."""
+        named = re.compile(re.escape(recipe_name) + _CLAIMED)
+        found = [
+            (match[1], int(match[2] or 1), path)
+            for path in _folders(Path("runs"))
+            if (match := named.fullmatch(path.name))
+        ]
+        runs = (cls(path) for *_, path in sorted(found, reverse=True))
+        return next((run for run in runs if run.recipe.is_file() and such_that(run)), None)
+
+    def lock(self, launcher_pid: int = 0) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which no other process may write here; `launcher_pid` started this one (0: nobody).
+
+        Raise `RecipeError` naming who has the folder, and for a folder that cannot be made or written to. A folder
+        that still holds nothing afterwards is left as it was found.
+        """
+        return locked(self.path, launcher_pid)
+
     def give_back(self) -> None:
         """Remove a claimed folder that nothing was written to."""
         with contextlib.suppress(OSError):
+            if {each.name for each in self.path.iterdir()} == {LOCK}:
+                (self.path / LOCK).unlink()
             self.path.rmdir()
             self.path.parent.rmdir()
 
@@ -90,6 +121,25 @@ class RunDir:
         """TensorBoard's event files."""
         return self.path / "tensorboard"
 
+    @property
+    def attempts(self) -> Path:
+        """One JSON line at the start, and one at the end, of each process of rank 0."""
+        return self.path / "attempts.jsonl"
+
+    @property
+    def warnings(self) -> Path:
+        """One JSON line a warning."""
+        return self.path / "warnings.jsonl"
+
+    @property
+    def bad_images(self) -> Path:
+        """One JSON line an image that could not be read and was left out."""
+        return self.path / "bad_images.jsonl"
+
+    def stacks(self, rank: int) -> Path:
+        """Return the file of what each thread of `rank` was doing when it was found to hang."""
+        return self.path / f"stacks.rank{rank}.txt"
+
     def samples(self, rank: int) -> Path:
         """Return the file of the samples that `rank` trained on, one JSON line a step."""
         return self.path / f"steps.rank{rank}.jsonl"
@@ -111,8 +161,15 @@ class RunDir:
             raise RecipeError(f"--run-dir: {self.path} cannot be made: {error.strerror} (name another)") from None
 
     def write_json(self, name: str, values: Any) -> None:
-        """Write `values` to file `name`, atomically."""
-        write_atomic(self.path / name, json.dumps(values, indent=2) + "\n")
+        """Write `values` to file `name`, atomically. Raise `PacelineError` when it cannot be."""
+        self._write(self.path / name, json.dumps(values, indent=2) + "\n")
+
+    def add_bad_image(self, row: dict[str, str | int]) -> None:
+        """Add an image to `bad_images.jsonl`, unless a process before has. A full disk leaves it out."""
+        with contextlib.suppress(OSError):
+            rows = list(read_lines(self.bad_images))
+            if not any(all(each.get(key) == row[key] for key in ("split", "index")) for each in rows):
+                write_atomic(self.bad_images, "".join(json.dumps(each) + "\n" for each in (*rows, row)))
 
     def write_classes(self, table: ClassTable) -> None:
         """Write `classes.csv`, and `confusion.csv` where the table has a confusion matrix."""
@@ -131,8 +188,8 @@ class RunDir:
             raise PacelineError(f"{self.classes}: cannot be read: {error} (remove it)") from None
 
     def write_result(self, result: RunResult) -> None:
-        """Write `result.json`, which marks the run as finished."""
-        write_atomic(self.path / "result.json", result.model_dump_json(indent=2) + "\n")
+        """Write `result.json`, which marks the run as finished. Raise `PacelineError` when it cannot be."""
+        self._write(self.path / "result.json", result.model_dump_json(indent=2) + "\n")
 
     def read_result(self) -> RunResult:
         """Return the result. Raise `PacelineError` when there is none or it cannot be read."""
@@ -147,11 +204,36 @@ class RunDir:
             first = str(error).splitlines()[0]
             raise PacelineError(f"{path}: is not a result: {first} (run it again)") from None
 
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        try:
+            write_atomic(path, text)
+        except OSError as error:
+            raise PacelineError(f"{path}: cannot be written: {error.strerror} (mend that, and add --resume)") from None
+
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a JSON-lines file; a last line cut off by a kill is left out."""
-    if path.exists():
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+    """Yield the records of a JSON-lines file; a last line cut off by a kill is left out.
+
+    Raise `PacelineError` for a line that is no record.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield _record(path, number, line)
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise PacelineError(f"{path}: line {number} is not a record (remove the line)")
+    return record
+
+
+def _folders(path: Path) -> list[Path]:
+    return [each for each in path.iterdir() if each.is_dir()] if path.is_dir() else []

@@ -4,6 +4,11 @@ import time
 from collections.abc import Callable
 
 
+def unix_s() -> float:
+    """Return seconds since 1970: for what is compared between processes. A host's clock may be set meanwhile."""
+    return time.time()
+
+
 class Stopwatch:
     """Seconds of training, `before_s` of earlier processes included, and images/s since the last look.
 

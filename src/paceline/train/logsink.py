@@ -5,7 +5,7 @@ import importlib.util
 import io
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -14,6 +14,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.results import EvalReport
 from paceline.core.rundir import RunDir, read_lines, write_atomic
 from paceline.data.loader import Batch
+from paceline.measure.rate import unix_s
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.optim import ScheduleFree
 from paceline.recipe.schema.recipe import Log, Recipe
@@ -88,19 +89,28 @@ class LogSink(Protocol):
         """Take an evaluation."""
         ...
 
+    def warned(self, message: str) -> None:
+        """Take one line that a person should read, and that does not end the run; also before `started`."""
+        ...
+
     def close(self) -> None:
         """Write what is left and let go."""
         ...
 
 
 class FileSink:
-    """`steps.jsonl`, `evals.jsonl`, `metrics.csv`, and `classes.csv` and `confusion.csv` of the last evaluation.
+    """`steps.jsonl`, `evals.jsonl`, `warnings.jsonl`, `metrics.csv`, and `classes.csv` and `confusion.csv` of the last
+    evaluation.
 
-    Rows after `resume_step` are dropped: they will come again. `columns` are those of `metrics.csv`.
+    Rows after `resume_step` are dropped: they will come again. Warnings stay, with the time of `now` (seconds since
+    1970), and their file appears with the first. `columns` are those of `metrics.csv`.
     """
 
-    def __init__(self, rundir: RunDir, resume_step: int, columns: Sequence[str]) -> None:
+    def __init__(
+        self, rundir: RunDir, resume_step: int, columns: Sequence[str], now: Callable[[], float] = unix_s
+    ) -> None:
         self._rundir = rundir
+        self._now = now
         self._steps = _reopened(rundir.steps, resume_step)
         self._evals = _reopened(rundir.evals, resume_step)
         table = io.StringIO(newline="")
@@ -126,6 +136,11 @@ class FileSink:
         self._metrics.flush()
         if record.report.classes is not None:
             self._rundir.write_classes(record.report.classes)
+
+    def warned(self, message: str) -> None:
+        """Append a line to `warnings.jsonl`."""
+        with self._rundir.warnings.open("a", encoding="utf-8") as file:
+            _append(file, {"unix_s": round(self._now(), 3), "message": message})
 
     def close(self) -> None:
         """Close the files."""
@@ -161,6 +176,9 @@ class TensorBoardSink:
             scalars = {"train_eval/top1": report.train.top1, "train_eval/loss": report.train.loss, "gap": report.gap}
             self._scalars(scalars, record.step)
 
+    def warned(self, message: str) -> None:
+        """Do nothing: a warning is no curve."""
+
     def close(self) -> None:
         """Flush and close."""
         self._writer.close()
@@ -168,6 +186,50 @@ class TensorBoardSink:
     def _scalars(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+
+
+class Unfailing:
+    """Pass everything to `inner`; a disk that refuses it is a warning to `others`, and not the end of the run.
+
+    One warning stands for all refusals in a row. What was refused stays in the files' buffers, is tried again with
+    the next record, and is lost when it comes to more than they hold.
+    """
+
+    def __init__(self, inner: LogSink, others: LogSink) -> None:
+        self._inner = inner
+        self._others = others
+        self._has_failed = False
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Pass the plan on."""
+        self._try(lambda: self._inner.started(plan, step))
+
+    def step(self, record: StepRecord) -> None:
+        """Pass a logged step on."""
+        self._try(lambda: self._inner.step(record))
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Pass an evaluation on."""
+        self._try(lambda: self._inner.evaluated(record))
+
+    def warned(self, message: str) -> None:
+        """Pass a warning on."""
+        self._try(lambda: self._inner.warned(message))
+
+    def close(self) -> None:
+        """Close it."""
+        self._try(self._inner.close)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._has_failed:
+                what = error.strerror or str(error)
+                self._others.warned(f"log: a record cannot be written: {what} (training goes on; mend it to have more)")
+            self._has_failed = True
+        else:
+            self._has_failed = False
 
 
 @dataclass(frozen=True)
@@ -190,6 +252,11 @@ class Sinks:
         """Pass an evaluation on."""
         for sink in self.sinks:
             sink.evaluated(record)
+
+    def warned(self, message: str) -> None:
+        """Pass a warning on."""
+        for sink in self.sinks:
+            sink.warned(message)
 
     def close(self) -> None:
         """Close all."""
@@ -237,10 +304,11 @@ class FileTrace:
 
 def build_sinks(rundir: RunDir, recipe: Recipe, resume_step: int, extra: Sequence[LogSink]) -> Sinks:
     """Return rank 0's sinks: files, TensorBoard as asked, and `extra` ones such as a terminal's."""
+    others = Sinks(extra)
     sinks: list[LogSink] = [FileSink(rundir, resume_step, eval_columns(recipe))]
     if recipe.log.tensorboard != "off" and _has_tensorboard():
         sinks.append(TensorBoardSink(rundir, resume_step))
-    return Sinks([*sinks, *extra])
+    return Sinks([*(Unfailing(sink, others) for sink in sinks), *extra])
 
 
 def require_tensorboard(log: Log) -> None:

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.core.results import RunResult, StageResult, Status, ThroughputResult, TimeResult
+from paceline.core.results import CheckpointResult, RunResult, StageResult, Status, ThroughputResult, TimeResult
 from paceline.measure import ClockSummary
 from paceline.measure.rate import Stopwatch
 from paceline.measure.throughput import throughput
 from paceline.measure.verdict import verdict
 from paceline.parallel.device import usable_cores
+from paceline.train.attempts import Ledger
 from paceline.train.checkpoint import weights_sha256
 from paceline.train.parts import Parts
 from paceline.train.state import TrainState
@@ -26,11 +27,15 @@ def summarise(
     *,
     status: Status,
     startup_s: float,
+    ledger: Ledger,
+    checkpoints: CheckpointResult,
     provenance: dict[str, Any],
 ) -> RunResult:
-    """Return the result of the run that ended in `state`. Times are of this process; seconds throughout.
+    """Return the result of the run that ended in `state`. Times are of this process, seconds throughout; `goodput` is
+    of all processes that `ledger` knows of.
 
-    `weights` are the model's parameters and buffers by name, whole (`Strategy.gather`).
+    `weights` are the model's parameters and buffers by name, whole (`Strategy.gather`); `checkpoints` is what saving
+    has come to. Call it when everything is saved.
     """
     recipe, plan, last = parts.recipe, parts.plan, state.last
     rates = throughput(summary.step_s, plan.batch_size, summary.excluded_s)
@@ -46,6 +51,7 @@ def summarise(
         steps=state.step,
         images_seen=state.images_seen,
         skipped_steps=state.skipped,
+        bad_images=len(state.bad_images),
         eval=last and last.val,
         ema=last and last.ema,
         train_eval=last and last.train,
@@ -60,6 +66,8 @@ def summarise(
             checkpoint_s=checkpoint_s,
             to_target_s=state.target_s,
         ),
+        goodput=ledger.goodput(watch.elapsed_s, summary),
+        checkpoints=checkpoints,
         stages={name: StageResult(**asdict(total)) for name, total in summary.stages.items()},
         verdict=verdict(summary, workers=parts.workers, cores=cores, eval_every=eval_every).to_dict(),
         lr=plan.lr_sentence,

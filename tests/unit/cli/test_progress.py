@@ -65,6 +65,30 @@ def test_a_terminal_gets_a_bar_and_keeps_the_evaluations() -> None:
     assert "val top1 90.00%" in text
 
 
+def test_a_warning_is_a_line_of_its_own_even_before_the_start() -> None:
+    out = io.StringIO()
+    sink = PlainProgress(out)
+    sink.warned("disk: full (free some)")
+    run(sink)
+    sink.warned("[bold]")
+    lines = out.getvalue().splitlines()
+    assert (lines[0], lines[-1]) == ("warning: disk: full (free some)", "warning: [bold]")
+
+
+def test_a_warning_stays_above_the_bar_and_whole() -> None:
+    out = io.StringIO()
+    sink = LiveProgress(Console(file=out, force_terminal=True, width=40, markup=False))
+    long = "checkpoint: " + "x" * 60
+    sink.warned(long)
+    sink.started(PLAN, 0)
+    sink.warned("[bold] below")
+    sink.step(StepRecord(5, 0.5, 320, 1.5, 0.05, 1000.0, 2.0))
+    sink.close()
+    before, _, after = out.getvalue().partition("[bold] below")
+    assert f"warning: {long}\n" in before and "warning: " in before.splitlines()[-1]
+    assert "loss 1.5" in after or "epoch" in after, "the bar goes on"
+
+
 def test_the_first_lines_name_the_step_a_resumed_run_starts_from() -> None:
     out = io.StringIO()
     PlainProgress(out).started(PLAN, 40)

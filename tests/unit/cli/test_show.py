@@ -7,7 +7,15 @@ import pytest
 
 from paceline.cli.show import show_evaluation, show_result
 from paceline.core.class_table import ClassCount, ClassTable
-from paceline.core.results import EvalReport, EvalResult, RunResult, ThroughputResult, TimeResult
+from paceline.core.results import (
+    CheckpointResult,
+    EvalReport,
+    EvalResult,
+    GoodputResult,
+    RunResult,
+    ThroughputResult,
+    TimeResult,
+)
 from paceline.core.rundir import RunDir
 
 COUNTS = (ClassCount("cat", 10, 7), ClassCount("dog", 20, 19), ClassCount("eel", 30, 30), ClassCount("fox", 4, 2))
@@ -99,6 +107,45 @@ def test_a_result_as_json_is_the_file(capsys: pytest.CaptureFixture[str], tmp_pa
     shown = result(ema=judged(0.5), skipped_steps=3)
     show_result(shown, RunDir(tmp_path), as_json=True)
     assert RunResult.model_validate_json(capsys.readouterr().out) == shown
+
+
+def goodput(**more: float) -> GoodputResult:
+    names = [name for name in GoodputResult.model_fields if name.endswith("_s")]
+    values = {**dict.fromkeys(names, 0.0), "wall_s": 750.0, "useful_s": 728.25, "share": 0.971, "starts": 1}
+    return GoodputResult.model_validate({**values, **more})
+
+
+def test_a_result_of_before_goodput_was_measured_has_no_row_of_it(said) -> None:
+    assert not {"goodput", "checkpoints", "bad images", "to go on"} & set(said(result()))
+
+
+def test_goodput_tells_the_losses_that_matter(said) -> None:
+    one = said(result(goodput=goodput(startup_s=4.125, data_wait_s=2.0, eval_s=1.0, rework_s=0.1)))
+    assert one["goodput"] == "97.1 % of 12:30; start-up 4.1 s, data wait 2.0 s"  # a second is 0.13 %
+    three = said(result(goodput=goodput(startup_s=12.0, rework_s=90.0, down_s=61.0, other_s=3.0, starts=3)))
+    lost = "start-up 12.0 s, steps done again 1:30, down 1:01, other 3.0 s"
+    assert three["goodput"] == f"97.1 % of 12:30 over 3 starts; {lost}"
+    assert said(result(goodput=goodput(share=1.0)))["goodput"] == "100.0 % of 12:30"
+
+
+SAVING = CheckpointResult(saved=12, failed=0, stall_s=0.03, write_s=0.5, bytes=307_000_000)
+
+
+def test_checkpoints_tell_what_saving_took_and_what_failed(said) -> None:
+    line = "12 saved, 307.0 MB each: training stood still for 30 ms, on disk after 500 ms (614 MB/s)"
+    assert said(result(checkpoints=SAVING))["checkpoints"] == line
+    assert said(result(checkpoints=SAVING.model_copy(update={"failed": 1})))["checkpoints"] == f"{line}; 1 failed"
+    none = CheckpointResult(saved=0, failed=2, stall_s=0.0, write_s=0.0, bytes=0)
+    assert said(result(checkpoints=none))["checkpoints"] == "0 saved; 2 failed"
+    assert "checkpoints" not in said(result(checkpoints=none.model_copy(update={"failed": 0})))
+
+
+def test_bad_images_are_counted_and_listed_elsewhere(said, tmp_path: Path) -> None:
+    assert said(result(bad_images=3))["bad images"] == f"3 images left out (see {tmp_path}/bad_images.jsonl)"
+
+
+def test_a_run_that_had_to_leave_says_how_to_go_on(said, tmp_path: Path) -> None:
+    assert said(result(status="preempted"))["to go on"] == f"paceline train {tmp_path} --resume"
 
 
 REPORT = EvalReport(

@@ -38,7 +38,15 @@ def test_a_write_that_fails_leaves_the_old_text(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_atomic(path, "new")
-    assert path.read_text() == "old"
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_result_that_cannot_be_written_is_told_in_one_line(tmp_path, result):
+    run = RunDir(tmp_path / "gone")
+    for write in (lambda: run.write_result(result), lambda: run.write_json("result.json", {})):
+        assert refusal(PacelineError, write) == (
+            f"{run.path}/result.json: cannot be written: No such file or directory (mend that, and add --resume)"
+        )
 
 
 def test_a_default_name_is_the_recipe_and_the_second(tmp_path, monkeypatch):
@@ -72,6 +80,25 @@ def test_every_file_of_a_run_has_its_designed_name(tmp_path):
         "recipe.yaml", "checkpoints", "steps.jsonl", "evals.jsonl", "metrics.csv", "tensorboard", "steps.rank3.jsonl",
         "classes.csv", "confusion.csv",
     ]  # fmt: skip
+
+
+def test_what_a_run_may_leave_beside_has_its_name_too(tmp_path):
+    run = RunDir(tmp_path)
+    paths = [run.attempts, run.warnings, run.bad_images, run.stacks(3)]
+    names = ["attempts.jsonl", "warnings.jsonl", "bad_images.jsonl", "stacks.rank3.txt"]
+    assert [str(path.relative_to(tmp_path)) for path in paths] == names
+
+
+def test_the_newest_run_of_a_recipe_is_found_by_its_time_and_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert RunDir.newest_of("digits") is None
+    stamps = ["20261121-101509", "20261121-101509-2", "20261121-101509-10", "20261120-235959"]
+    for name in [*(f"digits-{stamp}" for stamp in stamps), "digits-big-20270101-000000", "digits-20270101"]:
+        Path("runs", name).mkdir(parents=True)
+        Path("runs", name, "recipe.yaml").touch()
+    Path("runs/digits-20280101-000000").mkdir()  # claimed, and nothing written yet
+    assert RunDir.newest_of("digits") == RunDir(Path("runs/digits-20261121-101509-10"))
+    assert RunDir.newest_of("digits-big") == RunDir(Path("runs/digits-big-20270101-000000"))
 
 
 def test_create_makes_the_folder_and_those_above_it_and_may_be_repeated(tmp_path):
@@ -142,6 +169,18 @@ def test_classes_read_back_and_the_last_evaluation_wins(tmp_path):
     assert run.confusion.read_bytes() == b'true\\predicted,"a\r\nb"\r\n"a\r\nb",2\r\n'
 
 
+def test_a_bad_image_is_listed_once_over_all_processes(tmp_path):
+    run = RunDir(tmp_path)
+    for reason in ("cut off", "met by another rank"):
+        for index, path in enumerate(("b.jpg", "a.jpg")):
+            run.add_bad_image({"split": "train", "index": index, "path": path, "reason": reason})
+    run.bad_images.write_text(run.bad_images.read_text() + '{"spl')  # a kill
+    run.add_bad_image({"split": "val", "index": 0, "path": "c.jpg", "reason": "empty"})
+    rows = list(read_lines(run.bad_images))
+    assert [row["path"] for row in rows] == ["b.jpg", "a.jpg", "c.jpg"]
+    assert [row["reason"] for row in rows] == ["cut off", "cut off", "empty"]
+
+
 def test_a_table_without_a_confusion_matrix_writes_none(tmp_path):
     RunDir(tmp_path).write_classes(ClassTable((ClassCount("a", 3, 1),)))
     assert [path.name for path in tmp_path.iterdir()] == ["classes.csv"]
@@ -188,3 +227,11 @@ def test_records_are_read_without_a_last_line_that_was_cut_off(tmp_path):
 
 def test_a_file_that_is_not_there_has_no_records(tmp_path):
     assert list(read_lines(tmp_path / "steps.jsonl")) == []
+
+
+@pytest.mark.parametrize("line", [b"{", b"[1]", b"null", b"\xff\xfe", b""])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    message = refusal(PacelineError, lambda: list(read_lines(path)))
+    assert message == f"{path}: line 2 is not a record (remove the line)"

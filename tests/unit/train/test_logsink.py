@@ -1,6 +1,8 @@
 """Where evaluations are written: flat rows whose keys are known before the first, and the tables of the classes."""
 
 import csv
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from paceline.core.rundir import RunDir, read_lines
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.train.logsink import EvalRecord, FileSink, build_sinks, eval_columns, eval_row
+from paceline.train.logsink import EvalRecord, FileSink, StepRecord, Unfailing, build_sinks, eval_columns, eval_row
 
 PLAIN = ["step", "epoch", "images_seen", "trained_s", "images", "top1", "top5", "loss", "ece", "mean_class_accuracy"]
 AVERAGED = ["ema_top1", "ema_top5", "ema_loss", "ema_ece", "ema_mean_class_accuracy"]
@@ -72,6 +74,70 @@ def test_lines_and_table_agree_and_go_on_after_a_resume(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [line["step"] for line in lines] == [4, 8, 12, 16]
     assert rows == [{name: str(value) for name, value in line.items()} for line in lines]
+
+
+def test_warnings_are_kept_over_a_resume_and_need_no_file_before_the_first(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path)
+    for message in ("first", "second"):
+        sink = FileSink(rundir, 0, eval_columns(recipe()), now=lambda: 1e9)
+        assert rundir.warnings.exists() == (message == "second")
+        sink.warned(message)
+        sink.close()
+    assert list(read_lines(rundir.warnings)) == [
+        {"unix_s": 1e9, "message": "first"},
+        {"unix_s": 1e9, "message": "second"},
+    ]
+
+
+class Heard:
+    """Note the warnings, and nothing else."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def started(self, plan, step) -> None: ...
+
+    def step(self, record) -> None: ...
+
+    def evaluated(self, record) -> None: ...
+
+    def warned(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def close(self) -> None: ...
+
+
+# matrix: 30
+def test_records_that_a_full_disk_refuses_are_told_once_and_come_when_there_is_room(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk: it fails at the same call, and can be lifted."""
+    rundir, heard = RunDir(tmp_path), Heard()
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    sinks = build_sinks(rundir, recipe(), 0, [heard])
+    try:
+        sinks.step(StepRecord(1, 0.1, 8, 1.0, 0.1, 1.0, 1.0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (rundir.steps.stat().st_size + 10, limits[1]))
+        for step in (2, 3):
+            sinks.step(StepRecord(step, 0.1, 8, 1.0, 0.1, 1.0, 1.0))
+        assert list(read_lines(rundir.steps))[-1]["step"] == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    sinks.step(StepRecord(4, 0.1, 8, 1.0, 0.1, 1.0, 1.0))
+    sinks.close()
+    assert [line["step"] for line in read_lines(rundir.steps)] == [1, 2, 3, 4]
+    assert heard.warnings == [
+        "log: a record cannot be written: File too large (training goes on; mend it to have more)"
+    ]
+
+
+def test_only_what_the_disk_refuses_is_forgiven() -> None:
+    class Broken(Heard):
+        def step(self, record) -> None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Unfailing(Broken(), Heard()).step(StepRecord(1, 0.1, 8, 1.0, 0.1, 1.0, 1.0))
 
 
 def test_the_tables_of_the_classes_are_those_of_the_last_evaluation(tmp_path: Path) -> None:

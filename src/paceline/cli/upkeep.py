@@ -1,0 +1,120 @@
+"""What a run directory tells about saving, failing and starting again: numbers for `paceline doctor`.
+
+It only reads. A process that left no end in the ledger is running where its host says so, or where it cannot be asked.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from statistics import median
+from typing import Any
+
+from paceline.core.goodput import Mtbf, observed_mtbf
+from paceline.core.results import CheckpointResult, GoodputResult
+from paceline.core.rundir import RunDir, read_lines
+from paceline.recipe.schema.recipe import Checkpoint
+from paceline.train.attempts import Attempt, Spent, account, closed, read_attempts
+from paceline.train.checkpoint import Checkpoints, Keep, read_state
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """Seconds. `step_s` is the (50th, 99th) percentile of the means between records, None without any.
+
+    `every_s` is the time between two checkpoints, None where there are none or it is not known; `restart_s` is the
+    median from a failure to the first new step over `restarts`, or the start-up alone; `at_risk_s` is what was trained
+    since the newest checkpoint of a run that has not ended.
+    """
+
+    step_s: tuple[float, float] | None
+    every_s: float | None
+    restart_s: float
+    restarts: int
+    failures: int
+    up_s: float
+    goodput: GoodputResult | None
+    saving: CheckpointResult | None
+    at_risk_s: float
+
+    @property
+    def mtbf(self) -> Mtbf:
+        """What the failures so far say about the time between them."""
+        return observed_mtbf(self.failures, self.up_s)
+
+
+def read_upkeep(rundir: RunDir, section: Checkpoint) -> Upkeep:
+    """Return what `rundir` tells, with checkpoints as `section` asks for. Raise `PacelineError` for damage."""
+    plan = _plan(rundir)
+    steps = _step_s(rundir, float(plan.get("batch_size", 0)))
+    attempts = read_attempts(rundir.attempts)
+    failed = [attempt for attempt in attempts if _has_failed(attempt)]
+    ended = closed(attempts, rundir)
+    restarts = _restarts(ended, {attempt.start.number for attempt in failed})
+    newest = Checkpoints(rundir.checkpoints, Keep(newest=1)).newest()
+    saved = read_state(newest)["train"] if newest else {}
+    result = rundir.read_result() if (rundir.path / "result.json").exists() else None
+    trained_s = ended[-1].end.trained_s if ended and ended[-1].end else 0.0
+    spent = Spent(**saved.get("spent", {}))
+    is_over = result is not None and result.status in ("completed", "target_reached")  # else it may have gone on since
+    so_far = account(ended, trained_s, spent) if ended else None
+    return Upkeep(
+        step_s=steps,
+        every_s=_every_s(section, float(plan.get("checkpoint_every", 0)), steps),
+        restart_s=median(restarts or [attempt.start.startup_s for attempt in ended] or [0.0]),
+        restarts=len(restarts),
+        failures=len(failed),
+        up_s=sum(attempt.end.ended_s - attempt.start.started_s for attempt in ended if attempt.end),
+        goodput=result.goodput if result and is_over else so_far,
+        saving=result.checkpoints if result and result.checkpoints and result.checkpoints.saved else None,
+        at_risk_s=0.0 if is_over else max(0.0, trained_s - float(saved.get("trained_s", 0.0))),
+    )
+
+
+def _plan(rundir: RunDir) -> dict[str, Any]:
+    try:
+        plan = json.loads((rundir.path / "plan.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return plan if isinstance(plan, dict) else {}
+
+
+def _step_s(rundir: RunDir, batch_size: float) -> tuple[float, float] | None:
+    speeds = [float(row["images_per_s"]) for row in read_lines(rundir.steps)]
+    seconds = sorted(batch_size / speed for speed in speeds if speed > 0)
+    if not seconds or not batch_size:
+        return None
+    return median(seconds), seconds[ceil(0.99 * len(seconds)) - 1]
+
+
+def _every_s(section: Checkpoint, every: float, step_s: tuple[float, float] | None) -> float | None:
+    if section.every == "off":
+        return None
+    if section.every.is_time:
+        return float(section.every.seconds)
+    return every * step_s[0] if step_s and every else None
+
+
+def _has_failed(attempt: Attempt) -> bool:
+    if attempt.end is not None:
+        return attempt.end.how in ("killed", "failed")
+    if attempt.start.host != os.uname().nodename:
+        return False
+    try:
+        os.kill(attempt.start.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # somebody else's process has the number
+    return False
+
+
+def _restarts(ended: Sequence[Attempt], failed: set[int]) -> list[float]:
+    """Return the seconds from each failure that was followed by another process to the first step of that one."""
+    return [
+        attempt.start.startup_s + max(0.0, attempt.start.started_s - before.end.ended_s)
+        for before, attempt in pairwise(ended)
+        if before.end and before.start.number in failed
+    ]

@@ -1,0 +1,269 @@
+"""The ledger of a run's processes, and from it where all the wall clock went, from the first start to the end.
+
+Rank 0 writes a line to `attempts.jsonl` when training begins and one when it ends in an orderly way. A process that
+was killed writes none: the next one writes it in its place, from the last time that `steps.jsonl` and `evals.jsonl`
+tell, before their rows are dropped.
+
+Exact: start-up, evaluations, stalls of checkpoints, and the time that checkpoints had trained. Estimates: waiting for
+data (its share of the counted steps, taken for the warm-up too), and the end of a killed process, which lived on for up
+to one interval of logging; that rest is told as down. The stall of a checkpoint that a killed run went on from is
+told as rework, as its checkpoint cannot know it. A process that died before training began has no line, and is down.
+With `measure.clock=off` nothing divides the trained time, and all of it is useful. Hosts' clocks are taken to agree.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.results import GoodputResult, Status
+from paceline.core.rundir import RunDir, read_lines, write_atomic
+from paceline.core.world import World
+from paceline.measure.clock import DATA_WAIT
+from paceline.measure.rate import unix_s
+from paceline.measure.summary import ClockSummary
+
+How = Status | Literal["killed"]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of trained time that were not steps: of all processes, as far as their work is kept."""
+
+    eval_s: float = 0.0
+    checkpoint_s: float = 0.0
+    data_wait_s: float = 0.0
+
+    def plus(self, summary: ClockSummary) -> "Spent":
+        """Return this and what the clock of the present process has seen so far."""
+        waited_s = summary.stages[DATA_WAIT].device_s if DATA_WAIT in summary.stages else 0.0
+        share = waited_s / summary.wall_s if summary.wall_s else 0.0
+        return Spent(
+            self.eval_s + summary.pauses.get("evaluate", 0.0),
+            self.checkpoint_s + summary.pauses.get("checkpoint", 0.0),
+            self.data_wait_s + share * (summary.wall_s + summary.warmup_s),
+        )
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Start(_Row):
+    """A process that began to train: `started_s` is when it was started (seconds since 1970), `startup_s` how long it
+    took to its first step, `trained_s` what the checkpoint of `from_step` had trained, `launch` what told its ranks to
+    start, the same each time that does (empty: nobody)."""
+
+    event: Literal["start"] = "start"
+    number: int
+    started_s: float
+    startup_s: float
+    from_step: int
+    trained_s: float
+    world_size: int
+    host: str
+    pid: int
+    launch: str = ""
+
+
+class End(_Row):
+    """The end of it, after `step` steps and `trained_s` seconds, earlier processes included."""
+
+    event: Literal["end"] = "end"
+    number: int
+    ended_s: float
+    step: int
+    trained_s: float
+    how: How
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process of rank 0; `end` is None while it runs, or when it was killed and nobody has gone on with it."""
+
+    start: Start
+    end: End | None = None
+
+    @property
+    def training_s(self) -> float:
+        """The time of its first step, in seconds since 1970."""
+        return self.start.started_s + self.start.startup_s
+
+    def ended(self, ended_s: float, step: int, trained_s: float, how: How) -> "Attempt":
+        """Return the same process with its end."""
+        end = End(number=self.start.number, ended_s=ended_s, step=step, trained_s=trained_s, how=how)
+        return Attempt(self.start, end)
+
+
+def read_attempts(path: Path) -> tuple[Attempt, ...]:
+    """Return the processes of a run in order; none where there is no ledger. Raise `PacelineError` for damage."""
+    attempts: list[Attempt] = []
+    for number, row in enumerate(read_lines(path), start=1):
+        try:
+            if row.get("event") == "start":
+                attempts.append(Attempt(Start.model_validate(row)))
+            else:
+                attempts[-1] = Attempt(attempts[-1].start, End.model_validate(row))
+        except (IndexError, ValueError):
+            raise PacelineError(f"{path}: line {number} tells of no process (remove the file)") from None
+    return tuple(attempts)
+
+
+def closed(attempts: Sequence[Attempt], rundir: RunDir, from_trained_s: float = 0.0) -> tuple[Attempt, ...]:
+    """Return `attempts` with an estimated end of the last one, when it was killed.
+
+    `from_trained_s` is what the checkpoint that is gone on from had trained, as a process lives to see what it saves.
+    """
+    if not attempts or attempts[-1].end is not None:
+        return tuple(attempts)
+    *before, last = attempts
+    rows = [row for path in (rundir.steps, rundir.evals) for row in read_lines(path)]
+    trained_s = max([last.start.trained_s, from_trained_s, *(float(row["trained_s"]) for row in rows)])
+    step = max([last.start.from_step, *(int(row["step"]) for row in rows)])
+    ended_s = last.training_s + trained_s - last.start.trained_s
+    return (*before, last.ended(ended_s, step, trained_s, "killed"))
+
+
+def account(attempts: Sequence[Attempt], trained_s: float, spent: Spent, after_s: float = 0.0) -> GoodputResult:
+    """Return where the wall clock of `attempts` went, all of which have ended, or been given an end.
+
+    The last has trained for `trained_s` seconds, earlier processes included, of which `spent` and `after_s` (what
+    follows the last step) were not steps. Where the host's clock was set back, the parts decide how long it was.
+    """
+    ends = [attempt.end for attempt in attempts]
+    assert ends and all(ends), "an attempt without an end cannot be accounted for"
+    startup_s = sum(attempt.start.startup_s for attempt in attempts)
+    up_s = sum(max(0.0, end.ended_s - attempt.training_s) for attempt, end in zip(attempts, ends, strict=True) if end)
+    down_s = sum(_down(before, after) for before, after in pairwise(attempts))
+    rework_s = sum(_lost(before, after) for before, after in pairwise(attempts))
+    here_s = trained_s - attempts[0].start.trained_s  # a ledger may begin later than its run
+    parts = {
+        "useful_s": max(0.0, here_s - spent.eval_s - spent.checkpoint_s - spent.data_wait_s - after_s),
+        "startup_s": startup_s,
+        **asdict(spent),
+        "rework_s": rework_s,
+        "down_s": down_s,
+        "other_s": max(0.0, up_s - rework_s - here_s) + after_s,
+    }
+    wall_s = sum(parts.values())
+    share = parts["useful_s"] / wall_s if wall_s else 0.0
+    return GoodputResult(share=share, wall_s=wall_s, starts=len(attempts), **parts)
+
+
+class Ledger(Protocol):
+    """Take note of this process, and account for the run."""
+
+    def spent(self, summary: ClockSummary) -> Spent:
+        """Return what goes into the state that is saved, beside `trained_s`."""
+        ...
+
+    def goodput(self, trained_s: float, summary: ClockSummary) -> GoodputResult | None:
+        """Return where the wall clock of the run went so far; None on ranks other than 0."""
+        ...
+
+    def end(self, step: int, trained_s: float, how: Status) -> None:
+        """Note that this process ends after `step` steps. A note that cannot be written is estimated later."""
+        ...
+
+
+class NoLedger:
+    """What ranks other than 0 have."""
+
+    def spent(self, summary: ClockSummary) -> Spent:
+        """Return nothing spent: rank 0 saves its own."""
+        return Spent()
+
+    def goodput(self, trained_s: float, summary: ClockSummary) -> None:
+        """Return None."""
+
+    def end(self, step: int, trained_s: float, how: Status) -> None:
+        """Do nothing."""
+
+
+class FileLedger:
+    """The ledger in `attempts.jsonl`: `attempts` are the processes so far, the last of which is this one."""
+
+    def __init__(self, path: Path, attempts: Sequence[Attempt], before: Spent, now: Callable[[], float]) -> None:
+        self._path = path
+        self._attempts = tuple(attempts)
+        self._before = before
+        self._now = now
+
+    def spent(self, summary: ClockSummary) -> Spent:
+        """Return what went into the state so far, earlier processes included."""
+        return self._before.plus(summary)
+
+    def goodput(self, trained_s: float, summary: ClockSummary) -> GoodputResult:
+        """Return where the wall clock of the run went so far."""
+        attempts = self._ended(0, trained_s, "completed")
+        return account(attempts, trained_s, self.spent(summary), summary.unfinished_s)
+
+    def end(self, step: int, trained_s: float, how: Status) -> None:
+        """Write the end of this process."""
+        with contextlib.suppress(OSError):
+            _write(self._path, self._ended(step, trained_s, how))
+
+    def _ended(self, step: int, trained_s: float, how: Status) -> tuple[Attempt, ...]:
+        *before, last = self._attempts
+        return (*before, last.ended(self._now(), step, trained_s, how))
+
+
+def build_ledger(
+    rundir: RunDir,
+    world: World,
+    *,
+    from_step: int,
+    trained_s: float,
+    before: Spent,
+    startup_s: float,
+    launch: str = "",
+    now: Callable[[], float] = unix_s,
+) -> Ledger:
+    """Note that training begins, `startup_s` seconds after this process did, with what a checkpoint held; rank 0 only.
+
+    Call it before the rows of steps that were lost are dropped from `steps.jsonl`. `now` returns seconds since 1970.
+    Raise `RecipeError` when nothing can be written.
+    """
+    if not world.is_main:
+        return NoLedger()
+    attempts = closed(read_attempts(rundir.attempts), rundir, trained_s)
+    start = Start(
+        number=len(attempts) + 1,
+        started_s=now() - startup_s,
+        startup_s=startup_s,
+        from_step=from_step,
+        trained_s=trained_s,
+        world_size=world.world_size,
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        launch=launch,
+    )
+    attempts = (*attempts, Attempt(start))
+    try:
+        _write(rundir.attempts, attempts)
+    except OSError as error:
+        raise RecipeError(f"--run-dir: {rundir.path} cannot be written to: {error.strerror} (name another)") from None
+    return FileLedger(rundir.attempts, attempts, before, now)
+
+
+def _down(before: Attempt, after: Attempt) -> float:
+    assert before.end is not None
+    return max(0.0, after.start.started_s - before.end.ended_s)
+
+
+def _lost(before: Attempt, after: Attempt) -> float:
+    """Return the trained seconds of `before` that `after` does again; a process that saved its last step lost none."""
+    assert before.end is not None
+    is_kept = before.end.step == after.start.from_step
+    return 0.0 if is_kept else max(0.0, before.end.trained_s - after.start.trained_s)
+
+
+def _write(path: Path, attempts: Iterable[Attempt]) -> None:
+    rows = [row for attempt in attempts for row in (attempt.start, attempt.end) if row is not None]
+    write_atomic(path, "".join(row.model_dump_json() + "\n" for row in rows))

@@ -1,0 +1,88 @@
+"""Measure what saving a recipe's state takes on this machine, without training: build it, and save it a few times."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from paceline.core.errors import RecipeError
+from paceline.core.results import CheckpointResult
+from paceline.core.world import World
+from paceline.data.sources.build import build_datasets
+from paceline.measure.timing import Timer
+from paceline.parallel.device import choose_device
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema import Recipe
+from paceline.train.average import build_average
+from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, Writer, model_tensors, optimizer_tensors
+from paceline.train.optim import build_optimizer
+from paceline.train.parts import Parts
+
+
+def try_saving(recipe: Recipe, folder: Path, times: int = 3) -> CheckpointResult:
+    """Return the means over `times` saves of the state of `recipe`, on one rank, below `folder`; nothing stays there.
+
+    The optimizer has made one step of gradient zero, so that it has its state. A first save, which takes fresh memory,
+    is not counted. Nothing trains meanwhile, so a write in the background may take longer in a run. Raise
+    `CheckpointError` when it cannot be written, `RecipeError` when nothing can be.
+    """
+    snapshot = Snapshot(_tensors(recipe), {"train": {}})
+    stall, whole = Timer(), Timer()
+    with _below(folder) as below:
+        checkpoints = Checkpoints(below, Keep(newest=1))
+        is_background = recipe.checkpoint.background == "on"
+        writer = Writer(checkpoints, background=is_background, on_failure="stop", warn=_ignored)
+        with contextlib.closing(writer):
+            writer.save(0, -1, snapshot)
+            writer.flush()
+            for step in range(1, times + 1):
+                with whole.turn():
+                    with stall.turn():
+                        writer.save(step, -1, snapshot)
+                    writer.flush()
+    return CheckpointResult(
+        saved=times,
+        failed=0,
+        stall_s=stall.total_s / times,
+        write_s=whole.total_s / times,
+        bytes=snapshot.num_bytes,
+    )
+
+
+@contextlib.contextmanager
+def _below(folder: Path) -> Iterator[Path]:
+    try:
+        below = tempfile.TemporaryDirectory(prefix=".paceline-", dir=folder)
+    except OSError as error:
+        raise RecipeError(f"{folder}: cannot be written to: {error.strerror} (go to a folder that can)") from None
+    with below as name:
+        yield Path(name)
+
+
+def _tensors(recipe: Recipe) -> dict[str, dict[str, torch.Tensor]]:
+    world = World.single()
+    device = choose_device(recipe.parallel, world)
+    datasets = build_datasets(recipe.data.source, may_download=False)
+    plan = Plan.derive(recipe, 1, datasets.train.info, datasets.val.info)
+    parts = Parts(recipe, world, device, datasets, plan)
+    precision = parts.precision()
+    model = parts.model(precision, is_new=False)
+    named = list(precision.weights.named(model))
+    optimizer = build_optimizer(recipe.optim, named, device.type)
+    average = build_average(recipe.train.ema, model, optimizer, named)
+    for _, parameter in named:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    tensors = {
+        "model": model_tensors(model),
+        "optimizer": optimizer_tensors(optimizer),
+        "precision": precision.weights.tensors(),
+        "average": average.tensors(),
+    }
+    return {name: part for name, part in tensors.items() if part or name == "optimizer"}
+
+
+def _ignored(message: str) -> None:
+    """Drop a warning: the failure is raised."""

@@ -1,0 +1,171 @@
+"""`paceline doctor`: what it says of a run, of a recipe, and of nothing but the machine."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.cli.doctor import doctor
+from paceline.core.errors import RecipeError
+from paceline.core.results import CheckpointResult, RunResult
+from paceline.core.rundir import RunDir, write_atomic
+from paceline.recipe.load import load
+from paceline.recipe.yamlfile import write_text
+from paceline.train.attempts import Attempt, Start
+from paceline.train.checkpoint import Checkpoints, Keep, Snapshot
+
+SAVING = CheckpointResult(saved=12, failed=0, stall_s=0.4, write_s=5.0, bytes=307_000_000)
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Return a function from words to what doctor says as JSON, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: str, mtbf: str | None = None) -> dict:
+        assert doctor(list(words), mtbf, as_json=True) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture
+def a_run(tmp_path: Path) -> RunDir:
+    """Return a run that was killed 30 s of training after its checkpoint, and whose second process is killed too."""
+    run = RunDir(tmp_path / "run")
+    run.create()
+    write_atomic(run.recipe, write_text(load("digits").recipe.to_dict()))
+    run.write_json("plan.json", {"batch_size": 100, "checkpoint_every": 200})
+    rows = [{"step": 10 * n, "trained_s": 5.0 * n, "images_per_s": 200.0 if n < 12 else 100.0} for n in range(1, 13)]
+    run.steps.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tensors = {"model": {"weight": torch.zeros(3)}, "optimizer": {"0.momentum": torch.zeros(3)}}
+    state = {"step": 60, "trained_s": 30.0, "spent": {"eval_s": 4.0, "checkpoint_s": 1.0, "data_wait_s": 0.0}}
+    Checkpoints(run.checkpoints, Keep(newest=3)).save(60, -1, Snapshot(tensors, {"train": state}))
+    first = Attempt(_start(1, 1e9, 0, 0.0, pid=os.getpid())).ended(1e9 + 45.0, 70, 35.0, "killed")
+    second = _start(2, 1e9 + 65.0, 60, 30.0, pid=2**22 + 1)  # above the largest number that Linux gives
+    lines = [first.start, first.end, second]
+    run.attempts.write_text("".join(line.model_dump_json() + "\n" for line in lines if line))
+    return run
+
+
+def _start(number: int, started_s: float, from_step: int, trained_s: float, pid: int) -> Start:
+    return Start(
+        number=number,
+        started_s=started_s,
+        startup_s=10.0,
+        from_step=from_step,
+        trained_s=trained_s,
+        world_size=1,
+        host=os.uname().nodename,
+        pid=pid,
+    )
+
+
+def test_without_words_only_the_machine_is_looked_at(told) -> None:
+    found = told()
+    assert set(found) == {"machine"}
+    assert {check["state"] for check in found["machine"]} <= {"ok", "look"} and len(found["machine"]) == 12
+
+
+def test_a_run_tells_its_steps_failures_restarts_and_what_is_at_risk(told, a_run: RunDir) -> None:
+    found = told(str(a_run.path), mtbf="2h")["run"]
+    assert found["step_s"] == [0.5, 1.0]
+    # Both are dead: 45 s up, then 10 s of start and 30 s of training.
+    assert (found["failures"], found["up_s"]) == (2, 85.0)
+    assert found["mtbf_s"]["mean"] == 42.5 and found["mtbf_s"]["low"] < 42.5 < found["mtbf_s"]["high"]
+    assert (found["restarts"], found["restart_s"]) == (1, 30.0) and found["at_risk_s"] == 30.0
+    good = found["goodput"]
+    assert (good["startup_s"], good["down_s"], good["rework_s"], good["eval_s"]) == (20.0, 20.0, 5.0, 4.0)
+    assert (good["useful_s"], good["wall_s"], good["starts"]) == (55.0, 105.0, 2)
+
+
+def test_a_process_that_still_runs_has_not_failed(told, a_run: RunDir) -> None:
+    text = a_run.attempts.read_text().replace(str(2**22 + 1), str(os.getpid()))
+    a_run.attempts.write_text(text)
+    assert told(str(a_run.path))["run"]["failures"] == 1
+    elsewhere = text.replace(f'"host":"{os.uname().nodename}"', '"host":"far-away"')
+    a_run.attempts.write_text(elsewhere.replace(str(os.getpid()), str(2**22 + 1)))
+    assert told(str(a_run.path))["run"]["failures"] == 1
+
+
+def test_what_the_run_measured_of_saving_is_what_advice_rests_on(told, a_run: RunDir, finished) -> None:
+    a_run.write_result(finished)
+    found = told(str(a_run.path), mtbf="2h")
+    assert found["saving"] == SAVING.model_dump() and found["run"]["at_risk_s"] == 0
+    advice = found["advice"]
+    # 200 steps of half a second, at 2 h between failures: √(2 · 0.4 · 7200) is 75.9 s, and Daly's 75.6.
+    assert (advice["now_s"], advice["best_steps"], advice["best_s"]) == (100.0, 151, 75.5)
+    assert told(str(a_run.path), "checkpoint.every=10min", mtbf="2h")["advice"]["now_s"] == 600.0
+
+
+def test_failures_that_were_seen_stand_in_for_a_given_time(told, a_run: RunDir, finished) -> None:
+    a_run.write_result(finished)
+    assert told(str(a_run.path))["advice"]["mtbf_s"] == 42.5
+
+
+def test_a_recipe_is_saved_here_to_see_what_it_takes_and_nothing_stays(told, tmp_path: Path) -> None:
+    found = told("digits", "model.width=0.1", mtbf="2h")
+    assert found["saving"]["saved"] == 3 and 0 < found["saving"]["stall_s"] <= found["saving"]["write_s"]
+    assert found["saving"]["bytes"] > 10_000 and found["saving"]["restart_s"] > 0
+    assert found["advice"]["setting"].startswith("checkpoint.every=")
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_that_is_not_here_is_no_reason_to_say_nothing(told, tmp_path: Path) -> None:
+    found = told("folder", f"data.source.root={tmp_path}/gone", mtbf="2h")
+    assert "gone" in found["saving"]["error"] and "advice" not in found and found["machine"]
+
+
+def test_a_run_that_never_ran_is_told_as_far_as_it_goes(told, a_run: RunDir) -> None:
+    for path in (a_run.steps, a_run.attempts, a_run.path / "plan.json"):
+        path.unlink()
+    found = told(str(a_run.path), mtbf="2h")
+    assert found["run"]["step_s"] is None and found["run"]["goodput"] is None and found["run"]["failures"] == 0
+    assert found["run"]["mtbf_s"] == {"mean": None, "low": 0.0, "high": None} and found["saving"]["saved"] == 3
+
+
+def test_a_terminal_gets_tables(a_run: RunDir, finished, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    a_run.write_result(finished.model_copy(update={"status": "preempted"}))
+    doctor([str(a_run.path)], "2h", as_json=False)
+    said = capsys.readouterr().out
+    for words in (
+        "this machine", "shared memory", "500.0 ms, one in a hundred takes 1000.0 ms or more", "2 in 85 s: one in 42 s",
+        "30.0 s from a failure to the first new step", "30 s of training since the newest checkpoint",
+        "307.0 MB each", "every 76 s, 151 steps: loses 1.53%", "you save every 1.7 min", "a kill loses up to 1.8 min",
+    ):  # fmt: skip
+        assert words in said, words
+
+
+@pytest.mark.parametrize("text", ["8", "2st", "0h", "soon"])
+def test_a_time_between_failures_that_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(RecipeError, match=r"^--mtbf: ") as caught:
+        doctor([], text, as_json=True)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.fixture
+def finished() -> RunResult:
+    """Return a result whose saves took what `SAVING` says."""
+    values = {
+        "status": "completed",
+        "recipe_hash": "0123456789ab",
+        "world_size": 1,
+        "epochs": 1.0,
+        "steps": 120,
+        "images_seen": 12000,
+        "eval": None,
+        "best": None,
+        "throughput": {"images_per_s": 200.0, "spread": (200.0, 200.0), "n": 12, "excluded_s": 0.0},
+        "time": {"wall_s": 60.0, "startup_s": 1, "train_s": 59, "eval_s": 0, "checkpoint_s": 0, "to_target_s": None},
+        "checkpoints": SAVING,
+        "stages": {},
+        "verdict": {"bottleneck": "unknown", "evidence": "", "try": ""},
+        "lr": "",
+        "weights_sha256": "",
+        "provenance": {},
+    }
+    return RunResult.model_validate(values)

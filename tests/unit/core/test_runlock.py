@@ -1,0 +1,119 @@
+"""`core.runlock`: one writer a run directory, whoever holds the lock and however they end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import RecipeError
+from paceline.core.rundir import RunDir
+from paceline.core.runlock import LOCK, locked
+
+WAIT_S = 30
+HOLD = """
+import sys
+from pathlib import Path
+from paceline.core.runlock import locked
+with locked(Path(sys.argv[1]), int(sys.argv[2])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+FORK = """
+import os, sys
+from pathlib import Path
+from paceline.core.runlock import locked
+with locked(Path(sys.argv[1])):
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stdin.read()
+        os._exit(0)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    """Return a process, started by number 7, that holds the lock of `tmp_path` until its stdin is closed."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path), "7"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+            process.wait(WAIT_S)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(RecipeError) as caught, locked(folder):
+        pass
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+# matrix: 23
+def test_a_second_process_is_refused_and_told_who_has_the_folder(holder, tmp_path: Path) -> None:
+    host = os.uname().nodename
+    assert refusal(tmp_path) == (
+        f"--run-dir: {tmp_path} is in use by process {holder.pid} on {host}, started by 7 "
+        "(wait for it, stop it with `kill 7`, or name another)"
+    )
+    assert refusal(tmp_path).startswith("--run-dir: "), "a refusal must not let go of the other's lock"
+
+
+def test_a_holder_without_a_name_is_still_a_holder(holder, tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("")
+    assert refusal(tmp_path) == (f"--run-dir: {tmp_path} is in use by another process (wait for it, or name another)")
+
+
+# matrix: 23
+def test_a_killed_holder_leaves_no_lock(holder, tmp_path: Path) -> None:
+    holder.send_signal(signal.SIGKILL)
+    holder.wait(WAIT_S)
+    with locked(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+
+
+def test_a_worker_that_outlives_its_rank_does_not_keep_the_lock(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        worker = int(process.stdout.readline())
+        assert process.wait(WAIT_S) == -signal.SIGKILL
+        os.kill(worker, 0)  # it lives, with the descriptor open
+        with locked(tmp_path):
+            pass
+        process.stdin.close()
+
+
+def test_what_a_run_wrote_stays_and_a_folder_without_is_left_as_it_was(tmp_path: Path) -> None:
+    kept, empty, new = tmp_path / "kept", tmp_path / "empty", tmp_path / "new"
+    empty.mkdir()
+    for folder in (kept, empty, new):
+        with locked(folder):
+            assert (folder / LOCK).is_file()
+            if folder == kept:
+                (folder / "recipe.yaml").touch()
+    assert sorted(path.name for path in kept.iterdir()) == [LOCK, "recipe.yaml"]
+    assert not list(empty.iterdir()) and not new.exists()
+
+
+def test_a_claimed_folder_is_given_back_while_it_holds_the_lock_alone(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("runs/digits-1")
+    path.mkdir(parents=True)
+    with RunDir(path).lock():
+        RunDir(path).give_back()
+        assert not path.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert refusal(tmp_path / "file" / "run") == (
+        f"--run-dir: {tmp_path}/file/run cannot be written to: Not a directory (name another)"
+    )
