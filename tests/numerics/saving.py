@@ -15,6 +15,7 @@ from paceline.parallel.strategy import build_strategy
 from paceline.recipe.schema.parallel import Parallel
 from paceline.train.checkpoint import (
     Checkpoints,
+    Keep,
     Snapshot,
     load_model,
     load_optimizer,
@@ -82,14 +83,14 @@ def write(name: str, rank: int, world_size: int, folder: Path) -> dict[str, Tens
     state = run.state()
     evaluated = run.evaluated()
     if rank == 0:
-        Checkpoints(folder / name, 1).save(STEPS, STEPS, Snapshot(state, {}))
+        Checkpoints(folder / name, Keep(1)).save(STEPS, STEPS, Snapshot(state, {}))
     return {"untrained": untrained, "evaluated": evaluated, **run.train(STEPS).state()["model"]}
 
 
 def read(writer: str, name: str, rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
     """Load what `writer` saved; return all that was loaded, what it evaluates to, and the weights after going on."""
     run = Run(name, rank, world_size, seed=1)
-    path = Checkpoints(folder / writer, 1).at(STEPS)
+    path = Checkpoints(folder / writer, Keep(1)).at(STEPS)
     load_model(path, run.model, shard_like=run.strategy.shard_like)
     load_optimizer(run.optimizer, load_part(path, "optimizer"), shard_like=run.strategy.shard_like)
     loaded = {f"{part}.{key}": each.clone() for part, tensors in run.state().items() for key, each in tensors.items()}
