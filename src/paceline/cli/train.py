@@ -9,9 +9,10 @@ from pathlib import Path
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.cli.started import STARTED_S
 from paceline.cli.words import split_words
-from paceline.core.errors import RecipeError
+from paceline.core.errors import RecipeError, WorldError
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
+from paceline.parallel.environ import count_gpus
 from paceline.recipe.load import DEFAULT, RUN_RECIPE, Loaded, load
 from paceline.recipe.plan import divide_batch
 
@@ -39,6 +40,9 @@ def train(
     if resume and ranks == "auto" and world.launcher == "single":
         ranks = _ranks_before((run_dir or Path(name)).expanduser())
     num_ranks = ranks_to_start(ranks, world, loaded.recipe)
+    if max_restarts and world.launcher in ("torchrun", "slurm"):
+        fix = "torchrun --max-restarts" if world.launcher == "torchrun" else "sbatch --requeue"
+        raise WorldError(f"--max-restarts: {max_restarts}, but the ranks were started by {world.launcher} (use {fix})")
     divide_batch(loaded.recipe, num_ranks)
     if dry_run:
         from paceline.cli.dry_run import dry_run as show
@@ -46,7 +50,7 @@ def train(
         return show(loaded, world, num_ranks, as_json=as_json)
     rundir = _rundir(name, loaded, run_dir, world, resume=resume)
     try:
-        if world.launcher == "single" and num_ranks > 1:
+        if world.launcher == "single" and (num_ranks > 1 or max_restarts):
             grace_s = loaded.recipe.checkpoint.grace.seconds
             extra = ["--run-dir", str(rundir.path)]
             return start_ranks(num_ranks, port, extra, grace_s=grace_s, max_restarts=max_restarts)
@@ -120,8 +124,9 @@ def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, a
     from paceline.parallel.flight_recorder import flight_recorder_environ
     from paceline.train.run import Invocation, run
 
-    for variable, value in flight_recorder_environ(rundir.path).items():
-        os.environ.setdefault(variable, value)
+    if count_gpus(os.environ):
+        for variable, value in flight_recorder_environ(rundir.path).items():
+            os.environ.setdefault(variable, value)
     out = sys.stderr if as_json else sys.stdout
     listeners = [build_progress(out)] if world.is_main else []
     invocation = Invocation(STARTED_S, ("paceline", *sys.argv[1:]), listeners, _launch(world))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.philox import step_seed
-from paceline.core.results import EvalReport
+from paceline.core.results import EvalReport, Status
 from paceline.data.finish import Finish
 from paceline.data.loader import Batch, Loader
 from paceline.data.placement import Placement
@@ -15,6 +15,7 @@ from paceline.measure import Clock
 from paceline.parallel.strategy import Strategy
 from paceline.train.cadence import Cadence
 from paceline.train.journal import Journal
+from paceline.train.orders import Orders
 from paceline.train.precision import Precision
 from paceline.train.schedule import Schedule
 from paceline.train.state import TrainState
@@ -29,12 +30,28 @@ class Save(Protocol):
         """Write `state` and all that goes with it."""
         ...
 
+    def finish(self, state: TrainState, status: Status) -> None:
+        """Wait until all is on disk; the run ends with `status`."""
+        ...
+
+
+class Council(Protocol):
+    """Let the ranks agree on what to do beside the next step."""
+
+    def after(self, step: int, batch: Batch) -> Orders:
+        """Return what is to be done after `step` steps, the last of them on `batch`; every rank must call it."""
+        ...
+
+    def conclude(self) -> None:
+        """Take in what the ranks met in the last step; every rank must call it."""
+        ...
+
 
 class Evaluate(Protocol):
     """Judge the model."""
 
-    def __call__(self, model: nn.Module) -> EvalReport:
-        """Return what the model is worth; every rank must call it."""
+    def __call__(self, model: nn.Module) -> EvalReport | None:
+        """Return what the model is worth, or None when the ranks leave before it is known; every rank must call it."""
         ...
 
 
@@ -59,7 +76,10 @@ class StepSeed:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Everything a step needs. `model` is what is trained, `replica` what it is called through (`Strategy.prepare`)."""
+    """Everything a step needs. `model` is what is trained, `replica` what it is called through (`Strategy.prepare`).
+
+    `saves` says that the run is saved at its end, whether or not `saving` is ever due.
+    """
 
     model: nn.Module
     replica: nn.Module
@@ -73,36 +93,46 @@ class Trainer:
     loader: Loader
     evaluate: Evaluate
     save: Save
+    council: Council
     stop_rule: StopRule
     clock: Clock
     journal: Journal
     seed: StepSeed
     evaluation: Cadence
     saving: Cadence
+    saves: bool
     accumulate: int
     batch_size: int
     total_steps: int
 
-    def fit(self, state: TrainState) -> None:
-        """Train from `state` to the last step, or to the step at which the stopping rule is met."""
+    def fit(self, state: TrainState) -> Status:
+        """Train from `state` to the last step, to that at which the stopping rule is met, or until the ranks leave.
+
+        A process that left in the middle of an evaluation had saved before it, so it comes first.
+        """
+        if 0 < state.step != state.last_step and self.evaluation.due(state.step) and not self.judge(state):
+            return "preempted"
+        leaves = False
         stop = state.step if self.stop_rule.reached(state) else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, stop)):
             loss = self.train_step(batch, state)
             self.journal.step(state, batch, loss)
             state.advance(self.batch_size)
             self.clock.end_step(self.batch_size)
-            if self.evaluation.due(state.step):
-                self.judge(state)
-            done = self.stop_rule.reached(state)
-            if self.saving.due(state.step) or (done and self.saving.every):
-                with self.clock.paused("checkpoint"):
-                    self.update.settle()
-                    self.journal.settle(state)
-                    self.save(state)
-                    self.journal.saved()
+            orders = self.council.after(state.step, batch)
+            leaves = orders.leave or (self.evaluation.due(state.step) and not self.judge(state))
+            done = leaves or state.step == self.total_steps or self.stop_rule.reached(state)
+            if self.saving.due(state.step) or orders.save or (done and self.saves):
+                self.keep(state)
             if done:
                 break
         self.update.settle()
+        self.council.conclude()
+        reached: Status = "target_reached" if self.stop_rule.reached(state) else "completed"
+        status: Status = "preempted" if leaves else reached
+        with self.clock.paused("checkpoint"):
+            self.save.finish(state, status)
+        return status
 
     def train_step(self, batch: Batch, state: TrainState) -> Tensor:
         """Move the model by one optimizer step; return the mean loss of this rank's images, on the device."""
@@ -128,12 +158,23 @@ class Trainer:
             self.update(state, mean_loss)
         return mean_loss
 
-    def judge(self, state: TrainState) -> None:
-        """Evaluate, and let the schedule and the stopping rule know."""
+    def keep(self, state: TrainState) -> None:
+        """Save what makes the next step what it would be."""
+        with self.clock.paused("checkpoint"):
+            self.update.settle()
+            self.journal.settle(state)
+            self.save(state)
+            self.journal.saved()
+
+    def judge(self, state: TrainState) -> bool:
+        """Evaluate, and let the schedule and the stopping rule know; return False when the ranks leave before."""
         with self.clock.paused("evaluate"):
             self.update.settle()
             report = self.evaluate(self.model)
+            if report is None:
+                return False
             state.evaluated(report)
             self.schedule.observe(report.judged.loss)
             self.journal.evaluated(state)
             self.stop_rule.judge(report.judged, state)
+        return True

@@ -33,7 +33,7 @@ class Step:
     """What the guard is told of a step: its number from 1, its learning rate, and tensors [] on the device.
 
     `loss` is this rank's mean loss, `gradient` whether this rank's own gradient is finite (1 or 0, before it is
-    averaged), `norm` the length of the averaged gradient.
+    averaged), `norm` the length of the averaged gradient. `skips` is how many steps just before were skipped.
     """
 
     number: int
@@ -41,6 +41,7 @@ class Step:
     loss: Tensor
     gradient: Tensor
     norm: Tensor
+    skips: int = 0
 
 
 class Guard(Protocol):
@@ -158,17 +159,17 @@ class Skip:
     """
 
     reporter: Reporter
-    _skipped: list[Step] = field(default_factory=list)
+    _skipped: Step | None = None
     _last_good: str = "none"
 
     def passes(self, step: Step) -> bool:
         """Return whether the step is good."""
         if math.isfinite(step.norm.item()):
-            self._skipped.clear()
+            self._skipped = None
             return True
-        if not self._skipped:
+        if self._skipped is None:
             self._last_good = self.reporter.newest_checkpoint()
-        self._skipped.append(step)
+        self._skipped = step
         self._check(MAX_SKIPS)
         return False
 
@@ -177,9 +178,9 @@ class Skip:
         self._check(MAX_UNSETTLED)
 
     def _check(self, too_many: int) -> None:
-        if len(self._skipped) >= too_many:
-            fix = f"{count(len(self._skipped), 'step')} in a row were skipped: lower optim.lr"
-            raise self.reporter.error(self._skipped[-1], self._last_good, fix)
+        if self._skipped is not None and self._skipped.skips + 1 >= too_many:
+            fix = f"{count(self._skipped.skips + 1, 'step')} in a row were skipped: lower optim.lr"
+            raise self.reporter.error(self._skipped, self._last_good, fix)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from paceline.core.results import EvalReport
 from paceline.train.average import Average
 from paceline.train.evaluate import Evaluation
 
-Evaluate = Callable[[nn.Module], Evaluation]
+Evaluate = Callable[[nn.Module], Evaluation | None]
+"""None: the ranks leave before it is known."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,18 @@ class Judge:
     average: Average
     train_evaluator: Evaluate | None = None
 
-    def __call__(self, model: nn.Module) -> EvalReport:
-        """Return the report on `model`, whose weights are afterwards what they were. Every rank must call it."""
+    def __call__(self, model: nn.Module) -> EvalReport | None:
+        """Return the report on `model`, whose weights are afterwards what they were. Every rank must call it.
+
+        Return None when the ranks leave before it is complete.
+        """
         raw = self.evaluator(model)
-        train = self.train_evaluator(model).result if self.train_evaluator else None
+        trained = self.train_evaluator(model) if raw and self.train_evaluator else None
+        if raw is None or (self.train_evaluator and trained is None):
+            return None
+        train = trained and trained.result
         if not self.average.exists:
             return EvalReport(val=raw.result, train=train, classes=raw.classes)
         with self.average.swapped():
             averaged = self.evaluator(model)
-        return EvalReport(val=raw.result, ema=averaged.result, train=train, classes=averaged.classes)
+        return averaged and EvalReport(val=raw.result, ema=averaged.result, train=train, classes=averaged.classes)

@@ -1,17 +1,19 @@
 """Build the parts of a run from its recipe, plan, world and data: the only place where all of them meet."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from paceline.core.dataset import ArraySource, Datasets, Source
+from paceline.core.dataset import ArraySource, Datasets, Source, Split
 from paceline.core.errors import RecipeError
 from paceline.core.world import World
 from paceline.data.augment import needs_host
 from paceline.data.finish import Finish, build_finish
-from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loader import PREFETCH, Loader, LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.placement import Placement
+from paceline.data.preflight import batch_bytes, check_room
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.models.whitening import fit_to_data, wants_data
 from paceline.models.zoo import build_model
@@ -21,7 +23,8 @@ from paceline.parallel.sync_norm import synchronise_norms
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.train.average import Average
-from paceline.train.evaluate import Evaluator
+from paceline.train.bad_images import BadImages
+from paceline.train.evaluate import Evaluator, NothingLeftOut, never
 from paceline.train.judge import Judge
 from paceline.train.precision import Precision, build_precision, set_numerics
 from paceline.train.views import build_views
@@ -41,9 +44,10 @@ class Parts:
     datasets: Datasets
     plan: Plan
 
-    def noting(self, note: str | None) -> "Parts":
-        """Return the same parts with one more note for the user in the plan, when there is one."""
-        return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, note))) if note else self
+    def noting(self, *notes: str | None) -> "Parts":
+        """Return the same parts with more notes for the user in the plan, where there are any."""
+        more = (note for note in notes if note)
+        return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
 
     @property
     def workers(self) -> int:
@@ -54,6 +58,13 @@ class Parts:
         if isinstance(self.datasets.train, ArraySource) and not (self._is_gpu and needs_host(self.recipe.data)):
             return 0
         return min(_MAX_WORKERS, max(0, usable_cores() // self.world.local_world_size - 1))
+
+    def check_room(self) -> None:
+        """Raise `WorldError` where the node has no room for the batches that workers make ahead."""
+        plan, local_ranks = self.plan, self.world.local_world_size
+        train = batch_bytes(plan.rank_batch, plan.channels, max(size for _, size in plan.train_sizes))
+        evaluated = batch_bytes(plan.eval_batch, plan.channels, plan.eval_image_size)
+        check_room(self.workers, PREFETCH, train + evaluated, local_ranks)
 
     def precision(self) -> Precision:
         """Return the number format of a run, and set what a GPU computes in accordingly."""
@@ -96,14 +107,28 @@ class Parts:
         place = self.placement(precision)
         return build_finish(self.recipe.data, place, self.plan.num_classes, on_device=self._loader_options.on_device)
 
-    def judge(self, precision: Precision, strategy: Strategy, average: Average) -> Judge:
-        """Return what evaluates the weights of the moment, on this rank's shards."""
+    def judge(
+        self,
+        precision: Precision,
+        strategy: Strategy,
+        average: Average,
+        bad_images: BadImages | None = None,
+        leaves: Callable[[], bool] = never,
+    ) -> Judge:
+        """Return what evaluates the weights of the moment, on this rank's shards.
+
+        It gives up where a rank `leaves`. Without `bad_images` an image that cannot be read is an error.
+        """
         plan, datasets = self.plan, self.datasets
-        val = self._evaluator(precision, strategy, datasets.val, plan.val_images)
+
+        def evaluator(split: Split, source: Source, num_images: int) -> Evaluator:
+            left_out = bad_images.of(split) if bad_images else NothingLeftOut()
+            return replace(self._evaluator(precision, strategy, source, num_images), left_out=left_out, leaves=leaves)
+
+        val = evaluator("val", datasets.val, plan.val_images)
         if self.recipe.train.eval_train == "off":
             return Judge(val, average)
-        num_images = min(plan.val_images, plan.train_images)
-        return Judge(val, average, self._evaluator(precision, strategy, datasets.train, num_images))
+        return Judge(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))
 
     def _evaluator(self, precision: Precision, strategy: Strategy, source: Source, num_images: int) -> Evaluator:
         plan, world = self.plan, self.world

@@ -1,14 +1,16 @@
 """Go on with a run: is it the same recipe, has it ended already, and where was it?"""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import RecipeError
+from paceline.core.errors import DataError, RecipeError
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import write_text
+from paceline.train.checkpoint import read_state
 
 _FREE_TO_CHANGE = (
     "log.",
@@ -16,6 +18,9 @@ _FREE_TO_CHANGE = (
     "checkpoint.",
     "parallel.",
     "data.workers",
+    "data.worker_timeout",
+    "data.on_bad_image",
+    "data.max_bad_images",
     "data.eval_batch_size",
     "data.source.download",
     "data.source.root",  # data may move
@@ -27,14 +32,30 @@ _FREE_TO_CHANGE = (
 _NEVER_FREE = ("parallel.compression", "parallel.powersgd_rank")
 
 
-def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> None:
-    """Raise `RecipeError` when `rundir` holds another run, or on resuming one that `recipe` would change."""
+def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
+    """Return what `recipe` changes of the run in `rundir` that is resumed, a sentence each.
+
+    Raise `RecipeError` when `rundir` holds another run, or when `recipe` would make this one another experiment.
+    """
     rundir.refuse_another_run(resume=resume)
-    if rundir.recipe.exists():
-        before = load(str(rundir.path)).recipe
-        changes = list(changed(before.to_dict(), recipe.to_dict()))
-        if changes:
-            raise RecipeError(f"--resume: {rundir.path} was started with {', '.join(changes)} (resume it as it was)")
+    if not rundir.recipe.exists():
+        return []
+    before, after = load(str(rundir.path)).recipe.to_dict(), recipe.to_dict()
+    changes = list(changed(before, after))
+    refused = [f"{path}={old} (now {new})" for path, old, new in changes if not _is_free(path)]
+    if refused:
+        raise RecipeError(f"--resume: {rundir.path} was started with {', '.join(refused)} (resume it as it was)")
+    return [f"resumed with {path}={new}, which was {old}" for path, old, new in changes]
+
+
+def check_dataset(checkpoint: Path, digest: str) -> None:
+    """Raise `DataError` when `checkpoint` was written in training on another data set than that of `digest`."""
+    before = read_state(checkpoint).get("dataset", digest)
+    if before != digest:
+        raise DataError(
+            f"data.source: is not the data set that {checkpoint} was trained on: images, labels or classes have "
+            f"changed (bring them back, or start a new run)"
+        )
 
 
 def open_rundir(rundir: RunDir, recipe: Recipe) -> None:
@@ -51,12 +72,17 @@ def finished(rundir: RunDir) -> RunResult | None:
     return result if result.status in ("completed", "target_reached") else None
 
 
-def changed(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield `path=old (now new)` for each field that differs and that the experiment depends on."""
+def changed(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yield (path, old, new) for each field that differs."""
     for key in sorted(before.keys() | after.keys()):
         path = f"{prefix}{key}"
         old, new = before.get(key), after.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from changed(old, new, f"{path}.")
-        elif old != new and (path in _NEVER_FREE or not path.startswith(_FREE_TO_CHANGE)):
-            yield f"{path}={old} (now {new})"
+        elif old != new:
+            yield path, old, new
+
+
+def _is_free(path: str) -> bool:
+    """Whether a field may change in the middle of a run: what is learnt does not depend on it."""
+    return path not in _NEVER_FREE and path.startswith(_FREE_TO_CHANGE)

@@ -3,77 +3,122 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from paceline.core.dataset import Datasets
 from paceline.core.results import EvalReport, RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
+from paceline.data.identity import dataset_digest
 from paceline.data.sources.build import build_datasets
 from paceline.measure import build_clock
+from paceline.measure.alarm import Alarm
 from paceline.measure.machine import describe_machine
 from paceline.measure.rate import Stopwatch
 from paceline.models.pretrained import start_from_weights
 from paceline.models.trial import check_model
+from paceline.parallel.agreement import Agreement, build_agreement
 from paceline.parallel.device import choose_device, generators, set_threads
 from paceline.parallel.group import Meeting, joined, meeting, once_a_node
+from paceline.parallel.heartbeat import watched
+from paceline.parallel.replicas import build_replicas
 from paceline.parallel.strategy import Strategy, build_strategy
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.parallel import Parallel
+from paceline.train.attempts import Ledger, NoLedger, build_ledger
 from paceline.train.average import build_average
+from paceline.train.bad_images import BadImages
 from paceline.train.cadence import Cadence
-from paceline.train.checkpoint import Checkpoints, load_model, model_tensors
+from paceline.train.checkpoint import Checkpoints, Keep, Writer, load_model, model_tensors
 from paceline.train.compiled import compiled
+from paceline.train.disk import check_disk, expected_bytes
 from paceline.train.engine import StepSeed, Trainer
 from paceline.train.guard import Reporter, build_guard
+from paceline.train.interrupt import Interrupts
 from paceline.train.journal import Journal
 from paceline.train.logsink import LogSink, Sinks, build_sinks, build_trace, require_tensorboard
 from paceline.train.loss import CrossEntropy
 from paceline.train.optim import build_optimizer
+from paceline.train.orders import Council
 from paceline.train.outcome import summarise
 from paceline.train.parts import Parts
 from paceline.train.persist import Persistent
 from paceline.train.precision import Precision
 from paceline.train.probe import Probe
 from paceline.train.rehearsal import rehearsal
-from paceline.train.resume import check_rundir, finished, open_rundir
+from paceline.train.resume import check_dataset, check_rundir, finished, open_rundir
+from paceline.train.saver import NoWriter, Saver, Writes
 from paceline.train.schedule import build_schedule
 from paceline.train.state import TrainState
 from paceline.train.stopping import build_stop_rule
 from paceline.train.undo import build_undo
 from paceline.train.update import Update
+from paceline.train.whereabouts import Whereabouts
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """How a run was asked for: when (`time.perf_counter` seconds), in which words, and who listens on rank 0."""
+    """How a run was asked for: when (`time.perf_counter` seconds), in which words, and who listens on rank 0.
+
+    `launch` is what torchrun or Slurm call the job, the same when they start its ranks again.
+    """
 
     started_s: float = field(default_factory=time.perf_counter)
     command: tuple[str, ...] = ()
     listeners: Sequence[LogSink] = ()
+    launch: str = ""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A run in this process: where it writes, who asked for it, whom it meets, who may end it, and where it is."""
+
+    rundir: RunDir
+    invocation: Invocation
+    met: Meeting
+    interrupts: Interrupts
+    whereabouts: Whereabouts
+
+    def warn(self, message: str) -> None:
+        """Tell whoever listens, on rank 0."""
+        for listener in self.invocation.listeners:
+            listener.warned(message)
+
+    def leaves_evaluation(self) -> bool:
+        """Note that a batch of an evaluation begins; return whether it is to be given up."""
+        self.whereabouts.batches += 1
+        return bool(self.interrupts.requested)
 
 
 def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, invocation: Invocation) -> RunResult:
     """Train `recipe` as one rank of `world`; return the result. `rundir` is rank 0's, the others follow it.
 
-    With `resume` the run goes on from its newest checkpoint, or starts when it has none; a run that has ended is
-    left as it is. Raise `PacelineError` for what a user can mend.
+    With `resume`, and where a launcher has started the ranks again, the run goes on from its newest whole checkpoint,
+    or starts when it has none; a run that has ended is left as it is. A signal to stop ends it early, saved, with
+    status `preempted`. Raise `PacelineError` for what a user can mend.
     """
-    with meeting(world, recipe.parallel) as met:
+    resume = resume or world.attempt > 0
+    with Interrupts() as interrupts, meeting(world, recipe.parallel) as met, contextlib.ExitStack() as held:
+        changes: Sequence[str] = ()
         if world.is_main:
-            check_rundir(rundir, recipe, resume=resume)
+            held.enter_context(rundir.lock(world.launcher_pid))
+            changes = check_rundir(rundir, recipe, resume=resume)
         rundir = RunDir(Path(met.share("rundir", str(rundir.path))))
         ended = finished(rundir) if resume and world.is_main else None
         if met.share("ended", "yes" if ended else "no") == "yes":
             return ended or rundir.read_result()
+        whereabouts = Whereabouts()
+        held.enter_context(watched(met, recipe.parallel, whereabouts, interrupts, rundir.stacks(world.rank)))
+        job = _Job(rundir, invocation, met, interrupts, whereabouts)
         with _parts(recipe, met, train_ranks=world.world_size) as parts:
-            newest = Checkpoints(rundir.checkpoints, recipe.checkpoint.keep).newest() if resume else None
-            return _train(parts, rundir, invocation, met, start_from=met.share("start_from", str(newest or "")))
+            return _train(parts.noting(*changes), job, start_from=_start(parts, job) if resume else "")
 
 
 def evaluate(recipe: Recipe, world: World, checkpoint: Path) -> EvalReport:
@@ -89,7 +134,9 @@ def evaluate(recipe: Recipe, world: World, checkpoint: Path) -> EvalReport:
         strategy = build_strategy(Parallel(), world, parts.device)  # weights are whole here, however they were trained
         persistent = _persistent(parts, model, precision, strategy)
         persistent.restore_average(checkpoint)
-        return parts.judge(precision, strategy, persistent.average)(model)
+        report = parts.judge(precision, strategy, persistent.average)(model)
+        assert report is not None, "nothing ends an evaluation that stands alone"
+        return report
 
 
 @contextlib.contextmanager
@@ -99,13 +146,33 @@ def _parts(recipe: Recipe, met: Meeting, train_ranks: int) -> Iterator[Parts]:
     device = choose_device(recipe.parallel, world)
     set_threads(recipe.parallel, world)
     with joined(met, recipe.parallel, device):
-        datasets = once_a_node(world, lambda is_first: build_datasets(recipe.data.source, may_download=is_first))
+        datasets = once_a_node(world, partial(_datasets, recipe))
         plan = Plan.derive(recipe, train_ranks, datasets.train.info, datasets.val.info)
         check_model(recipe.model, plan)
-        yield Parts(recipe, world, device, datasets, plan)
+        parts = Parts(recipe, world, device, datasets, plan)
+        parts.check_room()
+        yield parts
 
 
-def _train(parts: Parts, rundir: RunDir, invocation: Invocation, met: Meeting, *, start_from: str) -> RunResult:
+def _start(parts: Parts, job: _Job) -> str:
+    """Return the checkpoint that a resumed run goes on from, the same on every rank, or nothing."""
+    newest = None
+    if parts.world.is_main:
+        checkpoints = _checkpoints(parts, job.rundir)
+        checkpoints.tidy()
+        newest = checkpoints.newest_whole(job.warn)
+        if newest:
+            check_dataset(newest, dataset_digest(parts.datasets))
+    return job.met.share("start_from", str(newest or ""))
+
+
+def _datasets(recipe: Recipe, is_first: bool) -> Datasets:
+    """Read both splits; the first rank of a node fetches them where they are not there."""
+    skip_bad = recipe.data.on_bad_image == "skip"
+    return build_datasets(recipe.data.source, may_download=is_first, skip_bad=skip_bad)
+
+
+def _train(parts: Parts, job: _Job, *, start_from: str) -> RunResult:
     recipe, world = parts.recipe, parts.world
 
     precision = parts.precision()
@@ -122,14 +189,16 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, met: Meeting, *
     strategy.rehearse(lambda: rehearsal(model, replica, place, precision, parts.plan, state.step))
 
     machine = describe_machine()
-    sinks = _records(parts, rundir, machine, state, invocation)  # what is refused before this leaves nothing behind
-    met.share("opened", "yes")  # the others write into the folder that rank 0 has made
+    books = _open_books(parts, job, persistent, machine, state)  # what is refused before leaves nothing behind
+    job.met.share("opened", "yes")  # the others write into the folder that rank 0 has made
     watch = Stopwatch(state.trained_s)
-    trace = build_trace(recipe.log, rundir, world.rank, state.step)
-    journal = Journal(parts.plan, strategy, persistent.schedule, sinks, trace, watch, state)
-    trainer = _trainer(parts, replica, persistent, journal, Checkpoints(rundir.checkpoints, recipe.checkpoint.keep))
-    with contextlib.closing(journal):
-        trainer.fit(state)
+    trace = build_trace(recipe.log, job.rundir, world.rank, state.step)
+    journal = Journal(parts.plan, strategy, persistent.schedule, books.sinks, trace, watch, state)
+    agreement = build_agreement(world, 3, job.met.timeout)
+    with contextlib.closing(journal), contextlib.closing(books.writer), contextlib.closing(agreement):
+        trainer = _trainer(parts, replica, persistent, journal, agreement, books, job, state)
+        job.whereabouts.where = lambda: (state.step, trainer.clock.where)
+        status = trainer.fit(state)
 
     result = summarise(
         parts,
@@ -137,22 +206,42 @@ def _train(parts: Parts, rundir: RunDir, invocation: Invocation, met: Meeting, *
         strategy.gather(model_tensors(model)),
         trainer.clock.drain(),
         watch,
-        status="target_reached" if trainer.stop_rule.reached(state) else "completed",
-        startup_s=watch.started_s - invocation.started_s,
-        provenance={**machine, "device": parts.device.type, "launcher": world.launcher, "command": invocation.command},
+        status=status,
+        startup_s=watch.started_s - job.invocation.started_s,
+        ledger=books.ledger,
+        checkpoints=books.writer.result(),
+        provenance={
+            **machine,
+            "device": parts.device.type,
+            "launcher": world.launcher,
+            "command": job.invocation.command,
+        },
     )
+    books.ledger.end(state.step, watch.elapsed_s, status)
     if world.is_main:
-        rundir.write_result(result)
+        job.rundir.write_result(result)
     return result
 
 
 def _trainer(
-    parts: Parts, replica: nn.Module, persistent: Persistent, journal: Journal, checkpoints: Checkpoints
+    parts: Parts,
+    replica: nn.Module,
+    persistent: Persistent,
+    journal: Journal,
+    agreement: Agreement,
+    books: "_Books",
+    job: _Job,
+    state: TrainState,
 ) -> Trainer:
     """Put the engine together around a replica and what persists of it."""
     recipe, plan, measure = parts.recipe, parts.plan, parts.recipe.measure
-    precision, strategy = persistent.precision, persistent.strategy
-    reporter = Reporter(parts.world, strategy, lambda: str(checkpoints.newest() or "none"))
+    precision, strategy, world = persistent.precision, persistent.strategy, parts.world
+    reporter = Reporter(world, strategy, lambda: str(Checkpoints(job.rundir.checkpoints, Keep(1)).newest() or "none"))
+    limit = recipe.data.max_bad_images
+    bad_images = BadImages(parts.datasets, limit, agreement.union, books.list_bad_image, state.bad_images)
+    replicas = build_replicas(recipe.parallel, world, persistent.model, plan.check_replicas_every)
+    clock = build_clock(measure.clock, device_type=parts.device.type, warmup_steps=measure.warmup_steps)
+    alarm = Alarm(plan.checkpoint_every_s if world.is_main else 0.0)
     return Trainer(
         model=persistent.model,
         replica=replica,
@@ -164,31 +253,72 @@ def _trainer(
         place=parts.placement(precision),
         finish=parts.finish(precision),
         loader=parts.train_loader(),
-        evaluate=parts.judge(precision, strategy, persistent.average),
-        save=_Saver(checkpoints, persistent, parts),
+        evaluate=parts.judge(precision, strategy, persistent.average, bad_images, job.leaves_evaluation),
+        save=Saver(persistent, books.facts, books.writer, lambda: books.ledger.spent(clock.drain())),
+        council=Council(agreement, job.interrupts, alarm, bad_images.of("train"), replicas),
         stop_rule=build_stop_rule(recipe.train.stop),
-        clock=build_clock(measure.clock, device_type=parts.device.type, warmup_steps=measure.warmup_steps),
+        clock=clock,
         journal=journal,
-        seed=StepSeed(recipe.seed, parts.world.rank, generators(parts.device)),
+        seed=StepSeed(recipe.seed, world.rank, generators(parts.device)),
         evaluation=Cadence(plan.eval_every, plan.total_steps),
         saving=Cadence(plan.checkpoint_every, plan.total_steps),
+        saves=recipe.checkpoint.every != "off",
         accumulate=recipe.train.accumulate,
         batch_size=plan.batch_size,
         total_steps=plan.total_steps,
     )
 
 
-def _records(parts: Parts, rundir: RunDir, machine: dict[str, Any], state: TrainState, invocation: Invocation) -> Sinks:
+@dataclass(frozen=True)
+class _Books:
+    """Where rank 0 writes: records, checkpoints and what goes along with them, the ledger, and bad images.
+
+    The other ranks have the same, and nothing comes of it.
+    """
+
+    sinks: Sinks
+    writer: Writes
+    facts: Mapping[str, Any]
+    ledger: Ledger
+    list_bad_image: Callable[[dict[str, str | int]], None]
+
+
+def _open_books(parts: Parts, job: _Job, persistent: Persistent, machine: dict[str, Any], state: TrainState) -> _Books:
     """Write what is known before the first step, and return where the rest goes; rank 0 alone writes."""
+    recipe, rundir, section = parts.recipe, job.rundir, parts.recipe.checkpoint
+    facts: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": parts.world.world_size}
     if not parts.world.is_main:
-        return Sinks(())
-    require_tensorboard(parts.recipe.log)
-    open_rundir(rundir, parts.recipe)
+        return _Books(Sinks(()), NoWriter(), facts, NoLedger(), lambda row: None)
+    require_tensorboard(recipe.log)
+    check_disk(rundir, section, expected_bytes(persistent, recipe.optim), job.warn)
+    open_rundir(rundir, recipe)
     rundir.write_json("plan.json", parts.plan.to_dict())
     rundir.write_json("machine.json", machine)
-    sinks = build_sinks(rundir, parts.recipe, state.step, invocation.listeners)
+    ledger = build_ledger(
+        rundir,
+        parts.world,
+        from_step=state.step,
+        trained_s=state.trained_s,
+        before=state.spent,
+        startup_s=time.perf_counter() - job.invocation.started_s,
+        launch=job.invocation.launch,
+    )
+    sinks = build_sinks(rundir, recipe, state.step, job.invocation.listeners)
     sinks.started(parts.plan, state.step)
-    return sinks
+    writer = Writer(
+        _checkpoints(parts, rundir),
+        background=section.background == "on",
+        on_failure=section.on_failure,
+        warn=sinks.warned,
+        saved_step=state.step or -1,
+    )
+    return _Books(sinks, writer, {**facts, "dataset": dataset_digest(parts.datasets)}, ledger, rundir.add_bad_image)
+
+
+def _checkpoints(parts: Parts, rundir: RunDir) -> Checkpoints:
+    section = parts.recipe.checkpoint
+    keep = Keep(section.keep, best=section.keep_best == "on", every=parts.plan.checkpoint_keep_every)
+    return Checkpoints(rundir.checkpoints, keep)
 
 
 def _persistent(parts: Parts, model: nn.Module, precision: Precision, strategy: Strategy) -> Persistent:
@@ -214,18 +344,3 @@ def _update(parts: Parts, persistent: Persistent, reporter: Reporter) -> Update:
         average=persistent.average,
         max_norm=math.inf if train.clip_norm == "off" else train.clip_norm,
     )
-
-
-@dataclass(frozen=True)
-class _Saver:
-    """Write a checkpoint from rank 0; every rank adds its shards, where there are any."""
-
-    checkpoints: Checkpoints
-    persistent: Persistent
-    parts: Parts
-
-    def __call__(self, state: TrainState) -> None:
-        facts = {"recipe_hash": self.parts.recipe.hash, "world_size": self.parts.world.world_size}
-        snapshot = self.persistent.capture(state, facts)
-        if self.parts.world.is_main:
-            self.checkpoints.save(state.step, state.best_step, snapshot)

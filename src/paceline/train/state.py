@@ -1,23 +1,26 @@
 """What a run knows about its own progress, and what a checkpoint carries of it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from paceline.core.results import EvalReport, EvalResult
+from paceline.train.attempts import Spent
 
 
 @dataclass
 class TrainState:
     """Progress after `step` optimizer steps: everything but weights, optimizer and schedule.
 
-    `skipped` of the steps moved nothing. `last` is the newest evaluation, `best` the best of the judged weights.
+    `skipped` of the steps moved nothing, the last `skips_in_row` among them. `bad_images` could not be read
+    (`train.bad_images`). `last` is the newest evaluation, `best` the best of the judged weights.
     `hits` counts evaluations in a row that met the target; `trained_s` is the time since the first step of the
     run, over all its processes; `target_s` is that time when the target was reached. `loss_sum` is the sum of the
-    mean losses of the `loss_steps` steps since the last logged one.
+    mean losses of the `loss_steps` steps since the last logged one. `spent` is what of `trained_s` were no steps.
     """
 
     step: int = 0
     skipped: int = 0
+    skips_in_row: int = 0
     images_seen: int = 0
     last: EvalReport | None = None
     last_step: int = -1
@@ -28,6 +31,8 @@ class TrainState:
     target_s: float | None = None
     loss_sum: float = 0.0
     loss_steps: int = 0
+    bad_images: list[int] = field(default_factory=list)
+    spent: Spent = field(default_factory=Spent)
 
     @property
     def updates(self) -> int:
@@ -47,7 +52,7 @@ class TrainState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; the classes of the last evaluation are not among them."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)} | {"spent": asdict(self.spent)}
         for name in ("last", "best"):
             values[name] = values[name].model_dump(mode="json") if values[name] else None
         return values
@@ -56,8 +61,9 @@ class TrainState:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Return the state that `to_dict` described."""
         last, best = values["last"], values["best"]
-        evals = {
+        typed = {
             "last": EvalReport.model_validate(last) if last else None,
             "best": EvalResult.model_validate(best) if best else None,
+            "spent": Spent(**values.get("spent", {})),
         }
-        return cls(**{**values, **evals})
+        return cls(**{**values, **typed})

@@ -42,13 +42,15 @@ class Update:
         self.precision.weights.collect()
         self.precision.scale.undo([each.grad for each in self.parameters if each.grad is not None])
         norm = self.strategy.clip(self.parameters, self.max_norm)
-        if self.guard.passes(Step(state.step + 1, lr, loss, self.probe.take(), norm)):
+        if self.guard.passes(Step(state.step + 1, lr, loss, self.probe.take(), norm, state.skips_in_row)):
             self.optimizer.step()
             self.precision.weights.spread()
             self.average.update(state.step)
             self.undo.keep()
+            state.skips_in_row = 0
         else:
             state.skipped += 1
+            state.skips_in_row += 1
             self.undo.back()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from paceline.core.class_table import ClassCount
 from paceline.core.dataset import ArraySource, DatasetInfo
+from paceline.data.bad import BadImage
 from paceline.data.loader import Batch
 from paceline.data.placement import Placement
 from paceline.data.sampler import EvalShard
@@ -130,6 +131,50 @@ def test_ranks_together_count_what_one_rank_counts(world_size: int) -> None:
     assert together.result.ece == pytest.approx(alone.result.ece, rel=1e-12)
 
 
+def test_images_that_could_not_be_read_are_left_out_and_told() -> None:
+    """Of each batch of four the first is bad: six of the 21; the last batch, of one, is then empty."""
+    told = []
+
+    class Ledger:
+        def note(self, bad) -> int:
+            told.extend(image.index for image in bad)
+            return len(bad)
+
+        def settle(self) -> None:
+            told.append("settled")
+
+    class Holed(Shard):
+        def batches(self, first: int, stop: int) -> Iterator[Batch]:
+            for batch in super().batches(first, stop):
+                bad = BadImage(int(batch.indices[0]), "a photo", "is empty")
+                yield Batch(batch.images[1:], batch.labels[1:], batch.indices[1:], batch.draws[1:], (bad,))
+
+    whole = evaluator(EvalShard(21, 4))
+    holed = replace(whole, loader=Holed(whole.loader.shard, whole.loader.source), left_out=Ledger())
+    result, _ = holed(Table(logits()))
+    assert result.images == 15 and told == [0, 4, 8, 12, 16, 20, "settled"]
+
+
+def test_an_evaluation_that_a_rank_leaves_has_no_result() -> None:
+    batches = []
+
+    def leaves() -> bool:
+        batches.append("one")
+        return len(batches) == 3
+
+    model = Table(logits()).train()
+    assert replace(evaluator(EvalShard(21, 4)), leaves=leaves)(model) is None
+    assert len(batches) == 3 and model.training
+
+
+def test_an_evaluation_that_another_rank_left_has_no_result() -> None:
+    class Left(SingleDevice):
+        def sum(self, value: Tensor) -> Tensor:
+            return value + 1 if value.dtype == torch.int64 and value.shape == (3,) else value
+
+    assert evaluator(EvalShard(21, 4), Left())(Table(logits())) is None
+
+
 def test_an_image_that_went_missing_ends_the_run() -> None:
     with pytest.raises(AssertionError, match="21 images were counted of 22"):
         evaluator(EvalShard(21, 4), num_images=22)(Table(logits()))
@@ -169,7 +214,7 @@ class Counting(SingleDevice):
 def test_ranks_meet_only_before_and_after_counting() -> None:
     strategy = Counting()
     evaluator(EvalShard(21, 1), strategy)(Table(logits()))
-    assert strategy.events == ["enter", "leave", "sum", "sum", "sum", "sum"]
+    assert strategy.events == ["enter", "leave", "sum", "sum", "sum", "sum", "sum"]
 
 
 class Lopsided(nn.Module):
