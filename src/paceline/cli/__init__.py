@@ -10,6 +10,7 @@ import typer
 from paceline.cli import started  # noqa: F401  first, for it takes the time
 from paceline.cli.verbs import app
 from paceline.core.errors import PacelineError, PeerLostError
+from paceline.data.sources.places import printable
 from paceline.parallel.environ import world_from_environ
 
 # The same class under typer's own click and under the separate package, depending on typer's version.
@@ -69,4 +70,4 @@ def _is_main() -> bool:
 
 
 def _complain(message: str) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)

@@ -15,6 +15,7 @@ from paceline.core.class_table import ClassCount, worst
 from paceline.core.results import CheckpointResult, EvalReport, EvalResult, GoodputResult, RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
+from paceline.data.sources.places import printable
 
 _WORST = 3
 _MATTERS = 0.002
@@ -32,7 +33,7 @@ def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
     )
     if result.throughput.n and result.stages:
         _print_stages(result)
-    print(f"run directory: {rundir.path}")
+    print(f"run directory: {printable(rundir.path)}")
 
 
 def show_evaluation(report: EvalReport, checkpoint: Path, *, as_json: bool, per_class: bool = False) -> None:

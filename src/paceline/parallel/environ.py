@@ -129,6 +129,8 @@ def _expand_item(item: str) -> list[str]:
     names: list[str] = []
     for part in ranges.split(","):
         first, _, last = part.partition("-")
+        if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?", part):
+            raise WorldError(f"SLURM_STEP_NODELIST: {part!r} of {item!r} is no range of hosts (start with srun)")
         for number in range(int(first), int(last or first) + 1):
             names += _expand_item(f"{before}{number:0{len(first)}d}{after}")
     return names
@@ -136,13 +138,16 @@ def _expand_item(item: str) -> list[str]:
 
 def _tasks_on_node(tasks_per_node: str, node: int) -> int:
     """Read Slurm's `2(x3),1`: two tasks on each of three nodes, then one."""
-    counts: list[int] = []
+    tasks = 0
     for part in tasks_per_node.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
         if match is None:
             raise WorldError(f"SLURM_STEP_TASKS_PER_NODE: {tasks_per_node!r} cannot be read (start with srun)")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts[min(node, len(counts) - 1)]
+        tasks = int(match[1])
+        if node < int(match[2] or 1):
+            break
+        node -= int(match[2] or 1)
+    return tasks
 
 
 def _is_loopback(host: str) -> bool:

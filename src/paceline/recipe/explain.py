@@ -27,6 +27,11 @@ def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
     """Return (dotted path, message) of the first field in `error`; `values` is what was validated."""
     details = error.errors(include_url=False)
     paths = [_path(detail["loc"], values, detail["type"] == "missing") for detail in details]
+    # A variant that is none is named by the section; of a list's items, which may be bare names, the item is told.
+    paths = [
+        f"{path}.name" if detail["type"] == "union_tag_invalid" and not path.endswith("]") else path
+        for path, detail in zip(paths, details, strict=True)
+    ]
     # An unknown key explains what follows from it better than the other way round.
     paths = [
         detail["ctx"]["path"] if detail["type"] == "refused" else path

@@ -48,7 +48,19 @@ class Persistent:
         return Snapshot({name: self.strategy.gather(part) for name, part in held.items()}, values)
 
     def restore(self, checkpoint: Path) -> TrainState:
-        """Take over the state in `checkpoint`, whose weights the model has already; return the progress."""
+        """Take over the state in `checkpoint`, whose weights the model has already; return the progress.
+
+        Raise `CheckpointError` for a checkpoint that is whole, but not of such a run.
+        """
+        try:
+            return self._restored(checkpoint)
+        except CheckpointError:
+            raise
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            first = " ".join(str(error).split())[:150]
+            raise CheckpointError(f"{checkpoint}: is of another run or paceline: {first} (train it again)") from None
+
+    def _restored(self, checkpoint: Path) -> TrainState:
         load_optimizer(self.optimizer, load_part(checkpoint, "optimizer"), shard_like=self.strategy.shard_like)
         for name, part in (("precision", self.precision.weights), ("average", self.average)):
             part.load(self._sharded(load_part(checkpoint, name), part.tensors()))

@@ -97,8 +97,8 @@ LISTS = [
 ]
 
 VARIANTS = [
-    (["optim.name=sdg"], f"optim: 'sdg' is not one of {OPTIMIZERS} (did you mean 'sgd'?)"),
-    (["optim.name=3"], f"optim: '3' is not one of {OPTIMIZERS}"),
+    (["optim.name=sdg"], f"optim.name: 'sdg' is not one of {OPTIMIZERS} (did you mean 'sgd'?)"),
+    (["optim.name=3"], f"optim.name: '3' is not one of {OPTIMIZERS}"),
     (["optim=sgd"], f"optim: 'sgd' {VALUE}"),
     (["optim="], f"optim: None {VALUE}"),
     (["model=[]"], f"model: [] {VALUE}"),

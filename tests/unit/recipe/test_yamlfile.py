@@ -50,6 +50,7 @@ REFUSED = {
 }
 
 
+# matrix: 44
 def test_what_is_refused_is_refused_in_one_line_with_file_and_line(refusal):
     assert {why: refusal(read_text, text, "r.yaml") for why, (text, _) in REFUSED.items()} == {
         why: message for why, (_, message) in REFUSED.items()
@@ -61,6 +62,7 @@ def test_a_number_of_thousands_of_digits_is_refused_in_one_line(refusal):
     assert refusal(read_text, f"a: {'9' * 5000}\n", "r.yaml").startswith("r.yaml: is not YAML: Exceeds the limit (4300")
 
 
+# matrix: 44
 @pytest.mark.parametrize("text", [BOMB, "[" * 3000, "{a: " * 3000], ids=["aliases", "lists", "mappings"])
 def test_a_small_file_that_would_grow_without_end_is_refused_at_once(refusal, text):
     """The aliases stand for 9**9 values and reading 3,000 brackets took 10 s, so 5 s tells the two apart."""
