@@ -22,6 +22,7 @@ def of_rank(order: TrainOrder, rank: int, world_size: int) -> TrainOrder:
     return TrainOrder(order.seed, order.num_images, order.batch_size, rank, world_size)
 
 
+# matrix: 8
 @given(orders(), st.integers(0, 50))
 def test_an_epoch_takes_distinct_samples_and_leaves_out_less_than_a_batch(case, epoch: int) -> None:
     order, _ = case

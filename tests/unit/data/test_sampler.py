@@ -10,6 +10,7 @@ def order(rank: int = 0, world_size: int = 1) -> TrainOrder:
     return TrainOrder(seed=3, num_images=103, batch_size=12, rank=rank, world_size=world_size)
 
 
+# matrix: 8
 @pytest.mark.parametrize("world_size", [2, 3, 4, 6])
 def test_ranks_share_the_slice_that_one_rank_takes(world_size: int) -> None:
     for step in range(20):
@@ -24,6 +25,7 @@ def test_an_epoch_visits_no_sample_twice_and_leaves_out_less_than_a_batch() -> N
     assert set(visited.tolist()) <= set(range(103))
 
 
+# matrix: 8
 def test_epochs_differ_in_order_and_in_what_they_leave_out() -> None:
     whole = order()
     epochs = [
@@ -39,6 +41,7 @@ def test_steps_may_be_asked_for_in_any_order() -> None:
     assert [backwards.indices(step).tolist() for step in reversed(range(20))] == taken[::-1]
 
 
+# matrix: 9
 @pytest.mark.parametrize("num_images", [1, 3, 21, 360])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_every_image_is_evaluated_once_by_one_rank(num_images: int, world_size: int) -> None:

@@ -230,6 +230,7 @@ def served(tmp_path, monkeypatch, serve):
     return archive
 
 
+# matrix: 46
 def test_it_is_fetched_once_and_only_by_the_rank_that_may(served, tmp_path, capfd):
     section = Cifar10(root=str(tmp_path / "a/b"))
     first = build_datasets(section, may_download=True)
