@@ -148,6 +148,7 @@ def test_more_ranks_than_devices(paceline) -> None:
     )
 
 
+# matrix: 42
 def test_a_busy_port(paceline) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

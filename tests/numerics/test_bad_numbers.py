@@ -21,6 +21,7 @@ def numbers(pair, case: str) -> list[float]:
     return found[0]
 
 
+# matrix: 41
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 def test_the_run_stops_on_both_ranks_and_names_the_step_and_the_rank(pair, kind: str) -> None:
     assert numbers(pair, f"ddp stop {kind}") == [3, 0, 1, NAMED, 1]

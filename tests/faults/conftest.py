@@ -1,0 +1,140 @@
+"""What the tests of faults share: ranks that start at once, and what must be left of a run, and what must not."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+FORKING = Path(__file__).with_name("forking.py")
+PARTS = ("model", "optimizer", "average", "precision")
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A run of forked ranks that has ended: the exit code of each, and what the first and all of them said."""
+
+    codes: list[int]
+    out: str
+    errors: list[str]
+
+    @property
+    def result(self) -> dict:
+        """The JSON that rank 0 printed, of a run that succeeded."""
+        assert set(self.codes) == {0}, (self.codes, self.errors)
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The program on any number of ranks, which do not wait for torch to be imported (`forking.py`)."""
+
+    server: "subprocess.Popen[str]"
+    folder: Path
+
+    def __call__(self, *words: str, ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> Forked:
+        """Run `paceline WORDS` as `ranks` processes in `folder`, to its end, but for those that are absent.
+
+        `environ` may say that one of them is another rank.
+        """
+        assert self.server.stdin is not None and self.server.stdout is not None
+        said = self.folder / ".said"
+        said.mkdir(exist_ok=True)
+        if "WORLD_SIZE" not in environ:
+            words = (words[0], "--ranks", str(ranks), *words[1:])
+        places = {"folder": str(self.folder), "said": str(said)}
+        job = {**places, "words": words, "ranks": ranks, "absent": absent, "environ": environ}
+        self.server.stdin.write(json.dumps(job) + "\n")
+        self.server.stdin.flush()
+        codes = json.loads(self.server.stdout.readline())
+        there = [rank for rank in range(ranks) if rank not in absent]
+        errors = [(said / f"err{rank}").read_text() for rank in there]
+        return Forked(codes, (said / f"out{there[0]}").read_text(), errors)
+
+
+@pytest.fixture(scope="session")
+def ranks_in() -> Iterator[Callable[[Path], Ranks]]:
+    """Return a function from a folder to the program, on ranks that start at once and work there."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RANK", "WORLD"))}
+    # A pool of threads does not survive a fork; and torch reads how much to say when it is imported.
+    early = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+    command = [sys.executable, str(FORKING)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env={**clean, **early}, text=True, **pipes) as server:  # its stdin ends it
+        assert server.stdout is not None
+        assert server.stdout.readline(), "the ranks could not be imported"
+        yield lambda folder: Ranks(server, folder)
+
+
+@pytest.fixture
+def ranks(ranks_in: Callable[[Path], Ranks], tmp_path: Path) -> Ranks:
+    """Return the program, on ranks that start at once; they work in the test's own folder."""
+    return ranks_in(tmp_path)
+
+
+@pytest.fixture
+def family_of() -> Callable[[Path], list[psutil.Process]]:
+    """Return a function from a run directory to the processes that work for it: those that name it, or are at it."""
+
+    def found(run: Path) -> list[psutil.Process]:
+        text = str(run.resolve())
+        return [
+            process for process in psutil.process_iter() if process.pid != os.getpid() and _works_for(process, text)
+        ]
+
+    return found
+
+
+def _works_for(process: psutil.Process, run: str) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        named = [*process.cmdline(), *process.environ().values()]
+        return any(run in word for word in named) or f"{process.cwd()}/".startswith(f"{run}/")
+    except (psutil.Error, OSError):  # gone, or somebody else's
+        return False
+
+
+@pytest.fixture
+def clean(family_of) -> Callable[[Path], None]:
+    """Return a function that asserts that nothing is left of a run but its files.
+
+    Name the run directory, or the folder it is in where the run was started there under a relative name: no process
+    may work for it within `within_s`, so that none listens on a port, and nothing half written may lie in it.
+    """
+
+    def check(run: Path, within_s: float = 0.0) -> None:
+        _, alive = psutil.wait_procs(family_of(run), timeout=within_s)
+        assert not [(process.pid, process.cmdline()) for process in alive if process.is_running()]
+        assert not family_of(run)
+        assert not sorted(path for path in run.rglob("*.tmp*"))
+
+    return check
+
+
+@pytest.fixture
+def state_digest() -> Callable[[Path], Mapping[str, str]]:
+    """Return a function from a run directory, or a checkpoint of it, to the digests of the state that is in it.
+
+    They are of the tensors of model, optimizer, average and precision, each where there is one, as the manifest of the
+    newest checkpoint has them, and of the values beside them less what depends on the clock.
+    """
+
+    def digests(run: Path) -> dict[str, str]:
+        steps = sorted((run / "checkpoints").glob("step-*"))
+        checkpoint = steps[-1] if steps else run
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        found = {name: manifest[f"{name}.safetensors"] for name in PARTS if f"{name}.safetensors" in manifest}
+        assert {"model", "optimizer"} <= found.keys()
+        values = json.loads((checkpoint / "state.json").read_text())
+        progress = {key: value for key, value in values["train"].items() if not key.endswith("_s") and key != "spent"}
+        text = json.dumps([progress, values["schedule"], values["scale"]], sort_keys=True).encode()
+        return {**found, "values": hashlib.sha256(text).hexdigest(), "step": checkpoint.name}
+
+    return digests

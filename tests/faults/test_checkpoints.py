@@ -1,0 +1,257 @@
+"""Checkpoints outlive what is done to them: kills at any moment, full disks, folders that are closed or taken away."""
+
+import contextlib
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
+from unittest import mock
+
+import pytest
+import torch
+
+from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, Writer, format, load_part, verify
+
+BOTH = pytest.mark.parametrize("background", [True, False], ids=["background", "at once"])
+MIB = 1 << 20
+
+
+def snapshot(step: int, num_bytes: int = MIB) -> Snapshot:
+    """Return a state of about `num_bytes` whose every number is `step`."""
+    tensors = {str(number): torch.full((num_bytes // 16,), float(step)) for number in range(2)}
+    return Snapshot({"model": tensors, "optimizer": dict(tensors)}, {"train": {"step": step}})
+
+
+def leftovers(folder: Path) -> list[Path]:
+    return list(folder.glob(".*"))
+
+
+def save_until_killed(folder: Path, acknowledged: int, *, background: bool) -> NoReturn:
+    """Go on from the newest checkpoint as a run does, and write a line for each that is said to be on disk."""
+    torch.set_num_threads(1)  # the threads of the process that this one was forked from are not here
+    checkpoints = Checkpoints(folder, Keep(2))
+    checkpoints.tidy()
+    newest = checkpoints.newest()
+    step = int(newest.name.removeprefix("step-")) if newest else 0
+    writer = Writer(checkpoints, background=background, on_failure="stop", warn=lambda line: None)
+    said = -1
+    while True:
+        step += 1
+        writer.save(step, -1, snapshot(step))
+        if writer.saved_step > said:
+            said = writer.saved_step
+            os.write(acknowledged, f"{said}\n".encode())
+
+
+def kill_while_saving(folder: Path, may_go_on_for, *, background: bool) -> int:
+    """Return the newest step that a process said was on disk before it was killed, -1 for none.
+
+    It is killed when `may_go_on_for` returns, which is given the file descriptor that its lines come from.
+    """
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            save_until_killed(folder, write, background=background)
+        finally:
+            os._exit(1)
+    os.close(write)
+    said = may_go_on_for(read)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status), "it ended before it was killed"
+    with os.fdopen(read) as pipe:
+        lines = (said + pipe.read()).split()
+    return int(lines[-1]) if lines else -1
+
+
+def three_lines(pipe: int) -> str:
+    said = ""
+    while said.count("\n") < 3:
+        more = os.read(pipe, 1000).decode()
+        assert more, "it ended before it had saved"
+        said += more
+    return said
+
+
+def sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+# matrix: 26
+@BOTH
+def test_a_kill_at_any_moment_leaves_the_newest_checkpoint_whole(tmp_path: Path, background: bool) -> None:
+    checkpoints = Checkpoints(tmp_path, Keep(2))
+    draw = random.Random(0)
+    started_s = time.monotonic()
+    kill_while_saving(tmp_path / "paced", three_lines, background=background)
+    three_saves_s = time.monotonic() - started_s
+    shutil.rmtree(tmp_path / "paced")
+    newest_said, num_said, num_left = -1, 0, 0
+    for _ in range(100):
+        after_s = draw.uniform(0.0, three_saves_s)
+        said = kill_while_saving(tmp_path, lambda pipe, after_s=after_s: sleep(after_s), background=background)
+        newest_said, num_said = max(newest_said, said), num_said + (said >= 0)
+        num_left += bool(leftovers(tmp_path))
+        checkpoints.tidy()
+        assert leftovers(tmp_path) == []
+        newest = checkpoints.newest_whole(pytest.fail)
+        if newest is None:
+            assert newest_said == -1
+            continue
+        step = format.read_state(newest)["train"]["step"]
+        assert step >= newest_said and newest == checkpoints.path_of(step)
+        assert all((each == step).all() for part in ("model", "optimizer") for each in load_part(newest, part).values())
+    assert num_said > 10 and num_left > 10, "too few kills fell into a save for this to say anything"
+    # Kills between writing a new one and dropping an old one have left more than are kept, until the next save.
+    checkpoints.save(10_000, -1, snapshot(10_000))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a disk of 4 MiB in memory."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], capture_output=True, timeout=30)
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting a small disk is not allowed: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True, timeout=30)
+
+
+def tried(folder: Path, step: int, *, background: bool, num_bytes: int = MIB) -> list[str]:
+    """Save a checkpoint of `step`, and return the warnings."""
+    warnings: list[str] = []
+    writer = Writer(Checkpoints(folder, Keep(9)), background=background, on_failure="warn", warn=warnings.append)
+    with contextlib.closing(writer):
+        writer.save(step, -1, snapshot(step, num_bytes))
+        writer.flush()
+    result = writer.result()
+    assert (result.saved, result.failed) == ((0, 1) if warnings else (1, 0))
+    assert writer.saved_step == (-1 if warnings else step)
+    return warnings
+
+
+def assert_only(folder: Path, *steps: int) -> None:
+    """Hold that the checkpoints of `steps`, whole, are all that is in `folder`."""
+    checkpoints = Checkpoints(folder, Keep(9))
+    assert sorted(folder.iterdir()) == [checkpoints.path_of(step) for step in steps]
+    for step in steps:
+        verify(checkpoints.path_of(step))
+
+
+def assert_says_full(warning: str, folder: Path, reason: str) -> None:
+    start = re.escape(f"{folder}/step-00000002: was not saved: {reason}: needs 3.0 MiB, has ")
+    assert re.fullmatch(rf"{start}[\d,.]+ MiB \(free some space, or set checkpoint.keep=1\)", warning)
+
+
+# matrix: 30
+@BOTH
+@pytest.mark.parametrize("is_known", [True, False], ids=["known before", "met while writing"])
+def test_a_full_disk_costs_one_checkpoint_and_none_before(small_disk: Path, background: bool, is_known: bool) -> None:
+    folder = small_disk / "checkpoints"
+    assert tried(folder, 1, background=background) == []
+    with contextlib.nullcontext() if is_known else blind_to_free_space():
+        (warning,) = tried(folder, 2, background=background, num_bytes=3 * MIB)
+    assert_says_full(warning, folder, "No space left on device")
+    assert_only(folder, 1)
+    shutil.rmtree(folder / "step-00000001")
+    assert tried(folder, 3, background=background, num_bytes=3 * MIB) == []
+    assert_only(folder, 3)
+
+
+@contextlib.contextmanager
+def blind_to_free_space() -> Iterator[None]:
+    """Let a quota or another process take the space that seemed to be there."""
+    plenty = SimpleNamespace(total=1 << 40, free=1 << 40)
+    with mock.patch("paceline.train.checkpoint.folder.shutil.disk_usage", lambda folder: plenty):
+        yield
+
+
+# matrix: 30
+@BOTH
+def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path, background: bool) -> None:
+    assert tried(tmp_path, 1, background=background) == []
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))  # Python ignores SIGXFSZ
+    try:
+        (warning,) = tried(tmp_path, 2, background=background, num_bytes=3 * MIB)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert_says_full(warning, tmp_path, "File too large")
+    assert_only(tmp_path, 1)
+
+
+# matrix: 31
+@BOTH
+def test_a_disk_that_became_read_only_is_said(small_disk: Path, background: bool) -> None:
+    assert tried(small_disk, 1, background=background) == []
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True, timeout=30)
+    (warning,) = tried(small_disk, 2, background=background)
+    assert warning == (f"{small_disk}/step-00000002: was not saved: Read-only file system (make {small_disk} writable)")
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True, timeout=30)
+    assert_only(small_disk, 1)
+    assert tried(small_disk, 3, background=background) == []
+
+
+# matrix: 31
+@BOTH
+def test_a_folder_that_was_closed_is_said(tmp_path: Path, background: bool) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write to a folder that is closed")
+    folder = tmp_path / "checkpoints"
+    assert tried(folder, 1, background=background) == []
+    folder.chmod(0o500)
+    (warning,) = tried(folder, 2, background=background)
+    folder.chmod(0o700)
+    assert warning == f"{folder}/step-00000002: was not saved: Permission denied (make {folder} writable)"
+    assert_only(folder, 1)
+
+
+# matrix: 31
+@BOTH
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path, background: bool) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    assert tried(folder, 1, background=background) == []
+    shutil.rmtree(tmp_path / "run")
+    assert tried(folder, 2, background=background) == []
+    assert_only(folder, 2)
+
+
+# matrix: 31
+@BOTH
+def test_a_folder_that_is_removed_while_it_is_written_to_costs_one_checkpoint(tmp_path: Path, background: bool) -> None:
+    folder = tmp_path / "checkpoints"
+
+    def pulled_away(path: Path, written: Snapshot) -> None:
+        format.write(path, written)
+        shutil.rmtree(folder)
+
+    with mock.patch("paceline.train.checkpoint.folder.write", pulled_away):
+        (warning,) = tried(folder, 1, background=background)
+    assert str(folder / "step-00000001") in warning and "No such file or directory" in warning
+    assert tried(folder, 2, background=background) == []
+    assert_only(folder, 2)
+
+
+# matrix: 32
+def test_old_ones_that_cannot_be_removed_fail_no_save(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, Keep(1))
+    checkpoints.save(1, -1, snapshot(1))
+    with mock.patch("shutil.rmtree", side_effect=PermissionError):
+        checkpoints.save(2, -1, snapshot(2))
+    assert checkpoints.newest_whole(pytest.fail) == checkpoints.path_of(2)
+    checkpoints.tidy()
+    assert_only(tmp_path, 2)

@@ -1,0 +1,83 @@
+"""Hosts, ports and interfaces that do not fit are named within seconds; what listens, listens to this machine alone."""
+
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+SMALL = ("train", "model.width=0.1", "data.batch_size=12", "parallel.threads=1", "log.tensorboard=off")
+SECOND_NODE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+TIMEOUT_S = 3
+WITHIN_S = 10
+
+
+@pytest.fixture
+def free_port() -> Iterator[str]:
+    """A port that nothing listens on and that nobody else can take: bound, and not listened to."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield str(held.getsockname()[1])
+
+
+def said_in_time(ranks, *words: str, num_ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> str:
+    """Run ranks that cannot meet; return the one line that one of them says, within the time-out and what it adds."""
+    started = time.monotonic()
+    ended = ranks(*SMALL, f"parallel.timeout={TIMEOUT_S}s", *words, ranks=num_ranks, absent=absent, **environ)
+    assert time.monotonic() - started < WITHIN_S
+    assert 0 not in ended.codes and ended.out == "", ended
+    said = [line for errors in ended.errors for line in errors.splitlines()]
+    assert len(said) == 1 and said[0].startswith("error: "), ended.errors
+    return said[0]
+
+
+# matrix: 42
+def test_a_host_that_has_no_address_is_named(ranks, free_port: str) -> None:
+    said = said_in_time(ranks, **SECOND_NODE, MASTER_ADDR="no-such-host.invalid", MASTER_PORT=free_port)
+    assert said.startswith("error: MASTER_ADDR: ") and "no-such-host.invalid" in said
+
+
+# matrix: 42
+def test_a_first_rank_that_cannot_be_reached_is_named(ranks, free_port: str) -> None:
+    said = said_in_time(ranks, **SECOND_NODE, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port)
+    assert said.startswith("error: MASTER_ADDR: rank 1 cannot reach rank 0") and free_port in said
+
+
+# matrix: 42
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_rank_that_never_comes_is_named(ranks, missing: int) -> None:
+    assert f"rank {missing}" in said_in_time(ranks, num_ranks=3, absent=(missing,))
+
+
+# matrix: 42
+def test_an_interface_that_is_not_there_is_named(ranks) -> None:
+    said = said_in_time(ranks, num_ranks=2, GLOO_SOCKET_IFNAME="nowhere0")
+    assert "GLOO_SOCKET_IFNAME" in said and "nowhere0" in said
+
+
+# matrix: 47
+def test_nothing_of_a_run_listens_to_other_machines(paceline, tmp_path: Path, family_of, clean) -> None:
+    environ = {name: "" for name in ("GLOO_SOCKET_IFNAME",) if name in os.environ}
+    process = paceline.start(*SMALL, "train.epochs=500", "--ranks", "2", "--run-dir", "run", **environ)
+    try:
+        steps = tmp_path / "run" / "steps.jsonl"
+        deadline = time.monotonic() + 120
+        while not (steps.exists() and steps.stat().st_size) and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        listening = [
+            connection.laddr
+            for each in family_of(tmp_path)
+            for connection in each.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN or (connection.type == socket.SOCK_DGRAM and connection.laddr)
+        ]
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+    assert len(listening) >= 3  # the store, and gloo of each rank
+    assert [address for address in listening if not ipaddress.ip_address(address.ip).is_loopback] == []
+    clean(tmp_path, within_s=10)

@@ -1,0 +1,326 @@
+"""A run is a function of its recipe: run again, stopped and resumed, on other workers or ranks, it is the same run."""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from paceline.parallel.single import SingleDevice
+from paceline.recipe.schema.schedule import Constant
+from paceline.train.average import NoAverage
+from paceline.train.persist import Persistent
+from paceline.train.precision import DynamicScale, Precision
+from paceline.train.schedule import build_schedule
+from paceline.train.state import TrainState
+
+EPOCH, STEPS = 5, 10
+WORDS = (
+    "train",
+    "synthetic",
+    "model.width=0.1",
+    "data.source.num_images=65",
+    "data.source.num_val_images=21",
+    "data.batch_size=12",
+    "data.augment=[pad_crop,flip]",
+    "optim.lr=0.01",
+    "train.epochs=2",
+    "log.every=1st",
+    "log.samples=true",
+    "log.tensorboard=off",
+    "checkpoint.every=1st",
+    "checkpoint.keep=99",
+    "parallel.threads=1",
+    "parallel.bucket_mb=0.1",  # several buckets, whose order must not depend on where a run was stopped
+    "--json",
+)
+STOPS = (1, 3, EPOCH, EPOCH + 2, EPOCH + 3)
+
+
+def cut(run: Path, step: int) -> None:
+    """Leave `run` as a kill would have, just after the checkpoint of `step` was written."""
+    (run / "result.json").unlink()
+    newer = [path for path in (run / "checkpoints").iterdir() if int(path.name.removeprefix("step-")) > step]
+    assert newer
+    for path in newer:
+        shutil.rmtree(path)
+
+
+def samples(run: Path, worlds: Mapping[int, int], lines_of) -> list[list[tuple[int, int]]]:
+    """Return (sample, checksum of its pixels) of each step, ranks in order; from step S on there were `worlds[S]`."""
+    found: list[list[tuple[int, int]]] = []
+    for step in range(STEPS):
+        world_size = worlds[max(first for first in worlds if first <= step)]
+        rows = [
+            next(row for row in lines_of(run / f"steps.rank{rank}.jsonl") if row["step"] == step)
+            for rank in range(world_size)
+        ]
+        found.append([pair for row in rows for pair in zip(row["samples"], row["crc32"], strict=True)])
+    return found
+
+
+def records(run: Path, lines_of) -> list[dict]:
+    """Return what a run wrote of its steps and evaluations, less what depends on the clock."""
+    rows = [row for name in ("steps.jsonl", "evals.jsonl") for row in lines_of(run / name)]
+    return [{key: row[key] for key in row if key not in ("trained_s", "images_per_s")} for row in rows]
+
+
+# matrix: 1
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_the_same_recipe_gives_the_same_bits_whoever_prepares_the_batches(
+    ranks, tmp_path: Path, lines_of, state_digest, num_ranks: int
+) -> None:
+    found = []
+    for name, workers in (("one", 0), ("again", 0), ("ahead", 2), ("ahead-again", 2)):
+        words = (*WORDS, f"data.workers={workers}", "train.ema=on", "checkpoint.every=1ep")
+        result = ranks(*words, "--run-dir", name, ranks=num_ranks).result
+        run = tmp_path / name
+        found.append((result["weights_sha256"], state_digest(run), records(run, lines_of)))
+    assert found[1:] == found[:1] * 3
+    assert found[0][1].keys() == {"model", "optimizer", "average", "values", "step"}
+
+
+# matrix: 1
+def test_the_number_of_threads_that_the_bits_depend_on_is_on_record(ranks, tmp_path: Path) -> None:
+    for threads in (1, 2):
+        words = (*WORDS, f"parallel.threads={threads}", "train.epochs=0.4")
+        ranks(*words, "--run-dir", str(threads)).result  # noqa: B018
+        assert json.loads((tmp_path / str(threads) / "machine.json").read_text())["threads"] == threads
+
+
+# matrix: 2
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_a_run_stopped_five_times_is_the_run_that_was_never_stopped(
+    ranks, tmp_path: Path, lines_of, state_digest, num_ranks: int
+) -> None:
+    """After the first step, within an epoch, at its end, and twice in the next: a stop of a run stopped before."""
+    whole = ranks(*WORDS, "train.ema=on", "--run-dir", "whole", ranks=num_ranks).result
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for step in STOPS:
+        cut(tmp_path / "cut", step)
+        resumed = ranks(*WORDS, "train.ema=on", "--run-dir", "cut", "--resume", ranks=num_ranks).result
+        assert resumed["weights_sha256"] == whole["weights_sha256"], f"stopped after step {step}"
+        assert (resumed["steps"], resumed["eval"], resumed["best"]) == (STEPS, whole["eval"], whole["best"])
+    for step in range(STOPS[-1], STEPS + 1):
+        name = f"checkpoints/step-{step:08d}"
+        assert state_digest(tmp_path / "cut" / name) == state_digest(tmp_path / "whole" / name)
+    assert records(tmp_path / "cut", lines_of) == records(tmp_path / "whole", lines_of)
+    taken = samples(tmp_path / "cut", {0: num_ranks}, lines_of)
+    assert taken == samples(tmp_path / "whole", {0: num_ranks}, lines_of)
+    for epoch in (taken[:EPOCH], taken[EPOCH:]):
+        ids = [sample for step in epoch for sample, _ in step]
+        assert len(ids) == len(set(ids)) == EPOCH * 12
+
+
+CUT = 7
+# A schedule with a state, that falls before the cut; averaged weights; and weights of 16 bits beside their copies.
+STATEFUL = (
+    *WORDS,
+    "train.ema=on",
+    "train.precision=bf16_master",
+    "train.eval_every=2st",
+    "schedule.name=plateau",
+    "schedule.threshold=0.9",
+    "schedule.patience=0",
+    "schedule.factor=0.5",
+    "log.every=5st",
+)
+PIECES = (
+    "weights", "buffers", "optimizer", "average", "precision", "schedule", "train.step", "train.skipped",
+    "train.images_seen", "train.loss_sum", "train.loss_steps",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stateful(ranks_in, tmp_path_factory) -> Path:
+    """A run with every kind of state, to its end."""
+    folder = tmp_path_factory.mktemp("stateful")
+    ranks_in(folder)(*STATEFUL, "--run-dir", "whole").result  # noqa: B018
+    return folder / "whole"
+
+
+def leave_out(piece: str, checkpoint: Path, first: Path) -> None:
+    """Put `piece` of `checkpoint` back to what it was after the first step, and the digests right."""
+    if piece in ("weights", "buffers"):
+        new, old = load_file(checkpoint / "model.safetensors"), load_file(first / "model.safetensors")
+        is_buffer = {name: "running_" in name or "num_batches" in name for name in new}
+        assert set(is_buffer.values()) == {True, False}
+        kept = {name: new[name] if is_buffer[name] == (piece == "weights") else old[name] for name in new}
+        save_file(kept, checkpoint / "model.safetensors")
+    elif (checkpoint / f"{piece}.safetensors").exists():
+        shutil.copy(first / f"{piece}.safetensors", checkpoint)
+    else:
+        section, _, field = piece.partition(".")
+        new, old = (json.loads((path / "state.json").read_text()) for path in (checkpoint, first))
+        if field == "skipped":
+            new[section][field] += 3  # none was skipped in either
+        elif field:
+            assert new[section][field] != old[section][field]
+            new[section][field] = old[section][field]
+        else:
+            new[section] = old[section]
+        (checkpoint / "state.json").write_text(json.dumps(new))
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    digests = {name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in manifest}
+    assert digests != manifest, f"{piece} is no part of the state"
+    (checkpoint / "manifest.json").write_text(json.dumps(digests))
+
+
+# matrix: 3
+@pytest.mark.parametrize("piece", ["nothing", *PIECES])
+def test_no_piece_of_the_state_can_be_lost_unnoticed(
+    ranks, tmp_path: Path, lines_of, state_digest, stateful: Path, piece: str
+) -> None:
+    """The other tests here compare digests and records: each piece left out of a checkpoint changes one of them."""
+    first = stateful / "checkpoints" / "step-00000001"
+    shutil.copytree(stateful, tmp_path / "cut")
+    cut(tmp_path / "cut", CUT)
+    if piece != "nothing":
+        leave_out(piece, tmp_path / "cut" / "checkpoints" / f"step-{CUT:08d}", first)
+    ranks(*STATEFUL, "--run-dir", "cut", "--resume").result  # noqa: B018
+    found = state_digest(tmp_path / "cut"), records(tmp_path / "cut", lines_of)
+    is_same = found == (state_digest(stateful), records(stateful, lines_of))
+    assert is_same == (piece == "nothing")
+
+
+# matrix: 3
+def test_a_lost_scale_of_the_loss_is_noticed() -> None:
+    """Only a GPU has the format that needs one, so it is looked at here without a run."""
+    kept, lost = (persistent() for _ in range(2))
+    kept.precision.scale.grew_too_large()
+    snapshot = kept.capture(TrainState(), {})
+    assert snapshot.values["scale"] != lost.capture(TrainState(), {}).values["scale"]
+    lost.precision.scale.load(snapshot.values["scale"])
+    assert lost.capture(TrainState(), {}).values == snapshot.values
+
+
+def persistent() -> Persistent:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = build_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
+    precision = Precision("cpu", torch.float32, scale=DynamicScale())
+    return Persistent(model, optimizer, schedule, precision, NoAverage(), SingleDevice())
+
+
+# matrix: 4
+def test_workers_may_come_and_go_between_stops(ranks, tmp_path: Path, lines_of, state_digest) -> None:
+    words = (*WORDS, "train.ema=on")
+    ranks(*words, "--run-dir", "whole", ranks=2).result  # noqa: B018
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for step, workers in ((3, 2), (EPOCH + 2, 1)):
+        cut(tmp_path / "cut", step)
+        ranks(*words, f"data.workers={workers}", "--run-dir", "cut", "--resume", ranks=2).result  # noqa: B018
+    assert state_digest(tmp_path / "cut") == state_digest(tmp_path / "whole")
+    assert records(tmp_path / "cut", lines_of) == records(tmp_path / "whole", lines_of)
+    found = [samples(tmp_path / name, {0: 2}, lines_of) for name in ("cut", "whole")]
+    assert found[0] == found[1]
+
+
+# matrix: 5
+@pytest.mark.parametrize(
+    ("worlds", "norm"), [((2, 4, 1), "none"), ((2, 1), "group"), ((1, 3), "none"), ((3, 2), "group")], ids=str
+)
+def test_another_number_of_ranks_takes_the_same_samples_to_the_same_losses(
+    ranks, tmp_path: Path, lines_of, worlds: Sequence[int], norm: str
+) -> None:
+    words = (*WORDS, f"model.norm={norm}")
+    ranks(*words, "--run-dir", "whole", ranks=worlds[0]).result  # noqa: B018
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    started = dict(zip((0, 3, EPOCH + 2), worlds, strict=False))
+    for step, world_size in list(started.items())[1:]:
+        cut(tmp_path / "cut", step)
+        result = ranks(*words, "--run-dir", "cut", "--resume", ranks=world_size).result
+        assert (result["world_size"], result["steps"]) == (world_size, STEPS)
+    assert samples(tmp_path / "cut", started, lines_of) == samples(tmp_path / "whole", {0: worlds[0]}, lines_of)
+    losses = [[row["loss"] for row in lines_of(tmp_path / name / "steps.jsonl")] for name in ("cut", "whole")]
+    # Sums over the ranks round in another order at every step: 1e-7 of a loss of 2.3, which 10 steps make more of.
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+# matrix: 6
+def test_a_batch_that_does_not_divide_over_the_ranks_is_refused_before_any_work(paceline, tmp_path: Path) -> None:
+    started = time.monotonic()
+    paceline("train", "synthetic", "data.batch_size=16", "--ranks", "3", "--run-dir", "run").says(
+        "data.batch_size: 16 does not divide over 3 ranks (try 15)"
+    )
+    assert time.monotonic() - started < 5  # it takes less than a second where nobody else computes
+    assert not list(tmp_path.iterdir())
+
+
+# matrix: 7
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("optim.lr=0.5", "optim.lr=0.01 (now 0.5)"),
+        ("model.width=0.2", "model.width=0.1 (now 0.2)"),
+        ("data.source.num_classes=7", "data.source.num_classes=10 (now 7)"),
+        ("data.batch_size=24", "data.batch_size=12 (now 24)"),
+        ("seed=1", "seed=0 (now 1)"),
+    ],
+)
+def test_a_run_is_resumed_as_it_was_or_not_at_all(
+    ranks, tmp_path: Path, finished: Path, changed: str, said: str
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    ended = ranks(*WORDS, changed, "--run-dir", "run", "--resume")
+    assert (ended.codes, ended.out) == ([2], "")
+    assert ended.errors[0].startswith("error: --resume: run was started with ") and said in ended.errors[0]
+    assert contents(tmp_path / "run") == before
+
+
+@pytest.fixture(scope="module")
+def finished(ranks_in, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    ranks_in(folder)(*WORDS, "--run-dir", "run").result  # noqa: B018
+    return folder / "run"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files of a run but for the lock, which says who looked at it last."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+# matrix: 7
+@pytest.mark.parametrize("change", ["another image", "an image less", "a class of another name"])
+def test_a_run_is_not_resumed_on_other_data(ranks, tmp_path: Path, change: str) -> None:
+    classes = tmp_path / "photos"
+    for name in ("cat", "dog"):
+        (classes / name).mkdir(parents=True)
+        for number in range(12):
+            Image.new("RGB", (16, 16), (number, 0, 200 if name == "cat" else 0)).save(classes / name / f"{number}.png")
+    source = ("data.source.name=folder", f"data.source.root={classes}", "data.image_size=16", "data.batch_size=4")
+    words = ("train", *source, "train.steps=4", "model.width=0.1", "checkpoint.every=2st", "parallel.threads=1")
+    words = (*words, "log.tensorboard=off", "--run-dir", "run", "--json")
+    ranks(*words).result  # noqa: B018
+    cut(tmp_path / "run", 2)
+    match change:
+        case "another image":
+            shutil.copy(classes / "cat" / "3.png", classes / "cat" / "99.png")
+        case "an image less":
+            (classes / "cat" / "3.png").unlink()
+        case _:
+            (classes / "dog").rename(classes / "hound")
+    ended = ranks(*words, "--resume")
+    assert ended.codes == [2] and len(ended.errors[0].splitlines()) == 1, ended.errors
+    assert ended.errors[0].startswith("error: ") and "data" in ended.errors[0] and "run" in ended.errors[0]
+
+
+# matrix: 9
+def test_the_metric_counts_every_image_once_on_any_number_of_ranks(ranks, finished: Path) -> None:
+    """A batch of one image computes the same bits on any rank, and sums are float64."""
+    found = {}
+    for num_ranks in (1, 2, 4):
+        words = ("eval", str(finished), "data.eval_batch_size=1", "--json")
+        found[num_ranks] = ranks(*words, ranks=num_ranks).result
+        assert found[num_ranks]["images"] == 21
+    for num_ranks in (2, 4):
+        assert found[num_ranks] == pytest.approx(found[1], rel=1e-12, abs=1e-12)

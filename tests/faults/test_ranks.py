@@ -1,0 +1,290 @@
+"""Ranks that die, hang, fail or drift apart: the run ends soon, one line names the rank, and no process is left."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+LONG = ("train", "train.epochs=500", "model.width=0.1", "data.batch_size=12", "data.workers=0", "parallel.threads=1")
+TIMEOUT_S = 8
+"""What `parallel.timeout` is set to where a rank hangs; it holds for the start too, when one rank reads the data."""
+NAMED_S = TIMEOUT_S + 2
+ENDED_S = NAMED_S + 5
+SLACK_S = 4
+"""For a machine that does other things too; what is promised is without it."""
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class Run:
+    """A run under test, with the ends of its ranks and its port."""
+
+    def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
+        self.process, self.folder = process, folder
+        self.started = time.monotonic()
+
+    def until_it_trains(self, ranks: int) -> list[psutil.Process]:
+        """Wait for the first step that is recorded; return the ranks in order."""
+        steps = self.folder / "steps.jsonl"
+        deadline = self.started + 120
+        while not (steps.exists() and steps.stat().st_size):
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        children = psutil.Process(self.process.pid).children()
+        by_rank = sorted(children, key=lambda child: int(child.environ()["RANK"]))
+        assert len(by_rank) == ranks
+        return by_rank
+
+    def end(self, within_s: float) -> tuple[int, list[str]]:
+        """Return its exit code and the lines of its stderr; it must end in time."""
+        since = time.monotonic()
+        try:
+            _, err = self.process.communicate(timeout=60)
+        finally:
+            self.process.kill()
+        assert time.monotonic() - since < within_s + SLACK_S, err
+        assert "Traceback" not in err
+        return self.process.returncode, err.splitlines()
+
+
+def assert_clean(ranks: list[psutil.Process], port: int) -> None:
+    """Nothing of the run is left: no process and no listener."""
+    _, alive = psutil.wait_procs(ranks, timeout=5)
+    assert not [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE]
+    with socket.socket() as again:
+        assert again.connect_ex(("127.0.0.1", port)) != 0
+
+
+def start(paceline, ranks: int, *words: str) -> tuple[Run, int]:
+    port = free_port()
+    process = paceline.start(*LONG, *words, "--ranks", str(ranks), "--run-dir", "run", "--port", str(port))
+    return Run(process, paceline.folder / "run"), port
+
+
+def by_hand(paceline, ranks: int, *words: str, program: tuple[str, ...] = (), **environ: str):
+    """Start ranks without a launcher, which nobody ends but themselves."""
+    world = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(free_port()), **environ}
+    command = (*LONG, *words, "--run-dir", "run")
+    return [paceline.start(*command, program=program, RANK=str(rank), **world) for rank in range(ranks)]
+
+
+def ends_of(processes, within_s: float = 60) -> list[tuple[int, list[str]]]:
+    """Return the exit codes and the lines of stderr of `processes`, and see that all end in time."""
+    try:
+        said = [process.communicate(timeout=within_s)[1].splitlines() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [(process.returncode, lines) for process, lines in zip(processes, said, strict=True)]
+
+
+# matrix: 10
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (1, 3)])
+def test_a_killed_rank_is_named_with_its_step_and_the_run_ends(paceline, rank: int, ranks: int) -> None:
+    run, port = start(paceline, ranks)
+    processes = run.until_it_trains(ranks)
+    family = [*processes, *(child for each in processes for child in each.children(recursive=True))]
+    os.kill(processes[rank].pid, signal.SIGKILL)
+    code, lines = run.end(within_s=10)
+    assert code == 128 + signal.SIGKILL
+    named = [line for line in lines if f"rank {rank} is gone (last heard of " in line]
+    assert len(named) == 1 and ", at step " in named[0], lines
+    assert f"error: rank {rank} of {ranks} was killed by SIGKILL, so all ranks were ended" in lines
+    assert len(lines) == 2
+    assert_clean(family, port)
+
+
+# matrix: 10
+@pytest.mark.parametrize("rank", [0, 2])
+def test_survivors_end_by_themselves_and_soon(paceline, tmp_path: Path, rank: int) -> None:
+    """Without a launcher; the survivors have two seconds."""
+    processes = by_hand(paceline, 3)
+    steps = tmp_path / "run" / "steps.jsonl"
+    wait_for(lambda: steps.exists() and steps.stat().st_size)
+    processes[rank].kill()
+    killed = time.monotonic()
+    ends = ends_of(processes)
+    assert time.monotonic() - killed < 2 + SLACK_S
+    lines = [line for code, lines in ends for line in lines]
+    assert len(lines) == 1 and f"rank {rank} is gone (last heard of " in lines[0], ends
+    assert [code for code, _ in ends] == [-signal.SIGKILL if each == rank else 1 for each in range(3)]
+
+
+def wait_for(is_so, within_s: float = 120) -> None:
+    deadline = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# matrix: 12
+def test_a_rank_that_is_killed_in_the_first_second_never_leaves_a_hang(paceline) -> None:
+    """Before Python, in its imports, at the meeting or after it; half of them host the store."""
+    delays = [0.05, 0.2, 0.4, 0.7, 1.0]
+    for rank in (0, 1):
+        runs = [paceline.start(*LONG, "--ranks", "2", "--run-dir", f"run-{rank}-{number}") for number in range(5)]
+        begun = time.monotonic()
+        for process, delay in zip(runs, delays, strict=True):
+            wait_for(lambda process=process: len(psutil.Process(process.pid).children()) == 2)
+            time.sleep(max(0.0, begun + delay - time.monotonic()))
+            ranks = sorted(psutil.Process(process.pid).children(), key=lambda each: each.pid)
+            ranks[rank].kill()
+        for process in runs:
+            try:
+                _, err = process.communicate(timeout=15)
+            finally:
+                process.kill()
+            assert process.returncode == 128 + signal.SIGKILL, err
+            assert f"rank {rank} of 2 was killed by SIGKILL" in err and "Traceback" not in err
+
+
+# matrix: 14
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_frozen_rank_is_named_in_time_and_killed(paceline, rank: int) -> None:
+    run, port = start(paceline, 2, f"parallel.timeout={TIMEOUT_S}s")
+    processes = run.until_it_trains(2)
+    os.kill(processes[rank].pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    line = run.process.stderr.readline()
+    assert TIMEOUT_S - 1 < time.monotonic() - stopped < NAMED_S + SLACK_S
+    assert line.startswith(f"error: rank {1 - rank} of 2: rank {rank} is stopped by a signal (last heard of "), line
+    assert ", at step " in line
+    code, more = run.end(within_s=ENDED_S - NAMED_S)
+    assert (code, more) == (1, [])
+    assert_clean(processes, port)
+
+
+FAULTY = """
+import ctypes, os, time
+from paceline.train.engine import Trainer
+
+step = Trainer.train_step
+
+def train_step(self, batch, state):
+    if os.environ["RANK"] == os.environ["FAULTY_RANK"] and state.step == 30:
+        match os.environ["FAULT"]:
+            case "keeps the GIL":
+                ctypes.PyDLL(None).sleep(600)
+            case "sleeps":
+                with self.clock.stage("h2d"):
+                    time.sleep(600)
+            case "raises":
+                raise RuntimeError("a bug on one rank")
+            case "drifts":
+                next(self.model.parameters()).data.view(-1)[0] += 1e-3
+            case "ends":
+                os._exit(0)
+    return step(self, batch, state)
+
+Trainer.train_step = train_step
+from paceline.cli import main
+main()
+"""
+
+
+def faulty(paceline, fault: str, rank: int, *words: str, ranks: int = 2):
+    (paceline.folder / "faulty.py").write_text(FAULTY)
+    environ = {"FAULT": fault, "FAULTY_RANK": str(rank)}
+    return by_hand(paceline, ranks, *words, program=("faulty",), **environ)
+
+
+# matrix: 14
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_keeps_the_gil_is_named_by_its_peer_and_leaves_its_stacks(paceline, rank: int) -> None:
+    processes = faulty(paceline, "keeps the GIL", rank, f"parallel.timeout={TIMEOUT_S}s")
+    [(code, lines)] = ends_of([processes[1 - rank]], within_s=120)
+    stacks = paceline.folder / "run" / f"stacks.rank{rank}.txt"
+    try:
+        wait_for(lambda: "train_step" in stacks.read_text(), within_s=10)
+    finally:
+        processes[rank].kill()
+        processes[rank].communicate(timeout=10)
+    assert code == 1 and len(lines) == 1, "\n".join(lines)
+    assert f"rank {1 - rank} of 2: rank {rank} does not answer (last heard of " in lines[0]
+
+
+# matrix: 14
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_is_named_with_its_step_and_stage_and_leaves_its_stacks(paceline, rank: int) -> None:
+    ends = ends_of(faulty(paceline, "sleeps", rank, f"parallel.timeout={TIMEOUT_S}s"), within_s=120)
+    lines = [line for _, lines in ends for line in lines]
+    assert [code for code, _ in ends] == [1, 1] and len(lines) == 1, ends
+    assert f"rank {rank}" in lines[0] and " does nothing: at step 30 in h2d" in lines[0], lines
+    stacks = Path("run") / f"stacks.rank{rank}.txt"
+    assert f"(stacks in {stacks})" in lines[0]
+    assert "train_step" in (paceline.folder / stacks).read_text()
+
+
+# matrix: 25
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_error_of_the_rank_that_raised_is_the_only_one(paceline, rank: int) -> None:
+    ends = ends_of(faulty(paceline, "raises", rank, ranks=3), within_s=120)
+    assert [code for code, _ in ends] == [1, 1, 1]
+    for other, (_, lines) in enumerate(ends):
+        if other == rank:
+            assert lines[-1] == f"error: rank {rank} of 3: RuntimeError: a bug on one rank"
+        else:
+            assert lines == []
+
+
+# matrix: 24
+def test_a_rank_with_fewer_steps_is_named_with_the_steps_of_both(paceline) -> None:
+    """As if a sampler had given one rank fewer batches."""
+    world = {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port())}
+    words = ("train.eval_every=off", "checkpoint.every=off", f"parallel.timeout={TIMEOUT_S}s", "--run-dir", "run")
+    long = tuple(word for word in LONG if not word.startswith("train.epochs"))
+    steps = ["train.steps=400", "train.steps=40"]
+    processes = [paceline.start(*long, *words, steps[rank], RANK=str(rank), **world) for rank in range(2)]
+    ends = ends_of(processes, within_s=120)
+    lines = [line for _, lines in ends for line in lines]
+    assert ends[0][0] == 1 and len(lines) == 1, ends
+    assert "rank 1" in lines[0] and "step 40" in lines[0], lines
+
+
+def test_a_replica_that_drifts_is_named_with_the_step_and_the_parameter(paceline) -> None:
+    ends = ends_of(faulty(paceline, "drifts", 1, "parallel.check_replicas=8st", ranks=3), within_s=120)
+    lines = [line for _, lines in ends for line in lines]
+    assert [code for code, _ in ends] == [1, 1, 1] and len(lines) == 1, ends
+    assert lines[0].startswith(
+        "error: parallel.check_replicas: rank 1 of 3 has other weights than the rest at step 32, "
+    )
+
+
+# matrix: 42
+def test_a_rank_that_never_comes_is_missed_by_name(paceline) -> None:
+    ended = paceline(*LONG, "parallel.timeout=3s", RANK="0", WORLD_SIZE="3", MASTER_PORT=str(free_port()))
+    ended.says("WORLD_SIZE: 3, but ranks 1, 2 did not come within 3s", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=")
+
+
+# matrix: 42
+def test_a_rank_0_that_never_comes_is_missed_by_address(paceline) -> None:
+    port = str(free_port())
+    ended = paceline(*LONG, "parallel.timeout=3s", RANK="1", WORLD_SIZE="2", MASTER_PORT=port)
+    ended.says(f"MASTER_ADDR: rank 1 cannot reach rank 0 at 127.0.0.1:{port}")
+
+
+# matrix: 42
+def test_a_host_that_has_no_address(paceline) -> None:
+    started = time.monotonic()
+    ended = paceline(*LONG, RANK="1", WORLD_SIZE="2", MASTER_ADDR="no.such.host.invalid", MASTER_PORT="29999")
+    ended.says("MASTER_ADDR: 'no.such.host.invalid' cannot be resolved on ")
+    assert time.monotonic() - started < 10 + SLACK_S
+
+
+# matrix: 42
+def test_an_interface_that_is_none(paceline) -> None:
+    ends = ends_of(by_hand(paceline, 2, GLOO_SOCKET_IFNAME="none0"), within_s=60)
+    lines = [line for _, lines in ends for line in lines]
+    assert len(lines) == 1 and "GLOO_SOCKET_IFNAME: 'none0' is no network interface" in lines[0], ends
+    assert "lo" in lines[0]

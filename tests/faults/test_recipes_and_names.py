@@ -1,0 +1,193 @@
+"""Recipes that are more than data, and names that are more than words: refused in a line, or written as they are."""
+
+import csv
+import json
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from paceline.core.errors import RecipeError
+from paceline.data.sources.places import printable
+from paceline.recipe.load import load
+from paceline.recipe.yamlfile import read_text
+
+TRAIN = "train: {epochs: 1}\n"
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+)
+BAD = {
+    "a tag that calls": ("seed: !!python/object/apply:os.system [touch canary]\n", "r.yaml:1: tag ", "not allowed"),
+    "aliases without end": (BOMB, "r.yaml:1: ", "anchors and aliases are not allowed"),
+    "a key said twice": (f"{TRAIN}seed: 1\nseed: 2\n", "r.yaml:3: ", 'duplicate key "seed"'),
+    "a key said twice below": ("train:\n  epochs: 1\n  epochs: 2\n", "r.yaml:3: ", 'duplicate key "epochs"'),
+    "an unknown key": (f"{TRAIN}optim:\n  learning_rate: 1\n", "r.yaml:3: optim.learning_rate: ", "(one of lr, "),
+    "a misspelt key": (f"{TRAIN}optim: {{momentun: 0.9}}\n", "r.yaml:2: optim.momentun: ", "did you mean 'momentum'?"),
+    "an unknown section": (f"{TRAIN}model_name: x\n", "r.yaml:2: model_name: ", "("),
+    "text for a number": (f"{TRAIN}data:\n  batch_size: many\n", "r.yaml:3: data.batch_size: ", "'many'"),
+    "a list for a section": (f"{TRAIN}data: [1]\n", "r.yaml:2: data: ", "("),
+    "a number for a word": (f"{TRAIN}model: {{norm: 3}}\n", "r.yaml:2: model.norm: 3", "batch"),
+    "a variant that is none": (f"{TRAIN}optim: {{name: sdg}}\n", "r.yaml:2: optim.name: ", "did you mean 'sgd'?"),
+    "less than nothing": ("train: {epochs: -1}\n", "r.yaml:1: train.epochs: ", "-1"),
+    "no number": (f"{TRAIN}optim: {{lr: .nan}}\n", "r.yaml:2: optim.lr: ", "nan"),
+}
+
+
+# matrix: 44
+@pytest.mark.parametrize(("text", "place", "problem"), BAD.values(), ids=BAD)
+def test_a_recipe_that_is_more_than_data_or_none_is_refused_at_its_line(
+    tmp_path: Path, monkeypatch, text: str, place: str, problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(text)
+    started = time.monotonic()
+    with pytest.raises(RecipeError) as refused:
+        load("r.yaml")
+    assert time.monotonic() - started < 1
+    message = str(refused.value)
+    assert message.startswith(place) and problem in message, message
+    assert len(message.splitlines()) == 1 and message.isprintable()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.yaml"]
+
+
+# matrix: 44
+def test_the_program_says_it_too_and_writes_nothing(paceline, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(BAD["a tag that calls"][0])
+    paceline("train", "r.yaml", "--run-dir", "run").says("r.yaml:1: tag ")
+    paceline("train", "seed=!!python/object/apply:os.system [touch canary]").says("seed:1: tag ")
+    assert [path.name for path in tmp_path.iterdir()] == ["r.yaml"]
+
+
+# matrix: 44
+def test_a_power_of_ten_is_a_number(resolve) -> None:
+    """YAML 1.1 reads `1e-3` as text, `010` as eight and `on` as true."""
+    assert resolve("optim: {lr: 1e-3}").optim.lr == 1e-3
+    assert resolve("train: {epochs: 010}").train.epochs == 10
+    assert resolve("measure: {clock: on}").measure.clock == "on"
+    assert read_text("optim: {lr: 1E-3}", "r.yaml").values == {"optim": {"lr": 1e-3}}
+
+
+@pytest.fixture
+def resolve(tmp_path: Path):
+    def recipe(text: str):
+        (tmp_path / "r.yaml").write_text(text if text.startswith("train") else TRAIN + text)
+        return load(str(tmp_path / "r.yaml")).recipe
+
+    return recipe
+
+
+CLASSES = (
+    "$(touch canary)",
+    "; touch canary;",
+    "`touch canary`",
+    "| touch canary #",
+    "-rf",
+    "--run-dir=canary",
+    "<script>touch('canary')",
+    '"><img onerror=canary>',
+    "two\nlines",
+    "a\rreturn",
+    "\x1b[2J\x1b]0;canary\x07",
+    "comma, and 'quotes' \"both\"",
+    "=cmd|'touch canary'!A1",
+    "[red]canary",
+    "%(canary)s {canary} %n",
+    " edges ",
+    "naïve ☃ \u202egnirts",
+)
+# What cannot be printed on a line is an escape from the start, in memory as in every file.
+PRINTED = [printable(name) for name in CLASSES]
+
+
+@pytest.fixture(scope="module")
+def evil(ranks_in, tmp_path_factory):
+    """A run on photographs of classes of such names: where it was, and what it and an evaluation said."""
+    folder = tmp_path_factory.mktemp("evil")
+    for label, name in enumerate(CLASSES):
+        (folder / "photos" / name).mkdir(parents=True)
+        for number in range(2):
+            shade = (label * 15, number * 99, 40)
+            Image.new("RGB", (16, 16), shade).save(folder / "photos" / name / f"{name[:1]}$(touch canary){number}.png")
+    source = ("data.source.name=folder", "data.source.root=photos", "data.image_size=16", "data.batch_size=4")
+    words = ("train", *source, "train.steps=2", "model.width=0.1", "parallel.threads=1", "data.workers=0")
+    start = ranks_in(folder)
+    trained = start(*words, "--run-dir", "run")
+    assert trained.codes == [0], trained.errors
+    table, judged = start("eval", "run", "--classes"), start("eval", "run", "--classes", "--json")
+    return folder, trained, table, judged
+
+
+# matrix: 45
+def test_names_of_classes_run_nothing(evil) -> None:
+    folder, *_ = evil
+    assert not [path for path in folder.rglob("*") if path.name == "canary"]
+
+
+# matrix: 45
+def test_names_of_classes_come_back_from_tables_and_json_as_they_are_printed(evil) -> None:
+    folder, _, _, judged = evil
+    with (folder / "run" / "classes.csv").open(newline="") as file:
+        rows = list(csv.reader(file, strict=True))
+    assert sorted(row[0] for row in rows[1:]) == sorted(PRINTED)
+    assert {len(row) for row in rows} == {4} and len(set(PRINTED)) == len(CLASSES)
+    with (folder / "run" / "confusion.csv").open(newline="") as file:
+        square = list(csv.reader(file, strict=True))
+    assert {len(row) for row in square} == {len(CLASSES) + 1} and len(square) == len(CLASSES) + 1
+    assert sorted(each["class"] for each in json.loads(judged.out)["classes"]) == sorted(PRINTED)
+
+
+# matrix: 45
+def test_names_of_classes_neither_steer_the_terminal_nor_break_a_line(evil) -> None:
+    _, trained, table, _ = evil
+    for said in (trained.out, table.out, *trained.errors, *table.errors):
+        assert not [character for character in said if not character.isprintable() and character != "\n"]
+    assert r"two\nlines" in table.out and r"\x1b[2J" in table.out and r"\u202e" in table.out
+    assert "[red]canary" in table.out  # rich has not taken it for its own markup
+
+
+# matrix: 45
+def test_a_bad_image_of_such_a_name_is_one_line(ranks, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name in ("a", "$(touch canary)\n\x1b[2J"):
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            for number in range(4):
+                path = tmp_path / "photos" / split / name / f"-{number}.png"
+                Image.new("RGB", (16, 16)).save(path) if split == "val" or name == "a" else path.write_bytes(b"<html>")
+    source = ("data.source.name=folder", "data.source.root=photos", "data.image_size=16", "data.batch_size=4")
+    ended = ranks("train", *source, "train.epochs=1", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
+    errors = [line for line in ended.errors[0].splitlines() if line.startswith("error: ")]
+    assert ended.codes[0] != 0 and len(errors) == 1 and errors[0].isprintable()
+    assert r"$(touch canary)\n\x1b[2J/-" in errors[0]
+    assert not list(tmp_path.rglob("canary"))
+
+
+NAMES = ("$(touch canary); `touch canary`", "-rf", "<script> naïve")
+
+
+# matrix: 45
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_and_a_run_of_such_a_name_are_files_of_that_name(ranks, tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.yaml").write_text("extends: digits\ntrain: {steps: 1}\nmodel: {width: 0.1}\n")
+    quick = ("data.batch_size=12", "parallel.threads=1", "log.tensorboard=off", "--json")
+    trained = ranks("train", *quick[3:], "--", f"./{name}.yaml", *quick[:3])
+    assert trained.codes == [0], trained.errors
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith(f"{name}-20")
+    judged = ranks("eval", "--json", "--", str(run.relative_to(tmp_path)))
+    assert json.loads(judged.out)["images"] == 359
+    assert not list(tmp_path.rglob("canary"))
+
+
+# matrix: 45
+@pytest.mark.parametrize("name", ["two\nlines\x1b[2J", "a\rb"])
+def test_a_run_directory_that_no_line_can_name_is_said_escaped(ranks, tmp_path: Path, name: str) -> None:
+    words = ("train", "model.width=0.1", "train.steps=1", "data.batch_size=12", "parallel.threads=1")
+    ended = ranks(*words, "log.tensorboard=off", "--run-dir", name)
+    said = ended.out + "".join(ended.errors)
+    assert not [character for character in said if not character.isprintable() and character != "\n"]
+    if ended.codes == [0]:
+        again = ranks(*words, "log.tensorboard=off", "--run-dir", name)
+        assert again.codes == [2] and len(again.errors[0].splitlines()) == 1
+    else:
+        assert ended.codes == [2] and len(said.splitlines()) == 1

@@ -1,0 +1,149 @@
+"""Under torchrun, ranks that are lost are started again and go on by themselves, and none outlives the agent."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+WORDS = (
+    "train",
+    "synthetic",
+    "model.width=0.1",
+    "data.source.num_images=240",
+    "data.source.num_val_images=24",
+    "data.batch_size=12",
+    "data.augment=[pad_crop,flip]",
+    "data.workers=1",
+    "train.steps=40",
+    "train.ema.decay=0.9",
+    "checkpoint.every=5st",
+    "log.every=1st",
+    "log.samples=true",
+    "log.tensorboard=off",
+    "parallel.threads=1",
+    "--json",
+)
+PATIENCE_S = 120.0
+
+
+def torchrun(ranks: int, max_restarts: int = 0) -> tuple[str, ...]:
+    options = ("--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}")
+    return ("torch.distributed.run", *options, "--monitor-interval=0.1", "-m", "paceline")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return a function from a number of ranks to a run on them that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole")
+
+    def run_on(ranks: int) -> Path:
+        run = folder / str(ranks)
+        if not run.exists():
+            command = [sys.executable, "-m", "paceline", *WORDS, "--ranks", str(ranks), "--run-dir", str(run)]
+            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+        return run
+
+    return run_on
+
+
+def steps_of(run: Path) -> int:
+    path = run / "steps.rank0.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_for(agent: "subprocess.Popen[str]", is_there: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_there():
+        assert agent.poll() is None, agent.communicate(timeout=10)
+        assert time.monotonic() < deadline_s, "it takes too long"
+        time.sleep(0.005)
+
+
+def rank_of(agent: "subprocess.Popen[str]", rank: int, attempt: int) -> psutil.Process | None:
+    """Return the process of a rank that was started `attempt` times before, if there is one yet."""
+    wanted = {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+    for process in psutil.Process(agent.pid).children():
+        try:
+            if wanted.items() <= process.environ().items() and "train" in process.cmdline():
+                return process
+        except psutil.Error:  # gone in between
+            continue
+    return None
+
+
+def ended(agent: "subprocess.Popen[str]") -> tuple[int, str]:
+    out, err = agent.communicate(timeout=PATIENCE_S)
+    return agent.returncode, err or out
+
+
+# matrix: 11
+# matrix: 12
+# matrix: 13
+@pytest.mark.parametrize(("ranks", "victims"), [(2, [(0, 0), (8, 1), (16, 0)]), (3, [(0, 2), (8, 0)])])
+def test_each_restart_comes_up_and_the_run_ends_with_the_same_bits(
+    paceline, tmp_path: Path, whole, clean, state_digest, ranks: int, victims: list[tuple[int, int]]
+) -> None:
+    """A victim is killed after so many steps of the run, the first one before its rank has met the others.
+
+    There are as many restarts as victims, so that one which does not come up ends the run.
+    """
+    run = tmp_path / "run"
+    agent = paceline.start(*WORDS, "--run-dir", str(run), program=torchrun(ranks, len(victims)))
+    for attempt, (step, rank) in enumerate(victims):
+        wait_for(agent, lambda step=step: steps_of(run) >= step)
+        wait_for(agent, lambda rank=rank, attempt=attempt: rank_of(agent, rank, attempt))
+        process = rank_of(agent, rank, attempt)
+        assert process is not None
+        process.kill()
+    code, said = ended(agent)
+    assert code == 0, said
+    assert state_digest(run) == state_digest(whole(ranks))
+    results = [json.loads((each / "result.json").read_text()) for each in (run, whole(ranks))]
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
+    for rank in range(ranks):
+        name = f"steps.rank{rank}.jsonl"
+        assert (run / name).read_text() == (whole(ranks) / name).read_text()
+    clean(run)
+
+
+# matrix: 15
+def test_nothing_outlives_an_agent_that_is_killed(paceline, tmp_path: Path, clean, family_of) -> None:
+    run = tmp_path / "run"
+    agent = paceline.start(*WORDS, "--run-dir", str(run), program=torchrun(2))
+    wait_for(agent, lambda: steps_of(run) > 2)
+    assert len(family_of(run)) >= 5  # the agent, two ranks, and a worker of each
+    agent.kill()
+    clean_within(run, family_of, within_s=5)
+    agent.communicate(timeout=30)
+
+
+def clean_within(run: Path, family_of, within_s: float) -> None:
+    _, alive = psutil.wait_procs(family_of(run), timeout=within_s)
+    assert not [process.cmdline() for process in alive if process.is_running()]
+    assert not family_of(run)
+
+
+# matrix: 19
+def test_an_agent_that_is_asked_to_stop_leaves_a_checkpoint_of_the_step_it_was_at(
+    paceline, tmp_path: Path, whole, family_of, state_digest
+) -> None:
+    run = tmp_path / "run"
+    words = (*WORDS, "checkpoint.every=30st", "--run-dir", str(run))
+    agent = paceline.start(*words, program=torchrun(2))
+    wait_for(agent, lambda: steps_of(run) > 5)
+    agent.send_signal(signal.SIGTERM)
+    _, said = ended(agent)
+    clean_within(run, family_of, within_s=5)
+    kept = max((int(path.name[-8:]) for path in (run / "checkpoints").glob("step-*")), default=0)
+    assert kept == steps_of(run), said
+    assert 5 < kept < 30  # which no cadence asked for
+    assert json.loads((run / "result.json").read_text())["status"] == "preempted"
+    again = paceline(*words, "--resume", "--ranks", "2")
+    assert again.result["steps"] == 40, again.err
+    assert state_digest(run) == state_digest(whole(2))
