@@ -195,7 +195,8 @@ main()
 
 def faulty(paceline, fault: str, rank: int, *words: str, ranks: int = 2):
     (paceline.folder / "faulty.py").write_text(FAULTY)
-    environ = {"FAULT": fault, "FAULTY_RANK": str(rank)}
+    # The program sets the last one itself, but this one has loaded torch by then.
+    environ = {"FAULT": fault, "FAULTY_RANK": str(rank), "TORCH_CPP_LOG_LEVEL": "FATAL"}
     return by_hand(paceline, ranks, *words, program=("faulty",), **environ)
 
 
