@@ -119,18 +119,22 @@ def _is_of_this_launch(rundir: RunDir, world: World) -> bool:
 
 
 def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
-    from paceline.cli.progress import build_progress
-    from paceline.cli.show import show_result
-    from paceline.parallel.flight_recorder import flight_recorder_environ
-    from paceline.train.run import Invocation, run
+    from paceline.train.interrupt import Interrupts
 
-    if count_gpus(os.environ):
-        for variable, value in flight_recorder_environ(rundir.path).items():
-            os.environ.setdefault(variable, value)
-    out = sys.stderr if as_json else sys.stdout
-    listeners = [build_progress(out)] if world.is_main else []
-    invocation = Invocation(STARTED_S, ("paceline", *sys.argv[1:]), listeners, _launch(world))
-    result = run(loaded.recipe, world, rundir, resume=resume, invocation=invocation)
+    with Interrupts() as interrupts:  # importing torch takes seconds, in which a signal may come
+        from paceline.cli.progress import build_progress
+        from paceline.cli.show import show_result
+        from paceline.parallel.flight_recorder import flight_recorder_environ
+        from paceline.train.run import Invocation, run
+
+        if count_gpus(os.environ):
+            for variable, value in flight_recorder_environ(rundir.path).items():
+                os.environ.setdefault(variable, value)
+        out = sys.stderr if as_json else sys.stdout
+        listeners = [build_progress(out)] if world.is_main else []
+        words = ("paceline", *sys.argv[1:])
+        invocation = Invocation(STARTED_S, words, listeners, _launch(world), interrupts)
+        result = run(loaded.recipe, world, rundir, resume=resume, invocation=invocation)
     if world.is_main:
         show_result(result, rundir, as_json=as_json)
     return _PREEMPTED if result.status == "preempted" else 0

@@ -6,6 +6,7 @@ Starting them and handing out the work is not done here.
 import mmap
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -104,9 +105,14 @@ def traced(source: Source, trail: Trail) -> Source:
 def enter_crew(parent: int, trail: Trail, worker: int) -> None:
     """Tie this worker to the rank that forked it: it ends with it, and leaves signals meant for the run to it."""
     trail.enter(worker)
+    sys.excepthook = _hold_ones_peace
     for ignored in _LEFT_TO_THE_RANK:
         signal.signal(ignored, signal.SIG_IGN)
     die_with_parent(parent)
+
+
+def _hold_ones_peace(*_: object) -> None:
+    """Print nothing: what a worker raises goes to its rank, and without a rank there is nobody to tell."""
 
 
 @contextmanager

@@ -24,8 +24,10 @@ _LEAVE_TIMEOUT_S = 30
 _OF_COLLECTIVES = (
     "Connection closed by peer",
     "Connection reset by peer",
+    "Connection refused",
     "Broken pipe",
     "Timed out waiting",
+    "timeout caused pair closure",
     "gloo",
     "NCCL",
 )

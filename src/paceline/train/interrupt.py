@@ -17,7 +17,7 @@ class Interrupts:
 
     A signal that was ignored when the process started, as SIGHUP is under `nohup`, stays ignored. A second SIGINT
     raises `KeyboardInterrupt`, for someone who will not wait. Outside the main thread, which alone may handle
-    signals, nothing is noted but by `request`.
+    signals, nothing is noted but by `request`. It may be entered again inside; leaving that puts all back.
     """
 
     def __init__(self) -> None:

@@ -67,23 +67,24 @@ from paceline.train.whereabouts import Whereabouts
 class Invocation:
     """How a run was asked for: when (`time.perf_counter` seconds), in which words, and who listens on rank 0.
 
-    `launch` is what torchrun or Slurm call the job, the same when they start its ranks again.
+    `launch` is what torchrun or Slurm call the job, the same when they start its ranks again. `interrupts` may have
+    been entered before, so that a signal that came while torch was imported is known.
     """
 
     started_s: float = field(default_factory=time.perf_counter)
     command: tuple[str, ...] = ()
     listeners: Sequence[LogSink] = ()
     launch: str = ""
+    interrupts: Interrupts = field(default_factory=Interrupts)
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A run in this process: where it writes, who asked for it, whom it meets, who may end it, and where it is."""
+    """A run in this process: where it writes, who asked for it and may end it, whom it meets, and where it is."""
 
     rundir: RunDir
     invocation: Invocation
     met: Meeting
-    interrupts: Interrupts
     whereabouts: Whereabouts
 
     def warn(self, message: str) -> None:
@@ -94,7 +95,7 @@ class _Job:
     def leaves_evaluation(self) -> bool:
         """Note that a batch of an evaluation begins; return whether it is to be given up."""
         self.whereabouts.batches += 1
-        return bool(self.interrupts.requested)
+        return bool(self.invocation.interrupts.requested)
 
 
 def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, invocation: Invocation) -> RunResult:
@@ -105,7 +106,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
     status `preempted`. Raise `PacelineError` for what a user can mend.
     """
     resume = resume or world.attempt > 0
-    with Interrupts() as interrupts, meeting(world, recipe.parallel) as met, contextlib.ExitStack() as held:
+    with invocation.interrupts as interrupts, meeting(world, recipe.parallel) as met, contextlib.ExitStack() as held:
         changes: Sequence[str] = ()
         if world.is_main:
             held.enter_context(rundir.lock(world.launcher_pid))
@@ -116,7 +117,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
             return ended or rundir.read_result()
         whereabouts = Whereabouts()
         held.enter_context(watched(met, recipe.parallel, whereabouts, interrupts, rundir.stacks(world.rank)))
-        job = _Job(rundir, invocation, met, interrupts, whereabouts)
+        job = _Job(rundir, invocation, met, whereabouts)
         with _parts(recipe, met, train_ranks=world.world_size) as parts:
             return _train(parts.noting(*changes), job, start_from=_start(parts, job) if resume else "")
 
@@ -199,6 +200,7 @@ def _train(parts: Parts, job: _Job, *, start_from: str) -> RunResult:
         trainer = _trainer(parts, replica, persistent, journal, agreement, books, job, state)
         job.whereabouts.where = lambda: (state.step, trainer.clock.where)
         status = trainer.fit(state)
+        job.met.share("saved", "yes")  # a launcher may end all as soon as one has left
 
     result = summarise(
         parts,
@@ -255,7 +257,7 @@ def _trainer(
         loader=parts.train_loader(),
         evaluate=parts.judge(precision, strategy, persistent.average, bad_images, job.leaves_evaluation),
         save=Saver(persistent, books.facts, books.writer, lambda: books.ledger.spent(clock.drain())),
-        council=Council(agreement, job.interrupts, alarm, bad_images.of("train"), replicas),
+        council=Council(agreement, job.invocation.interrupts, alarm, bad_images.of("train"), replicas),
         stop_rule=build_stop_rule(recipe.train.stop),
         clock=clock,
         journal=journal,
