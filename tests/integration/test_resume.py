@@ -1,5 +1,6 @@
 """A run that was killed and goes on ends with the bits, the logs and the samples of one that was not."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -123,3 +124,48 @@ def test_a_changed_recipe_is_refused_and_named(paceline) -> None:
     paceline(*words, "--resume", "optim.lr=0.5").says("--resume: run", "optim.lr=0.1 (now 0.5)")
     paceline(*words).says("--run-dir: run already holds a run", "--resume")
     assert paceline(*words, "--resume", "log.every=1st").code == 0
+
+
+def test_an_evaluation_that_was_given_up_at_the_last_step_is_saved_when_it_is_done(paceline, tmp_path: Path) -> None:
+    """The process that gave it up had saved step 20; the next one takes no step, evaluates, and saves that."""
+    words = (*WORDS, "train.epochs=1", "checkpoint.every=20st", "train.eval_every=20st", "--run-dir", "run")
+    paceline(*words, "--json").result  # noqa: B018
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000020"
+    whole = json.loads((checkpoint / "state.json").read_text())["train"]
+    _as_if_not_evaluated(checkpoint)
+    (tmp_path / "run" / "result.json").unlink()
+    rows = (tmp_path / "run" / "evals.jsonl").read_text().splitlines()
+    again = paceline(*words, "--resume", "--json").result
+    assert again["steps"] == 20 and again["eval"] is not None
+    after = json.loads((checkpoint / "state.json").read_text())["train"]
+    assert (after["last_step"], after["best_step"]) == (whole["last_step"], whole["best_step"]) == (20, 20)
+    assert len((tmp_path / "run" / "evals.jsonl").read_text().splitlines()) == len(rows) == 1
+
+
+def _as_if_not_evaluated(checkpoint: Path) -> None:
+    """Take the evaluation out of a checkpoint, with its digest."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    state["train"] |= {"last": None, "last_step": -1, "best": None, "best_step": -1}
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["state.json"] = hashlib.sha256((checkpoint / "state.json").read_bytes()).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("launch", ["ours", "another"])
+def test_ranks_that_are_started_again_go_on_with_their_own_run_alone(paceline, tmp_path: Path, launch: str) -> None:
+    words = (*WORDS, "schedule.name=cosine", "train.eval_every=off", "train.epochs=0.1", "--run-dir", "run", "--json")
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    first = paceline(*words, **slurm).result
+    again = paceline(*words, **{**slurm, "SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "7" if launch == "ours" else "8"})
+    if launch == "ours":
+        assert again.result == first
+    else:
+        again.says("--run-dir: run already holds a run")
+
+
+def test_the_newest_run_of_a_recipe_is_found_without_its_name(paceline, tmp_path: Path) -> None:
+    words = ("train", "model.width=0.1", "parallel.threads=1", "train.steps=3", "--json")
+    first = paceline(*words).result
+    assert paceline("train", "digits", "--resume", "--json").result == first
+    paceline("train", "synthetic", "--resume").says("--resume: runs/ has no run of synthetic")

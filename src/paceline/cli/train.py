@@ -12,7 +12,7 @@ from paceline.cli.words import split_words
 from paceline.core.errors import RecipeError, WorldError
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
-from paceline.parallel.environ import count_gpus
+from paceline.parallel.environ import count_gpus, launch_name
 from paceline.recipe.load import DEFAULT, RUN_RECIPE, Loaded, load
 from paceline.recipe.plan import divide_batch
 
@@ -53,6 +53,8 @@ def train(
         if world.launcher == "single" and (num_ranks > 1 or max_restarts):
             grace_s = loaded.recipe.checkpoint.grace.seconds
             extra = ["--run-dir", str(rundir.path)]
+            if world.attempt and not resume and _is_of_this_launch(rundir):
+                extra.append("--resume")
             return start_ranks(num_ranks, port, extra, grace_s=grace_s, max_restarts=max_restarts)
         return _train_here(loaded, world, rundir, resume=resume, as_json=as_json)
     finally:
@@ -96,26 +98,18 @@ def _rundir(name: str, loaded: Loaded, run_dir: Path | None, world: World, *, re
         return RunDir(Path(name).expanduser())
     if not world.is_main:
         return RunDir(Path("runs"))  # until rank 0 says which
-    ours = RunDir.newest_of(loaded.name, lambda run: _is_of_this_launch(run, world)) if world.attempt else None
+    ours = RunDir.newest_of(loaded.name, _is_of_this_launch) if world.attempt else None
     return ours or RunDir.claim(loaded.name, datetime.now().astimezone())
 
 
-def _launch(world: World) -> str:
-    """Return what stays the same when torchrun or Slurm start the ranks of a job again; empty where they did not."""
-    match world.launcher:
-        case "torchrun":
-            return f"torchrun {os.getppid()} on {os.uname().nodename}"
-        case "slurm":
-            return f"slurm {os.environ.get('SLURM_JOB_ID', '')}"
-    return ""
+def _launch() -> str:
+    return launch_name(os.environ, os.getppid(), os.uname().nodename)
 
 
-def _is_of_this_launch(rundir: RunDir, world: World) -> bool:
-    """Whether `rundir` was begun by ranks that this one's launcher had started before."""
-    from paceline.train.attempts import read_attempts
+def _is_of_this_launch(rundir: RunDir) -> bool:
+    from paceline.train.resume import is_of_launch
 
-    attempts = read_attempts(rundir.attempts)
-    return bool(attempts) and attempts[-1].start.launch == _launch(world) != ""
+    return is_of_launch(rundir, _launch())
 
 
 def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
@@ -133,8 +127,8 @@ def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, a
         out = sys.stderr if as_json else sys.stdout
         listeners = [build_progress(out)] if world.is_main else []
         words = ("paceline", *sys.argv[1:])
-        invocation = Invocation(STARTED_S, words, listeners, _launch(world), interrupts)
+        invocation = Invocation(STARTED_S, words, listeners, _launch(), interrupts)
         result = run(loaded.recipe, world, rundir, resume=resume, invocation=invocation)
-    if world.is_main:
-        show_result(result, rundir, as_json=as_json)
+        if world.is_main:
+            show_result(result, rundir, as_json=as_json)
     return _PREEMPTED if result.status == "preempted" else 0

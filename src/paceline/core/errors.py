@@ -34,9 +34,12 @@ class CheckpointError(PacelineError):
 
 
 class NonFiniteLossError(PacelineError):
-    """The loss stopped being a number: the run ends, and what the weights have become is not saved."""
+    """The loss stopped being a number: the run ends, and what the weights have become is not saved.
 
-    exit_code = 1
+    Its exit code is its own, so that nobody starts the ranks again: they would come to the same step.
+    """
+
+    exit_code = 3
 
 
 class PeerLostError(PacelineError):

@@ -140,6 +140,7 @@ class _Crew:
         process = fork.Process(
             target=_work, args=(self.images, worker, first, self.workers, self.trail, mouth, os.getpid()), daemon=True
         )
+        self.trail.begin(worker, first)
         process.start()
         mouth.close()
         self._at_work[pipe] = (worker, process)
@@ -147,7 +148,9 @@ class _Crew:
     def _replace(self, worker: int, exit_code: int, *, hangs: bool) -> Verified:
         """Blame the image that a worker was at, and go on behind it."""
         _, told, at = self.trail.spots()[worker]
-        assert at >= 0, f"worker {worker} ended with {exit_code} before its first image"
+        at = max(at, told)  # it may have ended before it looked at the next one
+        if at >= len(self.images):
+            return Verified(0)
         if hangs:
             reason = f"is not decoded within {self.timeout}"
         elif exit_code < 0:
@@ -166,8 +169,7 @@ def _work(images: _Images, worker: int, first: int, stride: int, trail: Trail, m
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
-    trail.enter(worker)
-    trail.batch(first)
+    trail.enter(worker, first)
     seen = 0
     for number in range(first, len(images), stride):
         trail.sample(number)

@@ -54,10 +54,14 @@ class Trail:
         """Forget all."""
         self._rows[:] = -1
 
-    def enter(self, worker: int) -> None:
-        """Note that this process is worker number `worker` from now on."""
+    def begin(self, worker: int, batch: int) -> None:
+        """Note what worker number `worker`, which is not started yet, will begin with."""
+        self._rows[worker] = -1, batch, -1
+
+    def enter(self, worker: int, batch: int = -1) -> None:
+        """Note that this process is worker number `worker` from now on, and what it begins with."""
         self._row = worker
-        self._rows[worker] = os.getpid(), -1, -1
+        self._rows[worker] = os.getpid(), batch, -1
 
     def batch(self, number: int) -> None:
         """Note that this worker begins batch `number`."""

@@ -25,7 +25,8 @@ def world_from_environ(environ: Mapping[str, str]) -> World:
         return _checked(_from_torchrun(environ))
     if "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":  # one task: a shell, or one rank
         return _checked(_from_slurm(environ))
-    return World.single()
+    # A shell's only task, which may yet start ranks of its own, is started again with its job.
+    return World(attempt=_number(environ, "SLURM_RESTART_COUNT", 0))
 
 
 def rank_environ(environ: Mapping[str, str], world: World) -> dict[str, str]:
@@ -61,6 +62,16 @@ def is_one_node(environ: Mapping[str, str], world: World) -> bool:
         return True
     is_told = world.launcher != "torchrun" or "LOCAL_WORLD_SIZE" in environ
     return is_told and world.local_world_size == world.world_size
+
+
+def launch_name(environ: Mapping[str, str], parent: int, host: str) -> str:
+    """Return what stays the same when torchrun or Slurm start a job's ranks again; empty where they did not.
+
+    Slurm numbers the steps of a job anew each time it starts it. torchrun's agent is the `parent`, on `host`.
+    """
+    if "SLURM_JOB_ID" in environ:
+        return f"slurm {environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', 'batch')}"
+    return f"torchrun {parent} on {host}" if _AGENT_ID in environ else ""
 
 
 def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,6 +21,8 @@ from paceline.recipe.schema.parallel import Parallel
 
 T = TypeVar("T")
 _LEFT = "paceline/left"
+_FIRSTS, _DONE = "paceline/firsts", "paceline/done"
+_SHORT_S, _LONG_S = 0.01, 0.5
 _LEAVE_TIMEOUT_S = 30
 _OF_COLLECTIVES = (
     "Connection closed by peer",
@@ -118,13 +121,26 @@ def joined(met: Meeting, section: Parallel, device: torch.device) -> Iterator[No
     dist.destroy_process_group()
 
 
-def once_a_node(world: World, work: Callable[[bool], T]) -> T:
-    """Return `work(True)` on the first rank of each node, and on the others, once those are done, `work(False)`."""
-    if world.is_node_main:
-        result = work(True)
-    if world.world_size > 1:
-        dist.barrier()
-    return result if world.is_node_main else work(False)
+def once_a_node(met: Meeting, work: Callable[[bool], T], waits: Callable[[], None]) -> T:
+    """Return `work(True)` on the first rank of each node, and on the others, once all of those are done, `work(False)`.
+
+    However long that takes; `waits` is called now and then meanwhile. Raise `PeerLostError` where a rank fails.
+    """
+    world = met.world
+    if met.store is None:
+        return work(True)
+    met.store.add(_FIRSTS, int(world.is_node_main))
+    dist.barrier()
+    firsts = met.store.add(_FIRSTS, 0)
+    result = work(True) if world.is_node_main else None
+    done, pause_s = met.store.add(_DONE, int(world.is_node_main)), _SHORT_S
+    while done < firsts:
+        if met.beats.has_failed:
+            raise PeerLostError("another rank failed", is_explained=True)
+        waits()
+        threading.Event().wait(pause_s)
+        done, pause_s = met.store.add(_DONE, 0), min(_LONG_S, 2 * pause_s)
+    return result if result is not None else work(False)
 
 
 def _met(world: World, timeout: timedelta) -> Meeting:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.dataset import Datasets, Split
+from paceline.core.dataset import Datasets, Source, Split
 from paceline.core.errors import DataError
 from paceline.core.units import count
 from paceline.data.bad import BadImage
+from paceline.data.decode import decode
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
 
@@ -43,7 +44,7 @@ class BadImages:
             if number not in self.known:
                 self.known.append(number)
                 row = {"split": _SPLITS[number % 2], "index": number // 2, "path": self._name(number)}
-                self.listed({**row, "reason": self._new.get(number, "met by another rank")})
+                self.listed({**row, "reason": self._new.get(number) or self._reason(number)})
         self._new.clear()
         if len(self.known) > self.limit:
             raise DataError(
@@ -51,9 +52,22 @@ class BadImages:
                 f"such as {self._name(self.known[-1])} (paceline data verify lists them all; remove them, or raise it)"
             )
 
+    def _reason(self, number: int) -> str:
+        """Return why an image that another rank has met is bad, as this rank finds it."""
+        source = self._source(number)
+        try:
+            content, _ = source.read(number // 2)
+            if isinstance(content, bytes):
+                decode(content, channels=3 if source.info.channels == 3 else 1, name=self._name(number))
+        except DataError as error:
+            return BadImage.of(number // 2, self._name(number), error).reason
+        return "another rank could not read it"
+
+    def _source(self, number: int) -> Source:
+        return self.datasets.val if number % 2 else self.datasets.train
+
     def _name(self, number: int) -> str:
-        source = self.datasets.val if number % 2 else self.datasets.train
-        return source.name_of(number // 2)
+        return self._source(number).name_of(number // 2)
 
 
 @dataclass(frozen=True)

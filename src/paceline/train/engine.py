@@ -78,7 +78,7 @@ class StepSeed:
 class Trainer:
     """Everything a step needs. `model` is what is trained, `replica` what it is called through (`Strategy.prepare`).
 
-    `saves` says that the run is saved at its end, whether or not `saving` is ever due.
+    `saves` says that the run is saved at its end, whether or not `saving` is ever due; where it leaves, it always is.
     """
 
     model: nn.Module
@@ -110,8 +110,11 @@ class Trainer:
 
         A process that left in the middle of an evaluation had saved before it, so it comes first.
         """
-        if 0 < state.step != state.last_step and self.evaluation.due(state.step) and not self.judge(state):
-            return "preempted"
+        if 0 < state.step != state.last_step and self.evaluation.due(state.step):
+            if not self.judge(state):
+                return "preempted"  # as it was saved
+            if self.saves and (state.step == self.total_steps or self.stop_rule.reached(state)):
+                self.keep(state)
         leaves = False
         stop = state.step if self.stop_rule.reached(state) else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, stop)):
@@ -122,7 +125,7 @@ class Trainer:
             orders = self.council.after(state.step, batch)
             leaves = orders.leave or (self.evaluation.due(state.step) and not self.judge(state))
             done = leaves or state.step == self.total_steps or self.stop_rule.reached(state)
-            if self.saving.due(state.step) or orders.save or (done and self.saves):
+            if self.saving.due(state.step) or orders.save or leaves or (done and self.saves):
                 self.keep(state)
             if done:
                 break
@@ -162,6 +165,7 @@ class Trainer:
         """Save what makes the next step what it would be."""
         with self.clock.paused("checkpoint"):
             self.update.settle()
+            self.council.conclude()
             self.journal.settle(state)
             self.save(state)
             self.journal.saved()

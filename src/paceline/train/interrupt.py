@@ -17,13 +17,14 @@ class Interrupts:
 
     A signal that was ignored when the process started, as SIGHUP is under `nohup`, stays ignored. A second SIGINT
     raises `KeyboardInterrupt`, for someone who will not wait. Outside the main thread, which alone may handle
-    signals, nothing is noted but by `request`. It may be entered again inside; leaving that puts all back.
+    signals, nothing is noted but by `request`. Entered again inside, it stays as it is until the outer one ends.
     """
 
     def __init__(self) -> None:
         self._requested = ""
         self._has_interrupted = False
         self._before: list[tuple[signal.Signals, signal._HANDLER]] = []
+        self._depth = 0
 
     @property
     def requested(self) -> str:
@@ -35,7 +36,8 @@ class Interrupts:
         self._requested = self._requested or name
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is not threading.main_thread():
+        self._depth += 1
+        if self._depth > 1 or threading.current_thread() is not threading.main_thread():
             return self
         for number in _ASKING:
             handler = signal.getsignal(number)
@@ -48,7 +50,8 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        while self._before:
+        self._depth -= 1
+        while self._before and not self._depth:
             signal.signal(*self._before.pop())
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -102,17 +102,23 @@ class FileSink:
     """`steps.jsonl`, `evals.jsonl`, `warnings.jsonl`, `metrics.csv`, and `classes.csv` and `confusion.csv` of the last
     evaluation.
 
-    Rows after `resume_step` are dropped: they will come again. Warnings stay, with the time of `now` (seconds since
-    1970), and their file appears with the first. `columns` are those of `metrics.csv`.
+    Rows after `resume_step` are dropped, and evaluations after `last_eval`: they will come again. Warnings stay, with
+    the time of `now` (seconds since 1970), and their file appears with the first. `columns` are those of `metrics.csv`.
     """
 
     def __init__(
-        self, rundir: RunDir, resume_step: int, columns: Sequence[str], now: Callable[[], float] = unix_s
+        self,
+        rundir: RunDir,
+        resume_step: int,
+        columns: Sequence[str],
+        now: Callable[[], float] = unix_s,
+        *,
+        last_eval: int | None = None,
     ) -> None:
         self._rundir = rundir
         self._now = now
         self._steps = _reopened(rundir.steps, resume_step)
-        self._evals = _reopened(rundir.evals, resume_step)
+        self._evals = _reopened(rundir.evals, resume_step if last_eval is None else last_eval)
         table = io.StringIO(newline="")
         rows = csv.DictWriter(table, columns)
         rows.writeheader()
@@ -302,10 +308,12 @@ class FileTrace:
         self._file.close()
 
 
-def build_sinks(rundir: RunDir, recipe: Recipe, resume_step: int, extra: Sequence[LogSink]) -> Sinks:
+def build_sinks(
+    rundir: RunDir, recipe: Recipe, resume_step: int, extra: Sequence[LogSink], *, last_eval: int | None = None
+) -> Sinks:
     """Return rank 0's sinks: files, TensorBoard as asked, and `extra` ones such as a terminal's."""
     others = Sinks(extra)
-    sinks: list[LogSink] = [FileSink(rundir, resume_step, eval_columns(recipe))]
+    sinks: list[LogSink] = [FileSink(rundir, resume_step, eval_columns(recipe), last_eval=last_eval)]
     if recipe.log.tensorboard != "off" and _has_tensorboard():
         sinks.append(TensorBoardSink(rundir, resume_step))
     return Sinks([*(Unfailing(sink, others) for sink in sinks), *extra])

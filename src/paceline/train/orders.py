@@ -38,7 +38,7 @@ class Council:
         return Orders(save=save > 0, leave=leave > 0)
 
     def conclude(self) -> None:
-        """Take in what the ranks met in the last step. Every rank must call it."""
+        """Take in what the ranks met in the last step, as the state is to be saved. Every rank must call it."""
         *_, bad = self.agreement.settled()
         if bad:
             self.bad_images.settle()

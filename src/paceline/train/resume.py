@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import DataError, RecipeError
+from paceline.core.errors import DataError, PacelineError, RecipeError
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import write_text
+from paceline.train.attempts import read_attempts
 from paceline.train.checkpoint import read_state
 
 _FREE_TO_CHANGE = (
@@ -61,14 +62,22 @@ def check_dataset(checkpoint: Path, digest: str) -> None:
 def open_rundir(rundir: RunDir, recipe: Recipe) -> None:
     """Make the run directory and write the recipe into it."""
     rundir.create()
+    (rundir.path / "result.json").unlink(missing_ok=True)  # of a process that was preempted
     write_atomic(rundir.recipe, f"# recipe {recipe.hash}\n" + write_text(recipe.to_dict()))
 
 
+def is_of_launch(rundir: RunDir, launch: str) -> bool:
+    """Whether `rundir` was begun by ranks that the launcher of this one, called `launch`, had started before."""
+    attempts = read_attempts(rundir.attempts)
+    return bool(attempts) and attempts[-1].start.launch == launch != ""
+
+
 def finished(rundir: RunDir) -> RunResult | None:
-    """Return the result of a run that has ended as it was meant to, or None."""
-    if not (rundir.path / "result.json").exists():
+    """Return the result of a run that has ended as it was meant to, or None; one that cannot be read is none."""
+    try:
+        result = rundir.read_result()
+    except PacelineError:
         return None
-    result = rundir.read_result()
     return result if result.status in ("completed", "target_reached") else None
 
 

@@ -53,7 +53,7 @@ from paceline.train.persist import Persistent
 from paceline.train.precision import Precision
 from paceline.train.probe import Probe
 from paceline.train.rehearsal import rehearsal
-from paceline.train.resume import check_dataset, check_rundir, finished, open_rundir
+from paceline.train.resume import check_dataset, check_rundir, finished, is_of_launch, open_rundir
 from paceline.train.saver import NoWriter, Saver, Writes
 from paceline.train.schedule import build_schedule
 from paceline.train.state import TrainState
@@ -101,24 +101,26 @@ class _Job:
 def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, invocation: Invocation) -> RunResult:
     """Train `recipe` as one rank of `world`; return the result. `rundir` is rank 0's, the others follow it.
 
-    With `resume`, and where a launcher has started the ranks again, the run goes on from its newest whole checkpoint,
-    or starts when it has none; a run that has ended is left as it is. A signal to stop ends it early, saved, with
-    status `preempted`. Raise `PacelineError` for what a user can mend.
+    With `resume`, and where a launcher has started the ranks of this run again, it goes on from its newest whole
+    checkpoint, or starts when it has none; a run that has ended is left as it is. A signal to stop ends it early,
+    saved, with status `preempted`. Raise `PacelineError` for what a user can mend.
     """
-    resume = resume or world.attempt > 0
     with invocation.interrupts as interrupts, meeting(world, recipe.parallel) as met, contextlib.ExitStack() as held:
         changes: Sequence[str] = ()
         if world.is_main:
             held.enter_context(rundir.lock(world.launcher_pid))
+            resume = resume or (world.attempt > 0 and is_of_launch(rundir, invocation.launch))
             changes = check_rundir(rundir, recipe, resume=resume)
         rundir = RunDir(Path(met.share("rundir", str(rundir.path))))
+        resume = met.share("resume", "yes" if resume else "") == "yes"
         ended = finished(rundir) if resume and world.is_main else None
-        if met.share("ended", "yes" if ended else "no") == "yes":
-            return ended or rundir.read_result()
+        result = met.share("ended", ended.model_dump_json() if ended else "")
+        if result:
+            return RunResult.model_validate_json(result)
         whereabouts = Whereabouts()
         held.enter_context(watched(met, recipe.parallel, whereabouts, interrupts, rundir.stacks(world.rank)))
         job = _Job(rundir, invocation, met, whereabouts)
-        with _parts(recipe, met, train_ranks=world.world_size) as parts:
+        with _parts(recipe, met, world.world_size, whereabouts.waits) as parts:
             return _train(parts.noting(*changes), job, start_from=_start(parts, job) if resume else "")
 
 
@@ -141,13 +143,16 @@ def evaluate(recipe: Recipe, world: World, checkpoint: Path) -> EvalReport:
 
 
 @contextlib.contextmanager
-def _parts(recipe: Recipe, met: Meeting, train_ranks: int) -> Iterator[Parts]:
-    """Choose the device, join the ranks, read the data and make the plan of training on `train_ranks`."""
+def _parts(recipe: Recipe, met: Meeting, train_ranks: int, waits: Callable[[], None] = lambda: None) -> Iterator[Parts]:
+    """Choose the device, join the ranks, read the data and make the plan of training on `train_ranks`.
+
+    `waits` is called now and then while another rank reads the data.
+    """
     world = met.world
     device = choose_device(recipe.parallel, world)
     set_threads(recipe.parallel, world)
     with joined(met, recipe.parallel, device):
-        datasets = once_a_node(world, partial(_datasets, recipe))
+        datasets = once_a_node(met, partial(_datasets, recipe), waits)
         plan = Plan.derive(recipe, train_ranks, datasets.train.info, datasets.val.info)
         check_model(recipe.model, plan)
         parts = Parts(recipe, world, device, datasets, plan)
@@ -293,9 +298,6 @@ def _open_books(parts: Parts, job: _Job, persistent: Persistent, machine: dict[s
         return _Books(Sinks(()), NoWriter(), facts, NoLedger(), lambda row: None)
     require_tensorboard(recipe.log)
     check_disk(rundir, section, expected_bytes(persistent, recipe.optim), job.warn)
-    open_rundir(rundir, recipe)
-    rundir.write_json("plan.json", parts.plan.to_dict())
-    rundir.write_json("machine.json", machine)
     ledger = build_ledger(
         rundir,
         parts.world,
@@ -304,8 +306,12 @@ def _open_books(parts: Parts, job: _Job, persistent: Persistent, machine: dict[s
         before=state.spent,
         startup_s=time.perf_counter() - job.invocation.started_s,
         launch=job.invocation.launch,
-    )
-    sinks = build_sinks(rundir, recipe, state.step, job.invocation.listeners)
+    )  # before the recipe: whose run a folder with a recipe is, is known
+    open_rundir(rundir, recipe)
+    rundir.write_json("plan.json", parts.plan.to_dict())
+    rundir.write_json("machine.json", machine)
+    listeners = job.invocation.listeners
+    sinks = build_sinks(rundir, recipe, state.step, listeners, last_eval=state.last_step)
     sinks.started(parts.plan, state.step)
     writer = Writer(
         _checkpoints(parts, rundir),

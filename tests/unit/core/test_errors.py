@@ -11,7 +11,7 @@ EXIT_CODES = {
     "DataError": 2,
     "WorldError": 2,
     "CheckpointError": 4,
-    "NonFiniteLossError": 1,
+    "NonFiniteLossError": 3,
     "PeerLostError": 1,
     "WatchError": 1,
 }

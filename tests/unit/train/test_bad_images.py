@@ -36,7 +36,7 @@ def test_what_another_rank_met_is_listed_too() -> None:
     found = images(known, listed, others=(10,))
     assert found.note("train", bad(4)) == 1
     found.settle()
-    assert known == [8, 10] and listed[1]["reason"] == "met by another rank"
+    assert known == [8, 10] and listed[1]["reason"] == "another rank could not read it"
 
 
 def test_what_is_known_from_before_is_not_told_again() -> None:

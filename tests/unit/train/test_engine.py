@@ -16,15 +16,19 @@ from paceline.data.placement import Placement
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.train.cadence import Cadence
+from paceline.train.interrupt import Interrupts
 from paceline.train.loss import CrossEntropy
 from paceline.train.run import Invocation, run
 
+SMALL = (
+    *("data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"),
+    *("data.batch_size=12", "optim.lr=0.01", "train.steps=10", "log.every=1st", "log.tensorboard=off"),
+    "parallel.threads=1",
+)
+
 
 def trained(tmp_path: Path, name: str, *words: str) -> RunDir:
-    base = ["data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"]
-    options = ["data.batch_size=12", "optim.lr=0.01", "train.steps=10", "log.every=1st", "log.tensorboard=off"]
-    options += ["parallel.threads=1"]
-    recipe = load("synthetic", Patch.parse([*base, *options, *words])).recipe
+    recipe = load("synthetic", Patch.parse([*SMALL, *words])).recipe
     rundir = RunDir(tmp_path / name)
     run(recipe, World.single(), rundir, invocation=Invocation())
     return rundir
@@ -289,3 +293,26 @@ def test_a_skipped_batch_of_infinite_activations_leaves_the_evaluation_finite(tm
     result = trained(tmp_path, "run", "train.on_nonfinite=skip", "train.ema=on").read_result()
     assert result.skipped_steps == 1
     assert math.isfinite(result.eval.loss) and math.isfinite(result.ema.loss)
+
+
+@pytest.mark.parametrize("every", ["off", "1ep", "1h"])
+def test_a_run_that_is_asked_to_leave_is_saved_at_that_step(tmp_path: Path, every: str) -> None:
+    interrupts = Interrupts()
+    interrupts.request("SIGTERM")
+    words = (*SMALL, "train.eval_every=1st", f"checkpoint.every={every}")
+    rundir = RunDir(tmp_path / "run")
+    recipe = load("synthetic", Patch.parse(list(words))).recipe
+    left = run(recipe, World.single(), rundir, invocation=Invocation(interrupts=interrupts))
+    assert (left.status, left.steps, left.eval) == ("preempted", 1, None)
+    assert [path.name for path in rundir.checkpoints.iterdir()] == ["step-00000001"]
+    ended = run(recipe, World.single(), rundir, resume=True, invocation=Invocation())
+    assert (ended.status, ended.steps) == ("completed", 10)
+    assert [record["step"] for record in read_lines(rundir.evals)] == [*range(1, 11)]
+    assert ended.weights_sha256 == trained(tmp_path, "whole", "train.eval_every=1st").read_result().weights_sha256
+
+
+def test_a_cadence_in_time_saves_in_between_and_at_the_end(tmp_path: Path) -> None:
+    rundir = trained(tmp_path, "run", "checkpoint.every=0.001s", "checkpoint.keep=99")
+    assert len(list(rundir.checkpoints.iterdir())) == 10
+    rundir = trained(tmp_path, "other", "checkpoint.every=1h")
+    assert [path.name for path in rundir.checkpoints.iterdir()] == ["step-00000010"]

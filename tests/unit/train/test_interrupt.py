@@ -95,3 +95,14 @@ def test_outside_the_main_thread_only_requests_are_noted(handlers: list) -> None
     thread.join(timeout=10)
     assert noted == ["", "SIGTERM"]
     assert handlers == [signal.SIGTERM]
+
+
+def test_entered_twice_it_lasts_until_the_outer_one_ends(handlers: list) -> None:
+    interrupts = Interrupts()
+    with interrupts:
+        with interrupts:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.requested == "SIGTERM"
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert handlers == [signal.SIGTERM]

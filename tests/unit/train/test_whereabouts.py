@@ -13,4 +13,6 @@ def test_it_names_the_stage_and_counts_the_batches_of_an_evaluation() -> None:
     here.where = lambda: (12, "evaluate")
     seen = [here()]
     here.batches += 1
-    assert [*seen, here()] == [(12, "evaluate, batch 0"), (12, "evaluate, batch 1")]
+    assert [*seen, here()] == [(12, "evaluate"), (12, "evaluate, 1")]
+    here.where = lambda: (12, "")  # the clock is off
+    assert here() == (12, "between stages, 1")

@@ -27,7 +27,8 @@ class Checkpoint(Section):
     """When the state is saved, and how many saves are kept."""
 
     every: SaveCadenceDuration | Off = "1ep"
-    """How often, in training (1ep, 500st) or in time (10min); the end of the run always is, unless off."""
+    """How often, in training (1ep, 500st) or in time (10min); the end of the run always is, unless off. A run that is
+    asked to leave always is."""
     keep: int = Field(3, ge=1)
     """Newest checkpoints kept."""
     keep_best: Switch = "on"
