@@ -205,7 +205,8 @@ def _train(parts: Parts, job: _Job, *, start_from: str) -> RunResult:
         trainer = _trainer(parts, replica, persistent, journal, agreement, books, job, state)
         job.whereabouts.where = lambda: (state.step, trainer.clock.where)
         status = trainer.fit(state)
-        job.met.share("saved", "yes")  # a launcher may end all as soon as one has left
+        if status == "preempted":
+            job.met.share("saved", "yes")  # a launcher may end all as soon as one has left with 75
 
     result = summarise(
         parts,
