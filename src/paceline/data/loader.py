@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,11 +25,14 @@ from paceline.data.mix import Mixing, build_mixing
 from paceline.data.reader import Reader, build_reader
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.data.sizing import build_eval_sizing, build_train_sizing
-from paceline.data.workers import POLL_S, Crew, Trail, enter_crew, own_child_signals, traced
+from paceline.data.workers import POLL_S, Crew, Trail, enter_crew, has_entered, own_child_signals, traced
 from paceline.recipe.schema.data import Data
 
 PREFETCH = 2
 """Batches that each worker makes ahead."""
+BORN_S = 10.0
+"""How long workers have to begin: a hundred times what they take."""
+_BIRTHS = 4
 
 
 Sizes = Callable[[int], int]
@@ -176,7 +180,38 @@ class WorkerLoader:
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
         """Return an iterator over the batches; the workers end with it."""
-        loader: DataLoader[Any] = DataLoader(
+        ahead, workers = self._start(first, stop)
+        with Crew(workers, self.trail, self.timeout, self.dataset.title, self.name_of) as crew:
+            try:
+                for number in range(first, stop):
+                    item = crew.wait_for(number, ahead)
+                    if isinstance(item, PacelineError):
+                        raise item
+                    yield item
+            finally:
+                del ahead  # DataLoader tells its workers to end; the crew ends one that hangs
+
+    def _start(self, first: int, stop: int) -> tuple[Iterator[Any], list[BaseProcess]]:
+        """Start workers; where one does not come to life, end them and start others.
+
+        A process that is forked from one with threads can find a lock closed that nobody will open any more: CPython
+        3.11 takes one of its own before it runs a line of Python (`_PyThreadState_DeleteExcept`). It is rare.
+        """
+        for _ in range(_BIRTHS):
+            self.trail.clear()
+            others = set(active_children())
+            with own_child_signals():
+                ahead = iter(self._loader(first, stop))
+            workers = [child for child in active_children() if child not in others]
+            if has_entered(workers, self.trail, BORN_S):
+                break
+            for worker in workers:
+                worker.kill()
+                worker.join()
+        return ahead, workers
+
+    def _loader(self, first: int, stop: int) -> "DataLoader[Any]":
+        return DataLoader(
             _Carried(self.dataset, self.trail),  # type: ignore[arg-type]
             batch_size=None,
             sampler=range(first, stop),
@@ -187,20 +222,6 @@ class WorkerLoader:
             multiprocessing_context="fork",  # a worker is tied to this process by its parent's id
             worker_init_fn=partial(enter_crew, os.getpid(), self.trail),
         )
-        self.trail.clear()
-        others = set(active_children())
-        with own_child_signals():
-            ahead = iter(loader)
-        workers = [child for child in active_children() if child not in others]
-        with Crew(workers, self.trail, self.timeout, self.dataset.title, self.name_of) as crew:
-            try:
-                for number in range(first, stop):
-                    item = crew.wait_for(number, ahead)
-                    if isinstance(item, PacelineError):
-                        raise item
-                    yield item
-            finally:
-                del ahead  # DataLoader tells its workers to end; the crew ends one that hangs
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from paceline.core.units import Duration
 
 POLL_S = 1.0
 """How long a wait for a batch lasts before the workers are looked at."""
+_LOOK_S = 0.005
 _LEFT_TO_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _HINTS = {
     signal.SIGKILL: "the kernel does that when memory runs out: lower data.workers",
@@ -113,6 +114,21 @@ def enter_crew(parent: int, trail: Trail, worker: int) -> None:
     for ignored in _LEFT_TO_THE_RANK:
         signal.signal(ignored, signal.SIG_IGN)
     die_with_parent(parent)
+
+
+def has_entered(workers: Sequence[BaseProcess], trail: Trail, within_s: float) -> bool:
+    """Wait until each of `workers` has entered its crew, or has died; return False where one does neither in time."""
+    pause = threading.Event()
+    for _ in range(round(within_s / _LOOK_S)):
+        if _is_settled(workers, trail):
+            return True
+        pause.wait(_LOOK_S)
+    return False
+
+
+def _is_settled(workers: Sequence[BaseProcess], trail: Trail) -> bool:
+    begun = sum(spot.pid >= 0 for spot in trail.spots())
+    return begun >= len(workers) or any(worker.exitcode is not None for worker in workers)
 
 
 def _hold_ones_peace(*_: object) -> None:

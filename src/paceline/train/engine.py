@@ -174,6 +174,7 @@ class Trainer:
         """Evaluate, and let the schedule and the stopping rule know; return False when the ranks leave before."""
         with self.clock.paused("evaluate"):
             self.update.settle()
+            self.council.conclude()  # nothing is under way while loader workers are forked
             report = self.evaluate(self.model)
             if report is None:
                 return False

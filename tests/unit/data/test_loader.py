@@ -13,6 +13,7 @@ import torch
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample
 from paceline.core.errors import DataError, WatchError
+from paceline.data import loader
 from paceline.data.bad import BadImage
 from paceline.data.loader import (
     Batch,
@@ -23,6 +24,7 @@ from paceline.data.loader import (
     build_train_loader,
 )
 from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.data.workers import Trail, enter_crew
 from paceline.recipe.schema.data import Data
 
 INFO = DatasetInfo("made", "train", 50, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
@@ -175,6 +177,28 @@ def test_no_workers_means_no_processes() -> None:
         build_train_loader(Data(), source(), order, always_16, LoaderOptions(workers, False)) for workers in (0, 1)
     )
     assert isinstance(inline, InlineLoader) and isinstance(ahead, WorkerLoader)
+
+
+def test_workers_that_do_not_come_to_life_are_replaced(monkeypatch, tmp_path) -> None:
+    """As when a fork has found a lock of the interpreter closed: the first generation never runs a line of ours."""
+    first = tmp_path / "first"
+
+    def stillborn(parent: int, trail: Trail, worker: int) -> None:
+        if worker == 1 and not first.exists():
+            first.touch()
+            time.sleep(60)
+        enter_crew(parent, trail, worker)
+
+    monkeypatch.setattr(loader, "enter_crew", stillborn)
+    monkeypatch.setattr(loader, "BORN_S", 1.0)
+    order = TrainOrder(seed=1, num_images=50, batch_size=10)
+    before = _children()
+    alone, crew = (
+        build_train_loader(Data(), source(), order, always_16, LoaderOptions(workers, False)) for workers in (0, 2)
+    )
+    for expected, batch in zip(alone.batches(0, 10), crew.batches(0, 10), strict=True):
+        assert torch.equal(batch.images, expected.images)
+    assert first.exists() and _children() <= before
 
 
 SKIP = Data(on_bad_image="skip")
