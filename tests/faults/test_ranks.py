@@ -150,7 +150,7 @@ def test_a_rank_that_is_killed_in_the_first_second_never_leaves_a_hang(paceline)
 
 
 # matrix: 14
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0])
 def test_a_frozen_rank_is_named_in_time_and_killed(paceline, rank: int) -> None:
     run, port = start(paceline, 2, f"parallel.timeout={TIMEOUT_S}s")
     processes = run.until_it_trains(2)
@@ -201,7 +201,7 @@ def faulty(paceline, fault: str, rank: int, *words: str, ranks: int = 2):
 
 
 # matrix: 14
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [1])
 def test_a_rank_that_keeps_the_gil_is_named_by_its_peer_and_leaves_its_stacks(paceline, rank: int) -> None:
     processes = faulty(paceline, "keeps the GIL", rank, f"parallel.timeout={TIMEOUT_S}s")
     [(code, lines)] = ends_of([processes[1 - rank]], within_s=120)
@@ -216,7 +216,7 @@ def test_a_rank_that_keeps_the_gil_is_named_by_its_peer_and_leaves_its_stacks(pa
 
 
 # matrix: 14
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0])
 def test_a_rank_that_hangs_is_named_with_its_step_and_stage_and_leaves_its_stacks(paceline, rank: int) -> None:
     ends = ends_of(faulty(paceline, "sleeps", rank, f"parallel.timeout={TIMEOUT_S}s"), within_s=120)
     lines = [line for _, lines in ends for line in lines]
