@@ -88,7 +88,7 @@ def test_a_folder_of_the_working_directory_is_no_module_of_ours(paceline, tmp_pa
 def test_weights_that_are_no_numbers_are_not_saved(paceline, tmp_path: Path) -> None:
     words = ("optim.lr=1e20", "model.norm=none", "log.every=9st", "train.eval_every=off", "checkpoint.every=5st")
     ended = paceline("train", *SMALL, *words, "train.steps=20", "--run-dir", "run")
-    assert ended.code == 1 and len(ended.err.splitlines()) == 1
+    assert ended.code == 3 and len(ended.err.splitlines()) == 1
     assert ended.err.startswith("error: train: step 2: the loss is no number on rank 0 of 1, at lr "), ended.err
     assert "last good checkpoint: none" in ended.err
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
@@ -99,7 +99,7 @@ def test_variables_of_a_launcher_that_make_no_sense(paceline) -> None:
 
 
 def test_resuming_names_a_run(paceline) -> None:
-    paceline("train", "--resume").says("--resume: names no run")
+    paceline("train", "--resume").says("--resume: runs/ has no run of digits")
 
 
 def test_an_empty_class_folder(paceline, tmp_path: Path) -> None:
