@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,9 +157,21 @@ def test_workers_end_when_the_rank_stops_early() -> None:
     assert not _children() & children
 
 
+FORKING = str(Path(__file__).parents[2] / "faults" / "forking.py")
+
+
 def _children() -> set[int]:
+    """Return the processes that this one has started, but for what serves the tests of faults all the time."""
     psutil = pytest.importorskip("psutil")
-    return {child.pid for child in psutil.Process(os.getpid()).children(recursive=True)}
+    found = set()
+    for child in psutil.Process(os.getpid()).children(recursive=True):
+        try:
+            serves = child.cmdline()[1:2] == [FORKING]
+        except psutil.Error:  # it has just ended, and nobody has asked for its exit code yet
+            serves = False
+        if not serves:
+            found.add(child.pid)
+    return found
 
 
 def test_a_batch_splits_into_equal_micro_batches_in_order() -> None:
