@@ -54,6 +54,11 @@ class Duration:
         return round(self.value * per_unit)
 
 
+def mib(num_bytes: int) -> str:
+    """Return `89.4 MiB`."""
+    return f"{num_bytes / 2**20:,.1f} MiB"
+
+
 def count(number: float, noun: str) -> str:
     """Return `1 epoch`, `16 epochs`, `1,234 steps`."""
     text = f"{number:,.0f}" if float(number).is_integer() else f"{number:g}"

@@ -56,6 +56,17 @@ def verify(datasets: Datasets, workers: int, timeout: Duration) -> Iterator[Veri
     yield Verified(seen, tuple(sorted(bad, key=lambda file: (file.split, file.image.index))))
 
 
+def trouble(source: Source, index: int) -> str:
+    """Return why sample `index` cannot be read or decoded; empty where it can."""
+    try:
+        content, _ = source.read(index)
+        if isinstance(content, bytes):
+            decode(content, channels=3 if source.info.channels == 3 else 1, name=source.name_of(index))
+    except DataError as error:
+        return BadImage.of(index, "", error).reason
+    return ""
+
+
 @dataclass(frozen=True)
 class _Images:
     """The images of both splits as one row: those of training come first."""
@@ -68,13 +79,8 @@ class _Images:
     def check(self, number: int) -> tuple[BadFile, ...]:
         """Read and decode an image; return it if that cannot be done."""
         source, _, index = self._place(number)
-        try:
-            content, _ = source.read(index)
-            if isinstance(content, bytes):
-                decode(content, channels=3 if source.info.channels == 3 else 1, name=source.name_of(index))
-        except DataError as error:
-            return (self.blame(number, BadImage.of(index, "", error).reason),)
-        return ()
+        reason = trouble(source, index)
+        return (self.blame(number, reason),) if reason else ()
 
     def blame(self, number: int, reason: str) -> BadFile:
         """Return an image as bad for `reason`."""

@@ -7,7 +7,7 @@ from paceline.core.dataset import Datasets, Source, Split
 from paceline.core.errors import DataError
 from paceline.core.units import count
 from paceline.data.bad import BadImage
-from paceline.data.decode import decode
+from paceline.data.verify import trouble
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
 
@@ -44,7 +44,7 @@ class BadImages:
             if number not in self.known:
                 self.known.append(number)
                 row = {"split": _SPLITS[number % 2], "index": number // 2, "path": self._name(number)}
-                self.listed({**row, "reason": self._new.get(number) or self._reason(number)})
+                self.listed({**row, "reason": self._new.get(number) or self._found_here(number)})
         self._new.clear()
         if len(self.known) > self.limit:
             raise DataError(
@@ -52,16 +52,9 @@ class BadImages:
                 f"such as {self._name(self.known[-1])} (paceline data verify lists them all; remove them, or raise it)"
             )
 
-    def _reason(self, number: int) -> str:
+    def _found_here(self, number: int) -> str:
         """Return why an image that another rank has met is bad, as this rank finds it."""
-        source = self._source(number)
-        try:
-            content, _ = source.read(number // 2)
-            if isinstance(content, bytes):
-                decode(content, channels=3 if source.info.channels == 3 else 1, name=self._name(number))
-        except DataError as error:
-            return BadImage.of(number // 2, self._name(number), error).reason
-        return "another rank could not read it"
+        return trouble(self._source(number), number // 2) or "another rank could not read it"
 
     def _source(self, number: int) -> Source:
         return self.datasets.val if number % 2 else self.datasets.train

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
-from paceline.core.units import count
+from paceline.core.units import count, mib
 from paceline.recipe.schema.optim import Adam, Lamb, OptimSection, Sgd
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.train.checkpoint import model_tensors, optimizer_tensors
@@ -47,7 +47,7 @@ def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Call
         return
     there = sum(1 for path in folder.glob("step-*") if path.is_dir())
     needed = max(1, section.keep + 2 - there)
-    free, each, every = _mib(usage.free), _mib(state_bytes), _mib(needed * state_bytes)
+    free, each, every = mib(usage.free), mib(state_bytes), mib(needed * state_bytes)
     if usage.free < state_bytes:
         raise RecipeError(
             f"checkpoint: {folder} has {free} free, a checkpoint takes {each} (free some space, name another with "
@@ -84,7 +84,3 @@ def _moments_of(section: OptimSection) -> int:
         case Adam() | Lamb():
             return 2
     return 1
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.1f} MiB"

@@ -244,7 +244,7 @@ def _trainer(
     """Put the engine together around a replica and what persists of it."""
     recipe, plan, measure = parts.recipe, parts.plan, parts.recipe.measure
     precision, strategy, world = persistent.precision, persistent.strategy, parts.world
-    reporter = Reporter(world, strategy, lambda: str(Checkpoints(job.rundir.checkpoints, Keep(1)).newest() or "none"))
+    reporter = Reporter(world, strategy, lambda: str(_checkpoints(parts, job.rundir).newest() or "none"))
     limit = recipe.data.max_bad_images
     bad_images = BadImages(parts.datasets, limit, agreement.union, books.list_bad_image, state.bad_images)
     replicas = build_replicas(recipe.parallel, world, persistent.model, plan.check_replicas_every)
@@ -305,7 +305,7 @@ def _open_books(parts: Parts, job: _Job, persistent: Persistent, machine: dict[s
         from_step=state.step,
         trained_s=state.trained_s,
         before=state.spent,
-        startup_s=time.perf_counter() - job.invocation.started_s,
+        startup_s=Stopwatch().started_s - job.invocation.started_s,
         launch=job.invocation.launch,
     )  # before the recipe: whose run a folder with a recipe is, is known
     open_rundir(rundir, recipe)

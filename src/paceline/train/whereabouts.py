@@ -1,21 +1,15 @@
 """Where the main thread of a rank is, for whoever watches over it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-Where = Callable[[], tuple[int, str]]
-"""Returns the steps done and the stage of the clock, or "" between two."""
-
-
-def _at_the_start() -> tuple[int, str]:
-    return 0, "start"
+from paceline.parallel.beats import Where, at_the_start
 
 
 @dataclass
 class Whereabouts:
     """The step and the stage of this rank, and a count within a stage; a change of any of them is progress."""
 
-    where: Where = _at_the_start
+    where: Where = at_the_start
     batches: int = 0
 
     def waits(self) -> None:

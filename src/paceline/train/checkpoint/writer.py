@@ -14,6 +14,7 @@ from typing import Literal, Protocol, final
 
 from paceline.core.errors import CheckpointError
 from paceline.core.results import CheckpointResult
+from paceline.core.units import mib
 from paceline.measure.timing import Timer
 from paceline.train.checkpoint.folder import Checkpoints
 from paceline.train.checkpoint.format import Snapshot
@@ -174,7 +175,7 @@ def _line(path: Path, error: OSError, num_bytes: int) -> str:
     """Return what happened to the checkpoint `path` of `num_bytes`, and what to do."""
     what = f"{path}: was not saved: {error.strerror or error}"
     if error.errno in _FULL:
-        return f"{what}: needs {_mib(num_bytes)}, has {_free(path.parent)} (free some space, or set checkpoint.keep=1)"
+        return f"{what}: needs {mib(num_bytes)}, has {_free(path.parent)} (free some space, or set checkpoint.keep=1)"
     if error.errno in _CLOSED:
         return f"{what} (make {path.parent} writable)"
     return f"{what} (see that {path.parent} stays and its disk works)"
@@ -182,10 +183,6 @@ def _line(path: Path, error: OSError, num_bytes: int) -> str:
 
 def _free(folder: Path) -> str:
     try:
-        return _mib(shutil.disk_usage(folder).free)
+        return mib(shutil.disk_usage(folder).free)
     except OSError:
         return "an unknown size"
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.1f} MiB"
