@@ -36,7 +36,7 @@ $(READY): pyproject.toml
 	  { echo "error: $(PYTHON) is older than Python 3.11 (run make PYTHON=python3.12 $(MAKECMDGOALS))"; exit 2; }
 	@echo "Setting up $(VENV): PyTorch and its CUDA packages, about 6 GB, a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tensorboard]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tensorboard,telemetry]'
 	@touch $@
 
 $(READY_DEV): $(READY)

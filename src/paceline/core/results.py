@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from paceline.core.class_table import ClassTable
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 Status = Literal["completed", "target_reached", "preempted", "failed"]
 
 
@@ -97,6 +97,104 @@ class StageResult(_Value):
     share: float
 
 
+class AccountResult(_Value):
+    """Where each second of rank 0's process went: with `residual_s`, which nothing covers, they add up to `wall_s`.
+
+    `compile_s` is compiling before the first step, which `start_up_s` does not contain; `warmup_s` the first steps, as
+    many as `measure.warmup_steps`; `stages_s` all stages of the counted steps (`RunResult.stages` has each);
+    `pauses` is by name: epoch_boundary (a loader starts, and its first batch), evaluate, checkpoint. `explained` is the
+    share of `wall_s` that is not residual.
+    """
+
+    wall_s: float
+    start_up_s: float
+    compile_s: float
+    warmup_s: float
+    stages_s: float
+    pauses: dict[str, float]
+    residual_s: float
+    explained: float
+
+
+class LoaderResult(_Value):
+    """How a rank's training batches were made, beside the steps and never part of their sum: seconds of all workers.
+
+    `read_s` is getting bytes from the source, `decode_s` decoding and sizing them, `augment_s` changing whole batches,
+    `collate_s` stacking and handing over. `wait_s` is how long the rank waited. `queue_depth` is the mean number of
+    batches that lay ready when one was asked for, `ready` the share of batches that did not have to be waited for.
+    `bytes_read` is what the source gave, `bytes_made` the pixels handed on. `busy` is the share of the workers' time
+    in which they worked (None without workers).
+    """
+
+    workers: int
+    batches: int
+    images: int
+    read_s: float
+    decode_s: float
+    augment_s: float
+    collate_s: float
+    wait_s: float
+    queue_depth: float
+    ready: float
+    bytes_read: int
+    bytes_made: int
+    busy: float | None
+
+
+class BucketResult(_Value):
+    """A bucket of gradients: bytes sent, and means over `n` steps of when it was ready and how long it took.
+
+    `ready_s` is counted from the first bucket of the step being ready, `wire_s` from ready to averaged.
+    """
+
+    bytes: int
+    ready_s: float
+    wire_s: float
+    n: int
+
+
+class CommunicationResult(_Value):
+    """What averaging gradients took on rank 0, in seconds of a step (means).
+
+    `exposed_s` is what a step waits for: from the rank's last gradient being ready to all being averaged, other ranks'
+    lateness included; `share` is that of the step. `bytes`, `wire_s` (first bucket ready to last one averaged),
+    `overlap` (the share of `wire_s` that hides behind backward) and `buckets` need `measure.communication=on`.
+    """
+
+    exposed_s: float
+    share: float
+    bytes: int | None = None
+    wire_s: float | None = None
+    overlap: float | None = None
+    buckets: tuple[BucketResult, ...] = ()
+
+
+class RankResult(_Value):
+    """A rank's means over the counted steps, in seconds of a step; stages are in device seconds.
+
+    `late_s` is how much later than the mean of the other ranks its last gradient was ready.
+    """
+
+    rank: int
+    step_s: float
+    late_s: float
+    stages: dict[str, float]
+
+
+class StragglerResult(_Value):
+    """What ranks lose by waiting for the latest of them: seconds of a step, and the share of it.
+
+    `rank` is the one that is late again and again, and `stage` where it spends more than the others; None where now
+    one rank and now another is late.
+    """
+
+    lost_s: float
+    share: float
+    rank: int | None = None
+    stage: str | None = None
+    late_s: float = 0.0
+
+
 class CheckpointResult(_Value):
     """What saving came to in this process: checkpoints on disk and failed ones; seconds and bytes are means of one.
 
@@ -138,8 +236,10 @@ class RunResult(_Value):
     `train_eval` that on training images, None when the recipe asked for neither, and `gap` is top-1 of `train_eval`
     less that of `eval`. `best` is the best evaluation of the weights that are judged: the averaged ones when there
     are any. `skipped_steps` moved nothing, as their loss or gradient was no number. `bad_images` is how many different
-    images could not be read and were left out. `goodput` and `checkpoints` are None in results of before they were
-    measured.
+    images could not be read and were left out. `goodput`, `checkpoints` and `account` are None in results of before
+    they were measured; `loader` is None with `measure.clock=off`, `communication` also where gradients are not averaged
+    by ddp, and `straggler` where there is one rank, which is when `ranks` is empty. `verdict` has `bottleneck`,
+    `evidence`, `ceiling` and `try`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -161,6 +261,11 @@ class RunResult(_Value):
     goodput: GoodputResult | None = None
     checkpoints: CheckpointResult | None = None
     stages: dict[str, StageResult]
+    account: AccountResult | None = None
+    loader: LoaderResult | None = None
+    communication: CommunicationResult | None = None
+    ranks: tuple[RankResult, ...] = ()
+    straggler: StragglerResult | None = None
     verdict: dict[str, str]
     lr: str
     weights_sha256: str

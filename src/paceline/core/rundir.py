@@ -136,6 +136,35 @@ class RunDir:
         """One JSON line an image that could not be read and was left out."""
         return self.path / "bad_images.jsonl"
 
+    @property
+    def trace(self) -> Path:
+        """The folder of Chrome traces, one a rank."""
+        return self.path / "trace"
+
+    @property
+    def merged_trace(self) -> Path:
+        """The Chrome trace of all ranks on one time axis."""
+        return self.path / "trace.json.gz"
+
+    @property
+    def worst(self) -> Path:
+        """The folder of thumbnails of misclassified images, with `worst.json`, which lists them."""
+        return self.path / "worst"
+
+    @property
+    def profile(self) -> Path:
+        """What `paceline profile` found, as JSON."""
+        return self.path / "profile.json"
+
+    @property
+    def report(self) -> Path:
+        """The report, one HTML file."""
+        return self.path / "report.html"
+
+    def telemetry(self, node: int) -> Path:
+        """Return the file of what node `node` was doing, one JSON line a look."""
+        return self.path / f"telemetry.node{node}.jsonl"
+
     def stacks(self, rank: int) -> Path:
         """Return the file of what each thread of `rank` was doing when it was found to hang."""
         return self.path / f"stacks.rank{rank}.txt"

@@ -57,6 +57,9 @@ class Data(Section):
     """Processes a rank decodes with; 0 decodes in the rank itself."""
     worker_timeout: TimeDuration = "5min"
     """How long a rank waits for a batch from a worker before the run fails."""
+    replay: Off | Literal["host", "device"] = "off"
+    """A probe of what data costs: train on the first few batches over and over, kept ready in host memory, or on the
+    device."""
     on_bad_image: Literal["fail", "skip"] = "fail"
     """What an image file that cannot be read or decoded does: end the run, or be counted and listed while another
     one stands in for it in training, and none in evaluation."""

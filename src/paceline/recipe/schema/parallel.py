@@ -13,6 +13,7 @@ _ONLY_OF = {
     "compression": "ddp",
     "powersgd_rank": "ddp",
     "check_replicas": "ddp",
+    "sync_gradients": "ddp",
     "reshard": "fsdp",
 }
 
@@ -31,6 +32,8 @@ class Parallel(Section):
     """ddp: promise that every step uses the same parameters in the same order."""
     compression: Off | Literal["bf16", "fp16", "powersgd"] = "off"
     """ddp: send gradients in 16 bits, or as low-rank factors (Vogels et al. 2019, arXiv 1905.13727)."""
+    sync_gradients: bool = True
+    """ddp: average gradients over the ranks. false is a probe of what communication costs: each rank trains alone."""
     powersgd_rank: PositiveInt | Auto = "auto"
     """Rank of the factors; `auto` is 1."""
     reshard: bool = False
@@ -52,6 +55,9 @@ class Parallel(Section):
             default = type(self).model_fields[name].default
             if getattr(self, name) != default and self.strategy != strategy:
                 raise ValueError(f"{name} has no effect with strategy {self.strategy} (set strategy={strategy})")
+        for name in ("check_replicas", "compression", "static_graph"):
+            if not self.sync_gradients and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect with sync_gradients false (set sync_gradients=true)")
         if self.powersgd_rank != "auto" and self.compression != "powersgd":
             raise ValueError(
                 f"powersgd_rank has no effect with compression {self.compression} (set compression=powersgd)"

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.model import Model
@@ -59,11 +59,20 @@ class Measure(Section):
     """Time each stage of a step."""
     warmup_steps: int = Field(10, ge=0)
     """First steps left out of throughput and stages."""
+    communication: Switch = "off"
+    """ddp: also time each bucket of gradients on the wire. What of it is exposed is always timed."""
+    trace: PositiveInt | Off = "off"
+    """Steps after the warm-up of which each rank writes a Chrome trace; they are slower for it."""
+    nvtx: Switch = "off"
+    """Mark steps and stages as NVTX ranges, for Nsight Systems: `PROFILE` begins after the warm-up."""
+    telemetry: TimeDuration | Off = "5s"
+    """How often CPU, memory, GPU, disk and network are looked at, where psutil is installed."""
 
     @model_validator(mode="after")
     def _measures_something(self) -> Self:
-        if self.clock == "off" and self.warmup_steps != type(self).model_fields["warmup_steps"].default:
-            raise ValueError("warmup_steps has no effect with clock off (set clock=on)")
+        for name in ("warmup_steps", "communication", "trace", "nvtx"):
+            if self.clock == "off" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect with clock off (set clock=on)")
         return self
 
 
@@ -77,6 +86,10 @@ class Log(Section):
     samples: bool = False
     """Each rank writes the samples of every step, with a checksum of their pixels as the loader hands them over: with
     all augmentation where that is done on the host."""
+    worst: int = Field(16, ge=0, le=100)
+    """Misclassified validation images that are kept as thumbnails, those of the highest loss; 0: none."""
+    report: Switch = "on"
+    """Write `report.html` at the end."""
 
 
 class Recipe(Section):
@@ -153,6 +166,11 @@ class Recipe(Section):
             refuse("train.compile", f"{train.compile} overwrites gradients that accumulate (set train.compile={fix})")
         if parallel.strategy == "fsdp" and self.model.memory_format == "channels_last":
             refuse("model.memory_format", "channels_last is no layout that fsdp shards (set model.memory_format=auto)")
+        if self.measure.communication == "on" and parallel.strategy != "ddp":
+            fix = "set measure.communication=off"
+            refuse("measure.communication", f"on has no effect with strategy {parallel.strategy} ({fix})")
+        if not parallel.sync_gradients and self.measure.communication == "on":
+            refuse("measure.communication", "on finds nothing to time with parallel.sync_gradients false (set it off)")
         if parallel.strategy == "dataparallel" and self.model.norm == "sync_batch":
             refuse("model.norm", "sync_batch needs a process for each GPU (set parallel.strategy=ddp)")
         if parallel.strategy == "dataparallel" and train.compile != "off":
