@@ -1,28 +1,31 @@
-"""The clock of a training loop: every second of it belongs to a stage, to `other`, to a pause or to the warm-up.
+"""The clock of a training loop: every second of it belongs to a stage, to the residual, to a pause or to the warm-up.
 
-    clock = StageClock(warmup_steps=10)
+    clock = StageClock.for_device("auto")          # on a GPU it times what the GPU does, too, and never waits for it
     for batch in clock.batches(loader):            # waiting for a batch is the stage `data_wait`
         with clock.stage("forward"):
             ...
         clock.end_step(images=len(batch))
-    print(clock.drain().stages)
+    print(clock.drain().table())
 
-It times the host; `measure.device` adds the device. It does not know ranks, recipes or units of display.
+It works in anyone's loop, and without torch. It times the host; `measure.device` adds the device. It does not know
+ranks, recipes or units of display.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from math import fsum
-from typing import Final, Literal, Protocol, TypeVar, final
+from typing import Any, Final, Literal, Protocol, TypeVar, final
 
-from paceline.measure.device import CudaEvents, DeviceTimer, HostOnly
-from paceline.measure.summary import OTHER, ClockSummary, StageTotal
+from paceline.measure.device import DeviceTimer, HostOnly, StageSeconds, build_device_timer, by_stage, chosen
+from paceline.measure.summary import RECENT_STEPS, ClockSummary, StageTotal
 
 T = TypeVar("T")
 DATA_WAIT: Final = "data_wait"
+EPOCH_BOUNDARY: Final = "epoch_boundary"
+"""The pause in which a loader starts, its first batch included, or finds out that it has no more, and is dropped."""
 KEPT_STEPS: Final = 100_000  # 3 MB of floats; a longer run has its spread from its last steps
+_END: Final[Any] = object()
 
 
 class Clock(Protocol):
@@ -32,8 +35,15 @@ class Clock(Protocol):
         """Return the context that charges its time to `name`; several in one step add up."""
         ...
 
+    def turn(self, name: str) -> None:
+        """Charge the rest of the stage that is open to `name` instead; outside of stages do nothing.
+
+        A thread that the open stage waits for may call it: on a GPU it is its current stream that is asked.
+        """
+        ...
+
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Yield from `iterable`, charging the start and every wait, the last too, to `data_wait`."""
+        """Yield from `iterable`, charging waits to `data_wait`, the first and the last to `EPOCH_BOUNDARY`."""
         ...
 
     def end_step(self, images: int) -> None:
@@ -55,9 +65,9 @@ class Clock(Protocol):
 
 
 class _Stage:
-    """One stage of one clock, entered again and again. The cost of timing falls outside it, into `other`."""
+    """One stage of one clock, entered again and again. The cost of timing falls outside it, into the residual."""
 
-    __slots__ = ("_clock", "_device", "_device_start", "_now", "_start_s", "name", "step_s", "total_s")
+    __slots__ = ("_clock", "_device", "_now", "name", "step_s", "total_s")
 
     def __init__(self, clock: "StageClock", name: str, now: Callable[[], float], device: DeviceTimer) -> None:
         self._clock, self.name, self._now, self._device = clock, name, now, device
@@ -68,13 +78,18 @@ class _Stage:
         clock = self._clock
         assert clock._open == "", f"{self.name} was entered inside {clock._open}"
         clock._open = self.name
-        self._device_start = self._device.mark()
-        self._start_s = self._now()
+        clock._charged = self
+        clock._device_start = self._device.mark()
+        clock._start_s = self._now()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.step_s += self._now() - self._start_s
-        self._device.charge(self.name, self._device_start)
-        self._clock._open = ""
+        clock = self._clock
+        charged = clock._charged  # this stage, unless the clock was turned
+        assert charged is not None
+        charged.step_s += self._now() - clock._start_s
+        self._device.charge(charged.name, clock._device_start)
+        clock._charged = None
+        clock._open = ""
 
 
 class _Pause:
@@ -94,10 +109,13 @@ class _Pause:
         self._start_s = self._now()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        paused_s = self._now() - self._start_s
-        self.total_s += paused_s
-        self._clock._step_start_s += paused_s
+        self.take(self._now() - self._start_s)
         self._clock._open = ""
+
+    def take(self, seconds: float) -> None:
+        """Take `seconds` out of the open step."""
+        self.total_s += seconds
+        self._clock._step_start_s += seconds
 
 
 @final
@@ -122,48 +140,80 @@ class StageClock:
         self._stages: dict[str, _Stage] = {}
         self._pauses: dict[str, _Pause] = {}
         self._open = ""  # the stage or pause we are inside of
+        self._charged: _Stage | None = None  # the stage, from these two moments on
+        self._start_s = 0.0
+        self._device_start: Any = None
         self._images = 0
         self._num_steps = 0
         self._wall_s = 0.0
         self._warmup_s = 0.0
         self._step_s: deque[float] = deque(maxlen=KEPT_STEPS)
+        self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
         self._step_start_s = now()
+
+    @classmethod
+    def for_device(cls, device: Literal["auto", "cuda", "cpu"] = "auto", *, warmup_steps: int = 10) -> "StageClock":
+        """Return a clock that times this device too; `auto`: a GPU where torch sees one. Only `cpu` needs no torch.
+
+        Raise `PacelineError` for a device that is not there.
+        """
+        return cls(warmup_steps=warmup_steps, device=build_device_timer(chosen(device)))
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Return the context that charges its time to `name`; several in one step add up."""
-        try:
-            return self._stages[name]
-        except KeyError:
-            assert name not in ("", OTHER), f"{name!r} is not the name of a stage"
-            return self._stages.setdefault(name, _Stage(self, name, self._now, self._device))
+        return self._stages.get(name) or self._new_stage(name)
+
+    def turn(self, name: str) -> None:
+        """Charge the rest of the stage that is open to `name` instead; outside of stages do nothing."""
+        charged = self._charged
+        if charged is None:
+            return
+        turned_s = self._now()
+        charged.step_s += turned_s - self._start_s
+        self._device.charge(charged.name, self._device_start)
+        self._charged = self._stages.get(name) or self._new_stage(name)
+        self._device_start = self._device.mark()
+        self._start_s = turned_s
+        self._open = name
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Yield from `iterable`, charging the start and every wait, the last too, to `data_wait`."""
-        data_wait = self.stage(DATA_WAIT)
-        with data_wait:
+        """Yield from `iterable`, charging waits to `data_wait`, the first and the last to `EPOCH_BOUNDARY`."""
+        data_wait = self._stages.get(DATA_WAIT) or self._new_stage(DATA_WAIT)
+        boundary = self._pauses.get(EPOCH_BOUNDARY) or self._new_pause(EPOCH_BOUNDARY)
+        with boundary:
             iterator = iter(iterable)  # starts the workers of a loader
-        while True:
-            with data_wait:
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    return
-            yield batch
+            del iterable
+            batch = next(iterator, _END)
+        try:
+            while batch is not _END:
+                yield batch
+                before_s = data_wait.step_s
+                with data_wait:
+                    batch = next(iterator, _END)
+                if batch is _END:  # it was no wait for a batch
+                    boundary.take(data_wait.step_s - before_s)
+                    data_wait.step_s = before_s
+                    self._device.forgive()
+        finally:
+            if self._open == "":  # a loop that is left early may drop this generator anywhere
+                with boundary:
+                    del iterator  # ends the workers
 
     def end_step(self, images: int) -> None:
         """Close a step of `images` images: it began where the one before ended, and pauses are not in it."""
         assert self._open == "", f"a step ended inside {self._open}"
         end_s = self._now()
-        step_s, self._step_start_s = end_s - self._step_start_s, end_s
+        wall_s, self._step_start_s = end_s - self._step_start_s, end_s
         counted = self._warmup_left == 0
         if counted:
             self._num_steps += 1
             self._images += images
-            self._wall_s += step_s
-            self._step_s.append(step_s)
+            self._wall_s += wall_s
+            self._step_s.append(wall_s)
+            self._recent.append({stage.name: stage.step_s for stage in self._stages.values()})
         else:
             self._warmup_left -= 1
-            self._warmup_s += step_s
+            self._warmup_s += wall_s
         for stage in self._stages.values():
             stage.total_s += stage.step_s if counted else 0.0
             stage.step_s = 0.0
@@ -171,35 +221,41 @@ class StageClock:
 
     def paused(self, name: str) -> AbstractContextManager[None]:
         """Return the context whose time is in no step but in the row `name` of the pauses."""
-        try:
-            return self._pauses[name]
-        except KeyError:
-            return self._pauses.setdefault(name, _Pause(self, name, self._now, self._device))
+        return self._pauses.get(name) or self._new_pause(name)
 
     def drain(self) -> ClockSummary:
         """Return the totals so far, in seconds; waits for the device. The clock goes on."""
         unfinished_s = self._now() - self._step_start_s
         host_s = {name: stage.total_s for name, stage in self._stages.items()}
-        device_s = self._device.drain(host_s)
-        host_s[OTHER] = self._wall_s - fsum(host_s.values())
-        # A GPU's steps may begin and end a little later than the host's, hence the floor.
-        device_s[OTHER] = max(0.0, self._wall_s - fsum(device_s.values()))
-        share = {name: seconds / self._wall_s if self._wall_s else 0.0 for name, seconds in host_s.items()}
+        device = self._device.drain(StageSeconds(host_s, by_stage(host_s, self._recent)))
+        wall_s, num_steps = self._wall_s, self._num_steps
         return ClockSummary(
-            n=self._num_steps,
+            n=num_steps,
             images=self._images,
-            wall_s=self._wall_s,
-            stages={name: StageTotal(host_s[name], device_s[name], share[name]) for name in host_s},
+            wall_s=wall_s,
+            stages={
+                name: StageTotal(seconds, device.total[name], seconds / wall_s if wall_s else 0.0)
+                for name, seconds in host_s.items()
+            },
             warmup_s=self._warmup_s,
             pauses={name: pause.total_s for name, pause in self._pauses.items()},
             unfinished_s=unfinished_s,
             step_s=tuple(self._step_s),
+            recent=device.recent,
+            starved=device.num_starved / num_steps if num_steps else 0.0,
         )
 
     @property
     def where(self) -> str:
         """The stage or pause that is open, or nothing. Another thread may ask."""
         return self._open
+
+    def _new_stage(self, name: str) -> _Stage:
+        assert name, "a stage has a name"
+        return self._stages.setdefault(name, _Stage(self, name, self._now, self._device))
+
+    def _new_pause(self, name: str) -> _Pause:
+        return self._pauses.setdefault(name, _Pause(self, name, self._now, self._device))
 
 
 @final
@@ -212,6 +268,9 @@ class NullClock:
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return self._nothing
+
+    def turn(self, name: str) -> None:
+        """Charge nothing."""
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
         """Return `iter(iterable)`."""
@@ -238,5 +297,4 @@ def build_clock(switch: Literal["on", "off"], *, device_type: str, warmup_steps:
     """Return the clock that `measure.clock` asks for; on `cuda` it times the current device too."""
     if switch == "off":
         return NullClock()
-    device = CudaEvents.on_current_device() if device_type == "cuda" else HostOnly()
-    return StageClock(warmup_steps=warmup_steps, device=device)
+    return StageClock(warmup_steps=warmup_steps, device=build_device_timer(device_type))

@@ -5,23 +5,40 @@ events are recorded into the stream, and read some steps later, when they are co
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, final
+from typing import Any, Literal, Protocol, final
+
+from paceline.core.errors import PacelineError
+from paceline.measure.summary import OTHER, RECENT_STEPS
 
 Mark = Any
 """A moment on the device; only the timer that made it knows its type."""
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """Seconds of stages: all counted steps together, each of the last of them, and how many left a device idle."""
+
+    total: dict[str, float]
+    recent: dict[str, tuple[float, ...]]
+    num_starved: int = 0
 
 
 class DeviceTimer(Protocol):
     """The device's half of a clock."""
 
     def mark(self) -> Mark:
-        """Return the moment at which the device will have done all that was queued so far."""
+        """Return the moment at which the device will have done all that was queued so far by this thread."""
         ...
 
     def charge(self, stage: str, start: Mark) -> None:
         """Add the device's time from `start` to this moment to `stage`, in the step that is open."""
+        ...
+
+    def forgive(self) -> None:
+        """Take the last charge back."""
         ...
 
     def end_step(self, *, counted: bool) -> None:
@@ -32,9 +49,34 @@ class DeviceTimer(Protocol):
         """Wait until the device has done what was queued. Never called on a step."""
         ...
 
-    def drain(self, host_s: Mapping[str, float]) -> dict[str, float]:
-        """Wait for the device; return the kept seconds of each stage of `host_s`, its host seconds."""
+    def drain(self, host: StageSeconds) -> StageSeconds:
+        """Wait for the device; return its seconds of each stage of `host`, which has the host's."""
         ...
+
+
+def build_device_timer(device_type: str) -> DeviceTimer:
+    """Return the timer of torch's current device of that type; torch is imported for `cuda` alone."""
+    return CudaEvents.on_current_device() if device_type == "cuda" else HostOnly()
+
+
+def chosen(device: Literal["cuda", "cpu", "auto"]) -> str:
+    """Return the type of device: for `auto` cuda where there is one. Raise `PacelineError` for what is not there."""
+    if device == "cpu":
+        return device
+    if device not in ("cuda", "auto"):
+        raise PacelineError(f"device: {device!r} is not timed (use cuda, cpu or auto)")
+    import torch
+
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise PacelineError("device: torch sees no cuda device (use cpu or auto)")
+    return "cuda" if has_cuda else "cpu"
+
+
+def by_stage(stages: Iterable[str], steps: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
+    """Return the seconds of each of `stages` in each of `steps`, 0 where a step had no such stage."""
+    kept = tuple(steps)
+    return {stage: tuple(step.get(stage, 0.0) for step in kept) for stage in stages}
 
 
 @final
@@ -47,22 +89,25 @@ class HostOnly:
     def charge(self, stage: str, start: Mark) -> None:
         """Keep nothing."""
 
+    def forgive(self) -> None:
+        """Take nothing back."""
+
     def end_step(self, *, counted: bool) -> None:
         """Keep nothing."""
 
     def settle(self) -> None:
         """Return at once."""
 
-    def drain(self, host_s: Mapping[str, float]) -> dict[str, float]:
-        """Return `host_s` seconds."""
-        return dict(host_s)
+    def drain(self, host: StageSeconds) -> StageSeconds:
+        """Return `host`."""
+        return host
 
 
 class Event(Protocol):
     """What is used of `torch.cuda.Event(enable_timing=True)`."""
 
     def record(self) -> None:
-        """Mark the end of what is queued on the current stream."""
+        """Mark the end of what is queued on the calling thread's current stream."""
         ...
 
     def query(self) -> bool:
@@ -74,21 +119,26 @@ class Event(Protocol):
         ...
 
 
+Span = tuple[str, Event, Event]
+
+
 @final
 class CudaEvents:
     """Time stages on a GPU with events that are reused; only `settle` and `drain` wait for it.
 
     `new_event` makes an event, `synchronize` waits for the device. As many events exist as were ever unread at
-    once, and CUDA bounds how far a host may run ahead of its GPU.
+    once, and CUDA bounds how far a host may run ahead of its GPU. Steps are read whole and in order.
     """
 
     def __init__(self, new_event: Callable[[], Event], synchronize: Callable[[], None]) -> None:
         self._new_event = new_event
         self._synchronize = synchronize
         self._free: list[Event] = []
-        self._step: list[tuple[str, Event, Event]] = []
-        self._unread: deque[tuple[str, Event, Event]] = deque()
+        self._step: list[Span] = []
+        self._unread: deque[list[Span]] = deque()
         self._total_s: dict[str, float] = {}
+        self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
+        self._num_starved = 0
 
     @classmethod
     def on_current_device(cls) -> "CudaEvents":
@@ -98,7 +148,7 @@ class CudaEvents:
         return cls(partial(torch.cuda.Event, enable_timing=True), torch.cuda.synchronize)
 
     def mark(self) -> Mark:
-        """Record an event on the current stream and return it."""
+        """Record an event on the calling thread's current stream and return it."""
         event = self._free.pop() if self._free else self._new_event()
         event.record()
         return event
@@ -107,29 +157,61 @@ class CudaEvents:
         """Add the time from `start` to what is queued by now to `stage`, in the step that is open."""
         self._step.append((stage, start, self.mark()))
 
+    def forgive(self) -> None:
+        """Take the last charge of the open step back."""
+        self._release([self._step.pop()])
+
     def end_step(self, *, counted: bool) -> None:
-        """Keep or drop the events of the open step, and read those that the device has passed."""
+        """Keep or drop the events of the open step, and read the steps that the device has passed."""
         if counted:
-            self._unread.extend(self._step)
+            self._num_starved += _is_starved(self._step)
+            self._unread.append(self._step)
+            self._step = []
         else:
-            for _, start, end in self._step:
-                self._free += (start, end)
-        self._step.clear()
-        while self._unread and self._unread[0][2].query():
+            self._release(self._step)
+            self._step.clear()
+        while self._unread and _is_over(self._unread[0]):
             self._read_oldest()
 
     def settle(self) -> None:
         """Wait until the device has done what was queued."""
         self._synchronize()
 
-    def drain(self, host_s: Mapping[str, float]) -> dict[str, float]:
-        """Wait for the device once, and return the seconds of each stage that `host_s` names."""
+    def drain(self, host: StageSeconds) -> StageSeconds:
+        """Wait for the device once, and return the seconds of each stage that `host` has."""
         self._synchronize()
         while self._unread:
             self._read_oldest()
-        return {stage: self._total_s.get(stage, 0.0) for stage in host_s}
+        total = {stage: self._total_s.get(stage, 0.0) for stage in host.total}
+        return StageSeconds(total, by_stage(host.total, self._recent), self._num_starved)
 
     def _read_oldest(self) -> None:
-        stage, start, end = self._unread.popleft()
-        self._total_s[stage] = self._total_s.get(stage, 0.0) + start.elapsed_time(end) / 1e3
-        self._free += (start, end)
+        spans = self._unread.popleft()
+        step_s: dict[str, float] = {}
+        for stage, start, end in spans:
+            step_s[stage] = step_s.get(stage, 0.0) + start.elapsed_time(end) / 1e3
+        for stage, seconds in step_s.items():
+            self._total_s[stage] = self._total_s.get(stage, 0.0) + seconds
+        self._recent.append(step_s)
+        self._release(spans)
+
+    def _release(self, spans: Iterable[Span]) -> None:
+        for _, start, end in spans:
+            self._free += (start, end)
+
+
+def _is_starved(spans: list[Span]) -> bool:
+    """Return whether the device is done with a step that ends now.
+
+    An idle GPU takes microseconds to pass even an event with nothing before it, so the one that is asked is not that
+    which was recorded last, at the end of `other`, but that before: `other` queues no work to speak of.
+    """
+    for stage, _, end in reversed(spans):
+        if stage != OTHER:
+            return end.query()
+    return False
+
+
+def _is_over(spans: list[Span]) -> bool:
+    """Return whether the device has passed a step; the newest event is asked first, as it is the last to be."""
+    return all(end.query() for _, _, end in reversed(spans))

@@ -1,9 +1,14 @@
-"""Time one kind of work that is done again and again. What a training step is made of, `measure.clock` times."""
+"""Tell the time, and time one kind of work that is done again and again. A training step, `measure.clock` times."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import final
+
+
+def now_s() -> float:
+    """Return seconds since some moment of this process's host: for the time between two calls."""
+    return time.perf_counter()
 
 
 @final

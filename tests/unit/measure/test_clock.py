@@ -1,12 +1,17 @@
 """`measure.clock`: where each second of a loop goes, on a clock that only moves when a test says so."""
 
 import random
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from paceline.measure import Clock, ClockSummary, NullClock, StageClock, build_clock
+from paceline.core.errors import PacelineError
+from paceline.measure import EPOCH_BOUNDARY, Clock, ClockSummary, NullClock, StageClock, build_clock
 from paceline.measure import clock as clock_module
+from paceline.measure.summary import RECENT_STEPS
 
 
 class FakeTime:
@@ -40,7 +45,7 @@ def host_s(summary: ClockSummary) -> dict[str, float]:
     return {name: total.host_s for name, total in summary.stages.items()}
 
 
-def test_stages_and_other_add_up_to_the_wall_clock(now: FakeTime) -> None:
+def test_stages_and_the_residual_add_up_to_the_wall_clock(now: FakeTime) -> None:
     clock = StageClock(now=now)
     for _ in range(4):
         spend_step(clock, now)
@@ -48,9 +53,10 @@ def test_stages_and_other_add_up_to_the_wall_clock(now: FakeTime) -> None:
     summary = clock.drain()
 
     assert (summary.n, summary.images, summary.wall_s) == (4, 128, 13.0)
-    assert host_s(summary) == {"forward": 4.0, "backward": 8.0, "other": 1.0}
+    assert host_s(summary) == {"forward": 4.0, "backward": 8.0}
+    assert summary.residual_s == 1.0
     assert summary.step_s == (3.25,) * 4
-    assert sum(total.share for total in summary.stages.values()) == pytest.approx(1.0)
+    assert [total.share for total in summary.stages.values()] == [4 / 13, 8 / 13]
 
 
 def test_stages_add_up_for_any_seconds(now: FakeTime) -> None:
@@ -62,7 +68,7 @@ def test_stages_add_up_for_any_seconds(now: FakeTime) -> None:
 
     summary = clock.drain()
 
-    assert sum(host_s(summary).values()) == pytest.approx(summary.wall_s, rel=1e-12)
+    assert summary.residual_s == pytest.approx(197 * 0.25, rel=1e-12)
     assert sum(summary.step_s) == pytest.approx(summary.wall_s, rel=1e-12)
 
 
@@ -75,7 +81,8 @@ def test_warmup_is_timed_but_not_counted(now: FakeTime) -> None:
     summary = clock.drain()
 
     assert (summary.n, summary.wall_s) == (1, 3.25)
-    assert host_s(summary) == {"forward": 1.0, "backward": 2.0, "other": 0.25}
+    assert host_s(summary) == {"forward": 1.0, "backward": 2.0}
+    assert summary.recent == {"forward": (1.0,), "backward": (2.0,)}
     assert summary.warmup_s == summary.excluded_s == 64.5
 
 
@@ -129,50 +136,151 @@ def test_micro_batches_of_a_step_add_up(now: FakeTime) -> None:
     summary = clock.drain()
 
     assert summary.n == 1
-    assert host_s(summary) == {"forward": 3.0, "backward": 6.0, "other": 0.0}
+    assert (host_s(summary), summary.residual_s) == ({"forward": 3.0, "backward": 6.0}, 0.0)
+    assert summary.recent == {"forward": (3.0,), "backward": (6.0,)}
 
 
-def test_each_wait_for_a_batch_is_data_wait_and_the_work_is_not(now: FakeTime) -> None:
-    def loader() -> Iterator[int]:
-        for batch in range(3):
-            now.spend(1.0)
-            yield batch
+class Loader:
+    """Three batches an epoch: 16 s to start, 1 s each, 2 s to find out that there is no more, 4 s to shut down."""
 
+    def __init__(self, now: FakeTime, num_batches: int = 3) -> None:
+        self.now = now
+        self.num_batches = num_batches
+        self.num_open = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.now.spend(16.0)
+        return self.batches()
+
+    def batches(self) -> Iterator[int]:
+        self.num_open += 1
+        try:
+            for batch in range(self.num_batches):
+                self.now.spend(1.0)
+                yield batch
+            self.now.spend(2.0)
+        finally:
+            self.now.spend(4.0)
+            self.num_open -= 1
+
+
+def test_each_wait_for_a_batch_but_the_first_and_the_last_is_data_wait(now: FakeTime) -> None:
     clock = StageClock(now=now)
     batches = []
-    for batch in clock.batches(loader()):
+    for batch in clock.batches(Loader(now)):
         batches.append(batch)
-        now.spend(4.0)
+        now.spend(8.0)
         clock.end_step(images=1)
 
     summary = clock.drain()
 
     assert batches == [0, 1, 2]
-    assert host_s(summary) == {"data_wait": 3.0, "other": 12.0}
+    assert (host_s(summary), summary.residual_s) == ({"data_wait": 2.0}, 24.0)
+    assert summary.recent == {"data_wait": (0.0, 1.0, 1.0)}
+    assert summary.step_s == (8.0, 9.0, 9.0)
+    assert summary.pauses == {EPOCH_BOUNDARY: 16.0 + 1.0 + 2.0 + 4.0}
+    assert summary.unfinished_s == 0.0
 
 
-def test_the_start_and_the_end_of_an_epoch_are_data_wait_of_the_step_that_follows(now: FakeTime) -> None:
-    class Loader:
-        def __iter__(self) -> Iterator[int]:
-            now.spend(16.0)  # starts its workers
-            return self.batches()
-
-        def batches(self) -> Iterator[int]:
-            yield 0
-            now.spend(2.0)  # finds out that there is no more
-
+def test_an_epoch_boundary_is_in_no_step(now: FakeTime) -> None:
     clock = StageClock(now=now)
     for _ in range(2):
-        for _ in clock.batches(Loader()):
+        for _ in clock.batches(Loader(now)):
             clock.end_step(images=1)
         with clock.paused("evaluate"):
             now.spend(64.0)
 
     summary = clock.drain()
 
-    assert summary.step_s == (16.0, 18.0)
-    assert host_s(summary) == {"data_wait": 34.0, "other": 0.0}
-    assert summary.unfinished_s == 2.0
+    assert summary.step_s == (0.0, 1.0, 1.0) * 2
+    assert summary.pauses == {EPOCH_BOUNDARY: 46.0, "evaluate": 128.0}
+    assert summary.elapsed_s == now() - 1000.0
+
+
+def test_an_epoch_without_batches_is_a_boundary(now: FakeTime) -> None:
+    clock = StageClock(now=now)
+
+    assert list(clock.batches(Loader(now, num_batches=0))) == []
+
+    assert clock.drain().pauses == {EPOCH_BOUNDARY: 22.0}
+
+
+def test_a_loader_that_is_left_early_is_dropped_in_the_boundary(now: FakeTime) -> None:
+    clock = StageClock(now=now)
+    loader = Loader(now)
+    for batch in clock.batches(loader.batches()):
+        clock.end_step(images=1)
+        if batch == 1:
+            break
+
+    assert loader.num_open == 0
+    assert clock.drain().pauses == {EPOCH_BOUNDARY: 1.0 + 4.0}
+
+
+def test_a_generator_dropped_within_a_stage_does_not_disturb_it(now: FakeTime) -> None:
+    clock = StageClock(now=now)
+    batches = clock.batches(Loader(now))
+    next(batches)
+    with clock.stage("forward"):
+        now.spend(1.0)
+        del batches
+    clock.end_step(images=1)
+
+    assert host_s(clock.drain())["forward"] == 5.0
+
+
+def test_a_turn_charges_the_rest_of_a_stage_to_another(now: FakeTime) -> None:
+    clock = StageClock(now=now)
+    with clock.stage("forward"):
+        now.spend(1.0)
+        clock.turn("exposed_communication")
+        assert clock.where == "exposed_communication"
+        now.spend(2.0)
+        clock.turn("forward")
+        now.spend(4.0)
+    with clock.stage("backward"):
+        now.spend(8.0)
+        clock.turn("exposed_communication")
+        now.spend(16.0)
+    assert clock.where == ""
+    clock.end_step(images=1)
+
+    summary = clock.drain()
+
+    assert host_s(summary) == {"forward": 5.0, "backward": 8.0, "exposed_communication": 18.0}
+    assert summary.residual_s == 0.0
+
+
+def test_another_thread_may_turn_the_stage_that_waits_for_it(now: FakeTime) -> None:
+    clock = StageClock(now=now)
+    with clock.stage("backward"):
+        now.spend(1.0)
+        thread = threading.Thread(target=clock.turn, args=("exposed_communication",))
+        thread.start()
+        thread.join(timeout=60)
+        now.spend(2.0)
+    clock.end_step(images=1)
+
+    assert host_s(clock.drain()) == {"backward": 1.0, "exposed_communication": 2.0}
+
+
+def test_a_turn_outside_of_stages_does_nothing(now: FakeTime) -> None:
+    clock = StageClock(now=now)
+    clock.turn("exposed_communication")
+    with clock.paused("evaluate"):
+        clock.turn("exposed_communication")
+        now.spend(1.0)
+        assert clock.where == "evaluate"
+    with clock.stage("forward"):
+        pass
+    clock.turn("exposed_communication")
+    now.spend(2.0)
+    clock.end_step(images=1)
+
+    summary = clock.drain()
+
+    assert (host_s(summary), summary.residual_s) == ({"forward": 0.0}, 2.0)
+    assert summary.pauses == {"evaluate": 1.0}
 
 
 def test_a_stage_that_raises_is_charged_and_closed(now: FakeTime) -> None:
@@ -182,7 +290,8 @@ def test_a_stage_that_raises_is_charged_and_closed(now: FakeTime) -> None:
         raise KeyError
     clock.end_step(images=1)
 
-    assert host_s(clock.drain()) == {"forward": 1.0, "other": 0.0}
+    assert host_s(clock.drain()) == {"forward": 1.0}
+    assert clock.where == ""
 
 
 def test_a_step_that_was_not_finished_is_in_no_total(now: FakeTime) -> None:
@@ -224,9 +333,31 @@ def test_nothing_nests(now: FakeTime) -> None:
         pass
 
 
-def test_other_is_computed_and_cannot_be_entered(now: FakeTime) -> None:
-    with pytest.raises(AssertionError, match="'other'"):
-        StageClock(now=now).stage("other")
+def test_other_is_a_stage_like_any(now: FakeTime) -> None:
+    clock = StageClock(now=now)
+    with clock.stage("other"):
+        now.spend(1.0)
+    now.spend(2.0)
+    clock.end_step(images=1)
+
+    assert (host_s(clock.drain()), clock.drain().residual_s) == ({"other": 1.0}, 2.0)
+
+
+def test_recent_steps_have_the_seconds_of_every_stage(now: FakeTime) -> None:
+    """Two steps more than are kept; a stage that came late, or once only, has 0 in the other steps."""
+    clock = StageClock(now=now, warmup_steps=1)
+    for step in range(RECENT_STEPS + 3):
+        with clock.stage("forward"):
+            now.spend(float(step))
+        if step == 8:
+            with clock.stage("optimizer"):
+                now.spend(0.5)
+        clock.end_step(images=1)
+
+    recent = clock.drain().recent
+
+    assert recent["forward"] == tuple(float(step) for step in range(3, RECENT_STEPS + 3))
+    assert recent["optimizer"] == (0.0,) * 5 + (0.5,) + (0.0,) * (RECENT_STEPS - 6)
 
 
 def test_no_steps_is_a_summary_of_zeros(now: FakeTime) -> None:
@@ -237,6 +368,8 @@ def test_no_steps_is_a_summary_of_zeros(now: FakeTime) -> None:
 
     assert (summary.n, summary.images, summary.wall_s, summary.step_s) == (0, 0, 0.0, ())
     assert {total.share for total in summary.stages.values()} == {0.0}
+    assert summary.recent == {"forward": (), "backward": ()}
+    assert (summary.residual_s, summary.starved) == (0.0, 0.0)
     assert summary.excluded_s == 3.25
 
 
@@ -271,3 +404,42 @@ def test_the_null_clock_runs_the_same_loop_and_measures_nothing(now: FakeTime) -
 def test_the_switch_chooses_the_clock() -> None:
     assert isinstance(build_clock("off", device_type="cpu", warmup_steps=0), NullClock)
     assert isinstance(build_clock("on", device_type="cpu", warmup_steps=0), StageClock)
+
+
+def test_the_table_has_a_row_for_every_second(now: FakeTime) -> None:
+    clock = StageClock(now=now, warmup_steps=1)
+    for _ in range(3):
+        spend_step(clock, now)
+    with clock.paused("evaluate"):
+        now.spend(1200.0)
+    now.spend(1.5)
+
+    assert clock.drain().table() == (
+        "stage                  host s  device s   share\n"
+        "-----------------------------------------------\n"
+        "forward                 2.000     2.000   30.8%\n"
+        "backward                4.000     4.000   61.5%\n"
+        "residual                0.500              7.7%\n"
+        "= 2 counted steps       6.500            100.0%\n"
+        "warm-up                 3.250\n"
+        "pause: evaluate      1200.000\n"
+        "after the last step     1.500\n"
+        "= wall clock         1211.250"
+    )
+
+
+def test_the_table_of_no_steps_is_a_table() -> None:
+    assert NullClock().drain().table().splitlines()[3].split() == ["=", "0", "counted", "steps", "0.000", "0.0%"]
+
+
+def test_a_clock_for_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(PacelineError, match=r"^device: 'tpu' is not timed \(use cuda, cpu or auto\)$"):
+        StageClock.for_device("tpu")  # type: ignore[arg-type]
+
+
+def test_a_loop_on_the_host_needs_no_torch() -> None:
+    code = (
+        "import sys; from paceline.measure import StageClock; clock = StageClock.for_device('cpu'); "
+        "clock.end_step(1); clock.drain().table(); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

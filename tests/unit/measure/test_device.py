@@ -2,8 +2,10 @@
 
 import pytest
 
+from paceline.core.errors import PacelineError
 from paceline.measure import StageClock
-from paceline.measure.device import CudaEvents, HostOnly
+from paceline.measure.device import CudaEvents, HostOnly, StageSeconds, by_stage, chosen
+from paceline.measure.summary import RECENT_STEPS
 
 
 class FakeStream:
@@ -69,13 +71,19 @@ def one_step(events: CudaEvents, stream: FakeStream, *, counted: bool = True) ->
     events.end_step(counted=counted)
 
 
+def host(*stages: str) -> StageSeconds:
+    """Return a host's seconds of these stages, of which only the names matter to a device."""
+    return StageSeconds(dict.fromkeys(stages, 9.0), dict.fromkeys(stages, (9.0,)))
+
+
 def test_stages_have_the_seconds_that_the_device_spent(events: CudaEvents, stream: FakeStream) -> None:
     for _ in range(4):
         one_step(events, stream)
 
-    totals = events.drain({"forward": 0.0, "backward": 0.0, "loss": 0.0})
+    device = events.drain(host("forward", "backward", "loss"))
 
-    assert totals == {"forward": 1.0, "backward": 2.0, "loss": 0.0}
+    assert device.total == {"forward": 1.0, "backward": 2.0, "loss": 0.0}
+    assert device.recent == {"forward": (0.25,) * 4, "backward": (0.5,) * 4, "loss": (0.0,) * 4}
 
 
 def test_steps_never_wait_and_drain_waits_once(events: CudaEvents, stream: FakeStream) -> None:
@@ -83,7 +91,7 @@ def test_steps_never_wait_and_drain_waits_once(events: CudaEvents, stream: FakeS
         one_step(events, stream)
     assert stream.num_synchronised == 0
 
-    events.drain({})
+    events.drain(host())
 
     assert stream.num_synchronised == 1
 
@@ -95,7 +103,7 @@ def test_events_are_used_again_once_the_device_has_passed_them(events: CudaEvent
 
     assert stream.num_events == 8  # of one step being recorded and of the one before, read at its end
 
-    assert events.drain({"forward": 0.0}) == {"forward": 25.0}
+    assert events.drain(host("forward")).total == {"forward": 25.0}
 
 
 def test_warmup_and_unfinished_steps_are_dropped(events: CudaEvents, stream: FakeStream) -> None:
@@ -103,7 +111,9 @@ def test_warmup_and_unfinished_steps_are_dropped(events: CudaEvents, stream: Fak
     one_step(events, stream)
     events.charge("forward", events.mark())
 
-    assert events.drain({"forward": 9.0, "backward": 9.0}) == {"forward": 0.25, "backward": 0.5}
+    device = events.drain(host("forward", "backward"))
+    assert device.total == {"forward": 0.25, "backward": 0.5}
+    assert device.recent == {"forward": (0.25,), "backward": (0.5,)}
     assert stream.num_events == 6  # four, of which the second step used those of the warm-up, and two more
 
 
@@ -125,19 +135,129 @@ def test_the_device_settles_before_a_pause(events: CudaEvents, stream: FakeStrea
     assert summary.wall_s == 5.0
 
 
-def test_what_the_device_does_outside_of_stages_is_other(events: CudaEvents, stream: FakeStream) -> None:
+def test_steps_are_read_whole_and_only_when_the_device_has_passed_them(events: CudaEvents, stream: FakeStream) -> None:
+    one_step(events, stream)
+    one_step(events, stream)
+    stream.done_ms = 4750.0 + 300.0  # all of the first step, and the forward pass of the second
+    events.end_step(counted=True)  # of nothing
+    assert stream.num_events == 8
+
+    one_step(events, stream)
+
+    assert stream.num_events == 8  # the first step's were used again
+    assert events.drain(host("forward")).recent == {"forward": (0.25, 0.25, 0.0, 0.25)}
+
+
+def test_recent_steps_are_the_last_ones_that_are_counted(events: CudaEvents, stream: FakeStream) -> None:
+    for step in range(RECENT_STEPS + 2):
+        start = events.mark()
+        stream.queue(1000.0 * step)
+        events.charge("forward", start)
+        events.end_step(counted=step > 0)
+        stream.run()
+
+    assert events.drain(host("forward")).recent == {
+        "forward": tuple(float(step) for step in range(2, RECENT_STEPS + 2))
+    }
+
+
+def test_micro_batches_of_a_step_add_up(events: CudaEvents, stream: FakeStream) -> None:
+    for _ in range(3):
+        start = events.mark()
+        stream.queue(1000.0)
+        events.charge("forward", start)
+    events.end_step(counted=True)
+
+    device = events.drain(host("forward"))
+
+    assert (device.total, device.recent) == ({"forward": 3.0}, {"forward": (3.0,)})
+
+
+def test_a_turn_divides_what_the_device_did(events: CudaEvents, stream: FakeStream) -> None:
+    clock = StageClock(device=events)
+    with clock.stage("backward"):
+        stream.queue(1000.0)
+        clock.turn("exposed_communication")
+        stream.queue(2000.0)
+    clock.end_step(images=1)
+
+    recent = clock.drain().recent
+
+    assert recent == {"backward": (1.0,), "exposed_communication": (2.0,)}
+    assert stream.num_events == 4
+
+
+def test_a_device_that_is_done_when_the_step_ends_is_starved(events: CudaEvents, stream: FakeStream) -> None:
+    """Of four counted steps, the device was ahead of the host in one; how logging ends is not asked."""
+    for counted, done in ((False, True), (True, False), (True, True), (True, False), (True, False)):
+        start = events.mark()
+        stream.queue(1000.0)
+        events.charge("optimizer", start)
+        if done:
+            stream.run()
+        start = events.mark()
+        stream.queue(1.0)
+        events.charge("other", start)
+        events.end_step(counted=counted)
+
+    assert events.drain(host("optimizer")).num_starved == 1
+
+
+def test_starved_is_a_share_of_the_counted_steps(events: CudaEvents, stream: FakeStream) -> None:
+    clock = StageClock(device=events)
+    for step in range(4):
+        with clock.stage("forward"):
+            stream.queue(1000.0)
+        if step == 2:
+            stream.run()
+        clock.end_step(images=1)
+    clock.end_step(images=1)  # a step of no stage says nothing
+
+    assert clock.drain().starved == 0.2
+
+
+def test_the_last_wait_of_an_epoch_is_taken_back(events: CudaEvents, stream: FakeStream) -> None:
+    clock = StageClock(device=events)
+    for _ in clock.batches(["batch", "batch"]):
+        stream.queue(1000.0)
+        clock.end_step(images=1)
+
+    assert clock.drain().recent == {"data_wait": (0.0, 0.0)}
+    clock.end_step(images=1)
+    assert clock.drain().recent == {"data_wait": (0.0, 0.0, 0.0)}
+    assert len(events._free) == stream.num_events == 4
+
+
+def test_what_the_device_does_outside_of_stages_is_in_none(events: CudaEvents, stream: FakeStream) -> None:
     seconds = [0.0]
     clock = StageClock(device=events, now=lambda: seconds[0])
     with clock.stage("forward"):
         stream.queue(3000.0)
+    stream.queue(500.0)
     seconds[0] += 4.0
     clock.end_step(images=1)
 
-    stages = clock.drain().stages
+    summary = clock.drain()
 
-    assert (stages["forward"].host_s, stages["forward"].device_s) == (0.0, 3.0)
-    assert (stages["other"].host_s, stages["other"].device_s) == (4.0, 1.0)
+    assert (summary.stages["forward"].host_s, summary.stages["forward"].device_s) == (0.0, 3.0)
+    assert summary.residual_s == 4.0
 
 
 def test_on_a_cpu_device_time_is_host_time() -> None:
-    assert HostOnly().drain({"forward": 1.5}) == {"forward": 1.5}
+    assert HostOnly().drain(host("forward")) == host("forward")
+
+
+def test_a_step_without_a_stage_has_0_seconds_of_it() -> None:
+    assert by_stage(["forward", "loss"], [{"forward": 1.0}, {"loss": 2.0}]) == {
+        "forward": (1.0, 0.0),
+        "loss": (0.0, 2.0),
+    }
+
+
+def test_a_gpu_is_timed_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert (chosen("cuda"), chosen("auto"), chosen("cpu")) == ("cuda", "cuda", "cpu")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert (chosen("auto"), chosen("cpu")) == ("cpu", "cpu")
+    with pytest.raises(PacelineError, match=r"^device: torch sees no cuda device \(use cpu or auto\)$"):
+        chosen("cuda")

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from paceline.measure.timing import Timer
+from paceline.measure.timing import Timer, now_s
 
 
 def test_turns_add_up() -> None:
@@ -28,3 +28,8 @@ def test_a_turn_may_end_in_another_thread() -> None:
     thread.start()
     thread.join(timeout=60)
     assert (timer.turns, timer.total_s) == (1, 3.0)
+
+
+def test_time_does_not_go_backwards() -> None:
+    times = [now_s() for _ in range(100)]
+    assert times == sorted(times)

@@ -1,0 +1,190 @@
+"""Traces in Chrome's format, as torch's profiler (Kineto) writes them and Perfetto reads them. Needs no torch.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are microseconds,
+here since `baseTimeNanoseconds` after 1970. Complete events ("ph": "X") of one thread must nest: Perfetto drops those
+that do not. We write the header on the first line and one event a line, and so read a trace line by line.
+"""
+
+import gzip
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+Event = dict[str, Any]
+MARK: Final = "paceline:"
+"""What the name of a range begins with that is a stage. It is gone from the file."""
+TURN: Final = MARK + "turn:"
+STAGES_TID: Final = 0
+"""The thread that the stages are put in: no thread of Linux has this number."""
+STEP: Final = "ProfilerStep#"
+
+
+def mark_of_turn(stage: str) -> str:
+    """Return the name of a range at whose start the open stage ends and `stage` begins."""
+    return TURN + stage
+
+
+def rewrite(recorded: Path, out: Path, *, rank: int, world_size: int, stop: int) -> None:
+    """Write what Kineto recorded as the trace of one rank; step `stop` and those after it were not completed."""
+    header = json.loads(recorded.read_bytes())
+    events = header.pop("traceEvents")
+    for private in ("host_name", "traceName"):
+        header.pop(private, None)
+    header["distributedInfo"] = header.get("distributedInfo", {}) | {"rank": rank, "world_size": world_size}
+    _write(out, header, _with_stages(event for event in events if not _is_step_from(stop, event)))
+
+
+def merge_traces(paths: Sequence[Path], out: Path, offsets_s: Mapping[int, float]) -> None:
+    """Write the traces of several ranks as one, on one time axis, with rank N's process called `rank N`.
+
+    `offsets_s` has by how many seconds the clock of a rank's host is ahead of rank 0's (none: 0). Of no traces nothing
+    is made. Raise `OSError` for a file that cannot be written.
+    """
+    if not paths:
+        return
+    headers = [_header(path) for path in paths]
+    base_ns = min(header["baseTimeNanoseconds"] for header in headers)
+    merged = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
+
+    def events() -> Iterator[Event]:
+        for place, (path, header) in enumerate(zip(paths, headers, strict=True)):
+            rank = header["distributedInfo"]["rank"]
+            shift_us = (header["baseTimeNanoseconds"] - base_ns) / 1e3 - offsets_s.get(rank, 0.0) * 1e6
+            yield from _placed(_events(path), rank, shift_us, place, len(paths))
+
+    _write(out, merged, events())
+
+
+def trace_totals(path: Path) -> dict[str, float]:
+    """Return the seconds of each stage and pause in the completed steps of one rank's trace."""
+    steps: list[tuple[float, float]] = []
+    stages: list[Event] = []
+    for event in _events(path):
+        if _is_step(event):
+            steps.append((event["ts"], event["ts"] + event["dur"]))
+        elif _is_stage(event):
+            stages.append(event)
+    steps.sort()
+    totals: dict[str, float] = {}
+    for stage in stages:
+        place = bisect_right(steps, (stage["ts"], float("inf"))) - 1
+        if place >= 0 and stage["ts"] < steps[place][1]:
+            totals[stage["name"]] = totals.get(stage["name"], 0.0) + stage["dur"] / 1e6
+    return totals
+
+
+def _is_step(event: Event) -> bool:
+    return event.get("cat") == "user_annotation" and event["name"].startswith(STEP)
+
+
+def _is_step_from(stop: int, event: Event) -> bool:
+    return event.get("name", "").startswith(STEP) and int(event["name"].removeprefix(STEP)) >= stop
+
+
+def _is_stage(event: Event) -> bool:
+    return event.get("cat") == "user_annotation" and event.get("tid") == STAGES_TID
+
+
+def _with_stages(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield events with the stages, divided where they were turned, in a thread of their own.
+
+    A hook turns a stage inside of torch's own ranges, with which the rest of the stage would not nest.
+    """
+    stages, turns = [], []
+    for event in events:
+        name = event.get("name", "")
+        if event.get("cat") != "user_annotation" or not name.startswith(MARK):
+            yield event | {"name": name.removeprefix(MARK)}  # a GPU's ranges are named after the host's
+        elif name.startswith(TURN):
+            turns.append(event)
+        else:
+            stages.append(event | {"name": name.removeprefix(MARK), "tid": STAGES_TID})
+    for pid in {stage["pid"] for stage in stages}:
+        yield _meta("thread_name", pid, STAGES_TID, {"name": "stages"})
+        yield _meta("thread_sort_index", pid, STAGES_TID, {"sort_index": -1})
+    yield from _divided(sorted(stages, key=_start), sorted(turns, key=_start))
+
+
+def _divided(stages: Sequence[Event], turns: Sequence[Event]) -> Iterator[Event]:
+    starts = [_start(stage) for stage in stages]
+    parts = [[stage] for stage in stages]
+    for turn in turns:
+        place = bisect_right(starts, _start(turn)) - 1
+        if place < 0:
+            continue  # of a stage that began before the recording
+        last, turned_us = parts[place][-1], _start(turn)
+        left_us = last["ts"] + last["dur"] - turned_us
+        if left_us > 0:
+            last["dur"] = round(turned_us - last["ts"], 3)
+            rest = {"name": turn["name"].removeprefix(TURN), "ts": turned_us, "dur": round(left_us, 3)}
+            parts[place].append(last | rest)
+    for each in parts:
+        yield from each
+
+
+def _start(event: Event) -> float:
+    return float(event["ts"])
+
+
+def _placed(events: Iterable[Event], rank: int, shift_us: float, place: int, num_places: int) -> Iterator[Event]:
+    """Yield a rank's events, later by `shift_us`, with processes and arrows that no other rank has."""
+    pids: dict[Any, int] = {}
+    named: dict[Any, str] = {}
+    host: Any = None
+    for event in events:
+        if event["ph"] == "M" and event["name"].startswith("process_"):
+            if event["name"] == "process_labels":
+                named[event["pid"]] = event["args"]["labels"]
+            continue
+        if host is None and _is_step(event):
+            host = event["pid"]
+        pid = pids.setdefault(event["pid"], len(pids) * num_places + place)
+        moved = event | {"pid": pid}
+        if "ts" in event:
+            moved["ts"] = round(event["ts"] + shift_us, 3)
+        if event["ph"] in "stf":
+            moved["id"] = event["id"] * num_places + place
+        yield moved
+    for old, pid in pids.items():
+        name = f"rank {rank}" if old == host else f"rank {rank} {named.get(old, old)}"
+        yield _meta("process_name", pid, 0, {"name": name})
+        yield _meta("process_sort_index", pid, 0, {"sort_index": rank * 100 + (0 if old == host else 1)})
+
+
+def _meta(name: str, pid: Any, tid: int, args: Event) -> Event:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        header: dict[str, Any] = json.loads(file.readline() + "]}")
+    return header
+
+
+def _events(path: Path) -> Iterator[Event]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        file.readline()
+        for line in file:
+            if line.startswith("{"):
+                yield json.loads(line.rstrip(",\n"))
+
+
+def _write(path: Path, header: Mapping[str, Any], events: Iterable[Event]) -> None:
+    """Write a trace beside `path` and move it into place, so that a reader of the folder never sees half of one."""
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        with gzip.open(beside, "wt", encoding="utf-8", compresslevel=5) as file:
+            file.write(json.dumps(header)[:-1] + ', "traceEvents": [\n')
+            separator = ""
+            for event in events:
+                file.write(separator + json.dumps(event))
+                separator = ",\n"
+            file.write("\n]}\n")
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise
