@@ -35,7 +35,7 @@ def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
     is_last = rank == world_size - 1
     found |= timed(agreement, is_late=is_last and world_size > 1)
     agreement.close()
-    return found | {"lost": torch.tensor(loses(build_agreement(world, 1, timedelta(seconds=20)), leaves=is_last))}
+    return found | {"lost": torch.tensor(loses(build_agreement(world, 1, timedelta(seconds=5)), leaves=is_last))}
 
 
 def timed(agreement: Agreement, *, is_late: bool) -> dict[str, Tensor]:

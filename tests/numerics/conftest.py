@@ -1,9 +1,6 @@
 """Start real ranks that compute and hand back tensors, so that a test compares what several processes found."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,25 +14,21 @@ Found = list[dict[str, Tensor]]
 OnRanks = Callable[[str, int, Path], Found]
 
 
-def on_ranks(script: str, world_size: int, folder: Path) -> Found:
-    """Return what `run(rank, world_size, folder)` in `script` returned on each of `world_size` gloo ranks."""
-    name = f"{Path(script).stem}-{world_size}"
-    command = [sys.executable, str(HERE / "rank.py"), str(HERE / script), str(folder), name, str(world_size)]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True, env=environ)
-        for rank in range(world_size)
-    ]
-    try:
-        errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(errors)[-4000:]
-    return [load_file(folder / f"{name}.rank{rank}.safetensors") for rank in range(world_size)]
-
-
 @pytest.fixture(scope="session")
-def run_on_ranks() -> Iterator[OnRanks]:
-    yield on_ranks
+def run_on_ranks(forking) -> OnRanks:
+    """Return a function to what `run(rank, world_size, folder)` in a script returned on each of so many gloo ranks."""
+
+    def on_ranks(script: str, world_size: int, folder: Path) -> Found:
+        name = f"{Path(script).stem}-{world_size}"
+        command = [str(HERE / "rank.py"), str(HERE / script), str(folder), name, str(world_size)]
+        ranks = [forking.start([*command, str(rank)], folder, {}) for rank in range(world_size)]
+        try:
+            errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(errors)[-4000:]
+        return [load_file(folder / f"{name}.rank{rank}.safetensors") for rank in range(world_size)]
+
+    return on_ranks

@@ -32,7 +32,7 @@ WAYS = {
     "fsdp": Parallel(strategy="fsdp"),
     "fsdp resharding": Parallel(strategy="fsdp", reshard=True),
 }
-NUM_IMAGES, EVAL_BATCH, BATCH, STEPS = 21, 10, 12, 6
+NUM_IMAGES, EVAL_BATCH, BATCH, STEPS, WORST = 21, 10, 12, 6, 7
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ def evaluator(place: Placement, strategy: Strategy, shard: EvalShard) -> Evaluat
         precision=build_precision("fp64", CPU),
         strategy=strategy,
         device=CPU,
+        worst=WORST,
     )
 
 
@@ -99,6 +100,8 @@ def judged(way: Parallel, rank: int, world_size: int) -> dict[str, Tensor]:
     found = {"confusion": torch.tensor(report.classes.confusion)}
     for name, result in (("val", report.val), ("ema", report.ema), ("train", report.train)):
         found[f"{name}.numbers"] = numbers(result)
+    worst = [[each.index, each.label, each.predicted, each.confidence, each.loss] for each in report.worst]
+    found["worst"] = torch.tensor(worst, dtype=torch.float64)
     found |= {f"weights.{name}": tensor for name, tensor in strategy.gather(model.state_dict()).items()}
     return found | {f"average.{name}": tensor for name, tensor in strategy.gather(average.tensors()).items()}
 

@@ -1,9 +1,7 @@
 """Ranks that meet, watch and wait, without a training: what one is asked, refuses or lacks, all come to know."""
 
-import os
 import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,35 +13,36 @@ STEP = 60
 Ends = list[tuple[int, str, str]]
 
 
-def ranks_with(folder: Path, fault: str, rank: int, ranks: int = 3, timeout_s: int = 8) -> Ends:
-    """Return exit code, stdout and stderr of each of `ranks` ranks, one of which meets `fault` at step 60."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, str(WATCHING), str(folder), fault, str(rank), str(STEP), str(timeout_s)]
-    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environ = {**os.environ, **world, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
-    started = [
-        subprocess.Popen(
-            command,
-            env={**environ, "RANK": str(each), "LOCAL_RANK": str(each)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for each in range(ranks)
-    ]
-    try:
-        said = [process.communicate(timeout=TIMEOUT_S) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return [(process.returncode, *each) for process, each in zip(started, said, strict=True)]
+@pytest.fixture
+def ranks_with(forking, tmp_path: Path) -> Callable[..., Ends]:
+    """Return a function that starts `ranks` ranks, one of which meets `fault` at step 60.
+
+    It returns exit code, stdout and stderr of each.
+    """
+
+    def ended(fault: str, rank: int, ranks: int = 3, timeout_s: int = 8) -> Ends:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        command = [str(WATCHING), str(tmp_path), fault, str(rank), str(STEP), str(timeout_s)]
+        world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        started = [
+            forking.start(command, tmp_path, {**world, "RANK": str(each), "LOCAL_RANK": str(each)})
+            for each in range(ranks)
+        ]
+        try:
+            said = [process.communicate(timeout=TIMEOUT_S) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        return [(process.returncode, *each) for process, each in zip(started, said, strict=True)]
+
+    return ended
 
 
-def test_a_request_to_one_rank_reaches_all(tmp_path: Path) -> None:
-    ends = ranks_with(tmp_path, "is_asked", rank=1)
+def test_a_request_to_one_rank_reaches_all(ranks_with, tmp_path: Path) -> None:
+    ends = ranks_with("is_asked", rank=1)
     assert [code for code, _, _ in ends] == [0, 0, 0], ends
     assert ["asked SIGTERM" in out for _, out, _ in ends] == [True, False, True]
     assert not list(tmp_path.iterdir())
@@ -51,24 +50,24 @@ def test_a_request_to_one_rank_reaches_all(tmp_path: Path) -> None:
 
 # matrix: 25
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_one_rank_refuses_is_its_to_explain(tmp_path: Path, rank: int) -> None:
+def test_what_one_rank_refuses_is_its_to_explain(ranks_with, rank: int) -> None:
     """Rank 0 hosts the store, and yet the others are not left to guess."""
-    ends = ranks_with(tmp_path, "refuses", rank)
+    ends = ranks_with("refuses", rank)
     assert [code for code, _, _ in ends] == [3 if each == rank else 1 for each in range(3)], ends
     assert [err for _, _, err in ends if err] == ["error: PacelineError: data.x: 3 is wrong (try 4)\n"]
 
 
 # matrix: 24
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_ends_early_is_named_by_one_that_goes_on(tmp_path: Path, rank: int) -> None:
-    ends = ranks_with(tmp_path, "ends", rank)
+def test_a_rank_that_ends_early_is_named_by_one_that_goes_on(ranks_with, rank: int) -> None:
+    ends = ranks_with("ends", rank)
     errors = [err for _, _, err in ends if err]
     assert len(errors) == 1 and f"rank {rank} ended after step {STEP} while others went on, at step " in errors[0], ends
 
 
 # matrix: 14
-def test_a_rank_that_computes_for_ever_is_named_by_those_that_wait(tmp_path: Path) -> None:
-    ends = ranks_with(tmp_path, "busy", rank=1, timeout_s=3)
+def test_a_rank_that_computes_for_ever_is_named_by_those_that_wait(ranks_with) -> None:
+    ends = ranks_with("busy", rank=1, timeout_s=3)
     errors = [err for _, _, err in ends if err]
     assert [code for code, _, _ in ends] == [1, 1, 1] and len(errors) == 1, ends
     assert f"at step {STEP} in data_wait" in errors[0] and "rank 1" in errors[0], errors
@@ -77,7 +76,7 @@ def test_a_rank_that_computes_for_ever_is_named_by_those_that_wait(tmp_path: Pat
 @pytest.mark.parametrize(
     ("rank", "ranks", "words"), [(1, 3, "rank 1 of 3 has other"), (1, 2, "ranks 0, 1 of 2 have different")]
 )
-def test_weights_that_differ_in_one_bit_are_found(tmp_path: Path, rank: int, ranks: int, words: str) -> None:
-    ends = ranks_with(tmp_path, "weights", rank, ranks)
+def test_weights_that_differ_in_one_bit_are_found(ranks_with, rank: int, ranks: int, words: str) -> None:
+    ends = ranks_with("weights", rank, ranks)
     errors = [err for _, _, err in ends if err]
     assert len(errors) == 1 and words in errors[0] and f"at step {STEP}, first in weight" in errors[0], ends

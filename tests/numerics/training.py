@@ -4,6 +4,7 @@ Read by `rank.py`. The images of a step are the same for every number of ranks, 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,11 +85,24 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return images.contiguous(memory_format=torch.channels_last), labels
 
 
-def train(way: Way, rank: int, world_size: int) -> dict[str, Tensor]:
-    """Return the state after training: weights, the optimizer's, last gradients, and losses and norms of the steps."""
-    strategy = build_strategy(way.parallel, World(rank, world_size, rank, world_size), CPU)
+def train(
+    way: Way,
+    rank: int,
+    world_size: int,
+    *,
+    turn: Callable[[str], None] | None = None,
+    now: Callable[[], float] | None = None,
+) -> dict[str, Tensor]:
+    """Return the state after training: weights, the optimizer's, last gradients, and losses and norms of the steps.
+
+    `turn` listens to the strategy. With `now` buckets are timed: then `wire_s`, and of each bucket its bytes, `n` and
+    the rest of its times, come along.
+    """
+    strategy = build_strategy(way.parallel, World(rank, world_size, rank, world_size), CPU, now)
     model = synchronise_norms(network(way.norm), CPU).to(way.dtype)
     replica = strategy.prepare(model)
+    if turn is not None:
+        strategy.listen(turn)
     trainable = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     parameters = [each for _, each in trainable]
     optimizer = torch.optim.SGD(parameters, way.lr, momentum=0.9)
@@ -113,6 +127,11 @@ def train(way: Way, rank: int, world_size: int) -> dict[str, Tensor]:
     whole = strategy.gather(model_tensors(model))
     whole |= {f"optimizer.{name}": each for name, each in strategy.gather(optimizer_tensors(optimizer)).items()}
     whole |= strategy.gather({f"grad.{name}": each.grad for name, each in trainable})
+    wire = strategy.wire()
+    assert (wire is None) == (now is None)
+    if wire is not None:
+        whole["wire"] = torch.tensor([[each.bytes, each.n, each.ready_s, each.wire_s] for each in wire.buckets])
+        whole["wire_s"] = torch.tensor(wire.wire_s)
     return whole | {"loss": torch.stack(losses), "norm": torch.stack(norms)}
 
 

@@ -10,8 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import WorldError
 from paceline.parallel.clip import gradient_norm, shorten
-from paceline.parallel.collective import broadcast_buffers, mean_over_ranks, sum_over_ranks
-from paceline.parallel.compression import Compression
+from paceline.parallel.collective import broadcast_buffers, every_rank, mean_over_ranks, sum_over_ranks
+from paceline.parallel.readiness import Readiness, Turn
+from paceline.parallel.wire import Wire, Wiring
 
 
 class DDP:
@@ -19,6 +20,9 @@ class DDP:
 
     Before each forward the buffers of rank 0 go to all ranks, so that a resumed run starts from what an
     uninterrupted one would have used.
+
+    Without `averages` every rank trains alone, to show what communication costs: nothing is sent in training, and
+    weights, buffers and the norm of the gradient are each rank's own.
     """
 
     def __init__(
@@ -28,14 +32,17 @@ class DDP:
         bucket_mb: float | None,
         bucket_view: bool,
         static_graph: bool,
-        compression: Compression,
+        averages: bool,
+        wiring: Wiring,
     ) -> None:
         self._device = device
         self._bucket_mb = bucket_mb
         self._bucket_view = bucket_view
         self._static_graph = static_graph
-        self._compress = compression
+        self._averages = averages
+        self._wiring = wiring
         self._module: DistributedDataParallel | None = None
+        self._settle: Callable[[], None] = _nothing
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the model wrapped, with rank 0's parameters and buffers on every rank."""
@@ -46,7 +53,9 @@ class DDP:
             gradient_as_bucket_view=self._bucket_view,
             static_graph=self._static_graph,
         )
-        self._compress(self._module)
+        # Only now: the constructor gives all ranks the same buffers to start with.
+        self._module.broadcast_buffers = self._averages
+        self._wiring.attach(self._module)
         return self._module
 
     def rehearse(self, step: Callable[[], None]) -> None:
@@ -56,8 +65,14 @@ class DDP:
         gradients arrived. Which ones share a bucket decides in which order the ranks' numbers are added, which on
         more than two ranks shows in the last bits.
         """
-        if dist.get_world_size() > 2:
+        if dist.get_world_size() > 2 and self._averages:
             step()
+
+    def listen(self, turn: Turn, *, compiled: bool = False) -> None:
+        """Turn to `exposed_communication` from the last gradient of this rank on, and while buffers come in."""
+        assert self._module is not None, "prepare comes first"
+        if self._averages:
+            self._settle = Readiness(self._module, turn, compiled=compiled).settle
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context without communication for all but the final micro-batch.
@@ -65,7 +80,8 @@ class DDP:
         Raise `WorldError` for a static graph, with which torch cannot leave communication out.
         """
         assert self._module is not None, "prepare comes first"
-        if final:
+        self._settle()
+        if final and self._averages:
             return contextlib.nullcontext()
         if self._static_graph:
             raise WorldError(
@@ -87,6 +103,10 @@ class DDP:
         """Return the sum over the ranks."""
         return sum_over_ranks(value)
 
+    def every(self, value: Tensor) -> Tensor:
+        """Return the ranks' values as rows."""
+        return every_rank(value)
+
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
         """Broadcast rank 0's buffers; the model itself, unlike its wrapper, waits for no one."""
@@ -100,3 +120,11 @@ class DDP:
     def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
         """Return `full`."""
         return full
+
+    def wire(self) -> Wire | None:
+        """Return what each bucket took, where it is timed."""
+        return self._wiring.wire()
+
+
+def _nothing() -> None:
+    """Settle nothing: nobody listens."""

@@ -11,7 +11,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from paceline.parallel.clip import gradient_norm, shorten
-from paceline.parallel.collective import broadcast_buffers, mean_over_ranks, sum_over_ranks
+from paceline.parallel.collective import broadcast_buffers, every_rank, mean_over_ranks, sum_over_ranks
+from paceline.parallel.readiness import Turn
+from paceline.parallel.wire import Wire
 
 _SMALLEST_SHARE = 0.01
 _LARGEST_SHARE = 0.5
@@ -47,6 +49,9 @@ class FSDP:
     def rehearse(self, step: Callable[[], None]) -> None:
         """Do nothing: the first step is like the others."""
 
+    def listen(self, turn: Turn, *, compiled: bool = False) -> None:
+        """Do nothing: shards are gathered and reduced layer by layer, within forward and backward."""
+
     @contextlib.contextmanager
     def accumulate(self, *, final: bool) -> Iterator[None]:
         """Surround a micro-batch; all but the final one add up whole gradients and keep the gathered weights."""
@@ -67,6 +72,10 @@ class FSDP:
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum over the ranks."""
         return sum_over_ranks(value)
+
+    def every(self, value: Tensor) -> Tensor:
+        """Return the ranks' values as rows."""
+        return every_rank(value)
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
@@ -100,6 +109,10 @@ class FSDP:
         if not isinstance(like, DTensor):
             return full
         return distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+    def wire(self) -> Wire | None:
+        """Return None: shards are not timed."""
+        return None
 
 
 def sharding_units(model: nn.Module) -> list[nn.Module]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 
 from paceline.parallel.clip import gradient_norm, shorten
+from paceline.parallel.readiness import Turn
+from paceline.parallel.wire import Wire
 
 
 class SingleDevice:
@@ -17,6 +19,9 @@ class SingleDevice:
 
     def rehearse(self, step: Callable[[], None]) -> None:
         """Do nothing: the first step is like the others."""
+
+    def listen(self, turn: Turn, *, compiled: bool = False) -> None:
+        """Do nothing: there is no one to wait for."""
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing."""
@@ -35,6 +40,10 @@ class SingleDevice:
         """Return `value`."""
         return value
 
+    def every(self, value: Tensor) -> Tensor:
+        """Return `value` as the only row."""
+        return value.unsqueeze(0)
+
     def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing: the only rank is rank 0."""
         return contextlib.nullcontext()
@@ -46,6 +55,10 @@ class SingleDevice:
     def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
         """Return `full`."""
         return full
+
+    def wire(self) -> Wire | None:
+        """Return None: nothing is sent."""
+        return None
 
 
 class DataParallel:
@@ -65,6 +78,9 @@ class DataParallel:
     def rehearse(self, step: Callable[[], None]) -> None:
         """Do nothing: the first step is like the others."""
 
+    def listen(self, turn: Turn, *, compiled: bool = False) -> None:
+        """Do nothing: there is no one to wait for."""
+
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing."""
         return contextlib.nullcontext()
@@ -81,6 +97,10 @@ class DataParallel:
         """Return `value`: outputs are gathered on the first GPU."""
         return value
 
+    def every(self, value: Tensor) -> Tensor:
+        """Return `value` as the only row."""
+        return value.unsqueeze(0)
+
     def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing."""
         return contextlib.nullcontext()
@@ -92,3 +112,7 @@ class DataParallel:
     def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
         """Return `full`."""
         return full
+
+    def wire(self) -> Wire | None:
+        """Return None: nothing is sent."""
+        return None

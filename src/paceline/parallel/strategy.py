@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from paceline.core.errors import WorldError
 from paceline.core.world import World
-from paceline.parallel.compression import build_compression
 from paceline.parallel.ddp import DDP
+from paceline.parallel.readiness import Turn
 from paceline.parallel.single import DataParallel, SingleDevice
+from paceline.parallel.wire import Wire, build_wiring
 from paceline.recipe.schema.parallel import Parallel
 
 
@@ -32,6 +33,16 @@ class Strategy(Protocol):
         """Call `step`, a forward and backward pass that leaves nothing behind, if the first one is unlike the others.
 
         Every rank must call it, after `prepare` and before the first step of a process.
+        """
+        ...
+
+    def listen(self, turn: Turn, *, compiled: bool = False) -> None:
+        """Call `turn("exposed_communication")` from now on where a step begins to wait for other ranks.
+
+        That is in the final backward, when this rank's last gradient is there, and in front of the forward pass while
+        rank 0's buffers come in, after which `turn("forward")` is called. A pass before the first `accumulate` of
+        those that follow teaches which gradient is the last. Call it once, after `prepare`; `compiled` says that
+        torch compiles what `prepare` returned. Nothing is called where waiting is not apart from computing.
         """
         ...
 
@@ -54,6 +65,10 @@ class Strategy(Protocol):
         """Return the sum of `value` over the ranks, on each of them."""
         ...
 
+    def every(self, value: Tensor) -> Tensor:
+        """Return [world_size, *value.shape] on every rank, in which row r is rank r's `value`."""
+        ...
+
     def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Surround forward passes of `model` itself, of which each rank may run another number.
 
@@ -71,11 +86,22 @@ class Strategy(Protocol):
         """Return this rank's part of `full`, which is the same on all ranks, laid out over them as `like` is."""
         ...
 
+    def wire(self) -> Wire | None:
+        """Return what buckets of gradients took so far, or None where they are not timed. Waits for the device."""
+        ...
 
-def build_strategy(section: Parallel, world: World, device: torch.device) -> Strategy:
+
+def build_strategy(
+    section: Parallel,
+    world: World,
+    device: torch.device,
+    now: Callable[[], float] | None = None,
+    warmup_steps: int = 0,
+) -> Strategy:
     """Return what joins the ranks of `world`; one rank is never joined to itself.
 
-    Raise `WorldError` where the strategy has no such ranks or devices. Sharding needs the process group.
+    With `now`, a clock in seconds, ddp times its buckets after the first `warmup_steps` steps. Raise `WorldError` where
+    the strategy has no such ranks or devices. Sharding needs the process group.
     """
     match section.strategy:
         case "dataparallel":
@@ -88,7 +114,8 @@ def build_strategy(section: Parallel, world: World, device: torch.device) -> Str
                 bucket_mb=None if section.bucket_mb == "auto" else section.bucket_mb,
                 bucket_view=section.bucket_view,
                 static_graph=section.static_graph,
-                compression=build_compression(section),
+                averages=section.sync_gradients,
+                wiring=build_wiring(section, device, now, warmup_steps),
             )
         case "fsdp":
             from paceline.parallel.fsdp import FSDP  # it takes most of a second to import

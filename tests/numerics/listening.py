@@ -1,0 +1,126 @@
+"""Train in several ways, listened to, timed, not averaged, and compiled, beside the same training without.
+
+Read by `rank.py`.
+"""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from training import CPU, Way, batch, network, train
+
+from paceline.core.world import World
+from paceline.parallel.strategy import build_strategy
+from paceline.recipe.schema.parallel import Parallel
+
+CODES = {"exposed_communication": 1.0, "forward": 2.0}
+
+
+def ways() -> dict[str, Way]:
+    small = Parallel(bucket_mb=0.001)  # three buckets once torch has grouped parameters anew
+    ways = {
+        "plain": Way(small),
+        "copied": Way(Parallel(bucket_mb=0.001, bucket_view=False)),
+        "static": Way(Parallel(bucket_mb=0.001, static_graph=True)),
+        "buffers": Way(small, norm="batch"),
+        "micro-batches": Way(small, accumulate=2),
+        "bf16": Way(Parallel(bucket_mb=0.001, compression="bf16")),
+        "fp16": Way(Parallel(bucket_mb=0.001, compression="fp16")),
+        "factors": Way(Parallel(bucket_mb=0.001, compression="powersgd"), steps=14),
+    }
+    return {name: replace(way, dtype=torch.float32) for name, way in ways.items()}
+
+
+class Owned(nn.Module):
+    """A network of ours: torch's compiler leaves a forward pass alone that is torch's own, as Sequential's is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network("batch")
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)
+
+
+def alone(rank: int, world_size: int) -> dict[str, Tensor]:
+    """Train without averaging, and the model itself on the same images; then evaluate with rank 0's buffers."""
+    strategy = build_strategy(Parallel(sync_gradients=False), World(rank, world_size, rank, world_size), CPU)
+    turned: list[str] = []
+    models = [network("batch"), network("batch")]
+    replicas = [strategy.prepare(models[0]), models[1]]
+    strategy.listen(turned.append)
+    strategy.rehearse(lambda: turned.append("rehearsed"))
+    for model, replica in zip(models, replicas, strict=True):
+        optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
+        for step in range(3):
+            images, labels = (each.chunk(world_size)[rank] for each in batch(step))
+            for number, (some, their) in enumerate(zip(images.chunk(2), labels.chunk(2), strict=True), start=1):
+                with strategy.accumulate(final=number == 2):
+                    functional.cross_entropy(replica(some.float()), their).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert turned == []
+    found = {
+        f"{who}.{name}": each.clone()
+        for who, model in zip(("ddp", "model"), models, strict=True)
+        for name, each in model.state_dict().items()
+    }
+    with strategy.evaluating(models[0]):
+        return found | {f"evaluated.{name}": each.clone() for name, each in models[0].named_buffers()}
+
+
+def compiled(rank: int, world_size: int) -> dict[str, Tensor]:
+    """Train a model with buffers that torch compiles; return what was turned to, and the number of graphs."""
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    found = {}
+    for name in ("silent", "listened"):
+        torch._dynamo.reset()
+        counters.clear()
+        strategy = build_strategy(Parallel(), World(rank, world_size, rank, world_size), CPU)
+        model, turned = Owned(), list[str]()
+        replica = torch.compile(strategy.prepare(model), backend="aot_eager")
+        if name == "listened":
+            strategy.listen(turned.append, compiled=True)
+        optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
+        for step in range(3):
+            images, labels = (each.chunk(world_size)[rank] for each in batch(step))
+            with strategy.accumulate(final=True):
+                functional.cross_entropy(replica(images.float()), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found |= {f"{name}.{key}": each.clone() for key, each in model.state_dict().items()}
+        found[f"{name}.graphs"] = torch.tensor(
+            [counters["stats"]["unique_graphs"], counters["stats"]["calls_captured"]]
+        )
+        found[f"{name}.turned"] = torch.tensor([CODES[each] for each in turned])
+    return found
+
+
+def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+    found = {}
+    for name, way in ways().items():
+        turned: list[str] = []
+        tensors = {
+            "silent": train(way, rank, world_size),
+            "listened": train(way, rank, world_size, turn=turned.append),
+            "timed": train(
+                way, rank, world_size, turn=turned.append if name == "plain" else None, now=time.perf_counter
+            ),
+        }
+        if name == "plain":
+            del turned[len(turned) // 2 :]
+        tensors["listened"]["turned"] = torch.tensor([CODES[each] for each in turned])
+        found |= {f"{name}/{how}/{key}": each for how, some in tensors.items() for key, each in some.items()}
+    found |= {f"alone/{key}": each for key, each in alone(rank, world_size).items()}
+    if world_size == 2:
+        found |= {f"compiled/{key}": each for key, each in compiled(rank, world_size).items()}
+    strategy = build_strategy(Parallel(), World(rank, world_size, rank, world_size), CPU)
+    return found | {
+        "every": strategy.every(torch.tensor([[rank, 1], [2, rank]]).T),
+        "every scalar": strategy.every(torch.tensor(float(rank))),
+    }
