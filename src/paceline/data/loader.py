@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,15 +16,18 @@ from torch.utils.data import DataLoader
 
 from paceline.core.dataset import Source
 from paceline.core.errors import PacelineError
+from paceline.core.results import LoaderResult
 from paceline.core.units import Duration
 from paceline.data.augment import Augment, build_augments, split_augments
 from paceline.data.bad import BadImage as BadImage
 from paceline.data.bad import build_instead
 from paceline.data.draws import draw
+from paceline.data.laps import Laps, Work, build_laps
 from paceline.data.mix import Mixing, build_mixing
 from paceline.data.reader import Reader, build_reader
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.data.sizing import build_eval_sizing, build_train_sizing
+from paceline.data.tally import Tally, build_tally
 from paceline.data.workers import POLL_S, Crew, Trail, enter_crew, has_entered, own_child_signals, traced
 from paceline.recipe.schema.data import Data
 
@@ -85,18 +88,23 @@ class TrainBatches:
     augments: tuple[Augment, ...]
     deferred: tuple[Augment, ...]
     mix: Mixing
+    laps: Laps
 
     def __getitem__(self, step: int) -> Batch:
         indices = self.order.indices(step)
+        self.laps.lap("collate")
         draws = draw(self.order.seed, self.order.epoch(step), indices, self._is_alternating)
+        self.laps.lap("augment")
         used = self.reader.num_draws
         read = self.reader.read(indices, draws[:, :used], self.sizes(step))
         images = read.images
+        self.laps.lap("collate")
         for augment in self.augments:
             images = augment(images, torch.from_numpy(draws[:, used : used + augment.num_draws]))
             used += augment.num_draws
         mixing = draws.shape[1] - self.mix.num_draws
         rest = np.concatenate([draws[:, used:mixing], self.mix.prepare(draws[:, mixing:])], axis=1)
+        self.laps.lap("augment")
         return Batch(images, read.labels, indices, torch.from_numpy(rest), read.bad)
 
     def title(self, step: int) -> str:
@@ -118,6 +126,7 @@ class EvalBatches:
     shard: EvalShard
     reader: Reader
     image_size: int
+    laps: Laps
 
     def __getitem__(self, number: int) -> Batch:
         indices = self.shard.indices(number)
@@ -130,17 +139,25 @@ class EvalBatches:
         return f"evaluation batch {number + 1:,}"
 
 
+class _Made(NamedTuple):
+    """A batch, and what making it took. A tuple, so that DataLoader pins what is in it."""
+
+    batch: Batch
+    work: Work
+
+
 @dataclass(frozen=True)
 class LoaderOptions:
     """How batches are made: in how many worker processes, and in page-locked memory or not.
 
     With `on_device` training batches are left to a `build_finish` with the same `on_device` to change, as far as a
-    device can.
+    device can. `now` is the clock, in seconds, that making them is timed by; without one it is not.
     """
 
     workers: int
     pin_memory: bool
     on_device: bool = False
+    now: Callable[[], float] | None = None
 
 
 class Loader(Protocol):
@@ -150,6 +167,10 @@ class Loader(Protocol):
         """Return an iterator over the batches; it may work ahead."""
         ...
 
+    def stats(self) -> LoaderResult | None:
+        """Return how all batches handed out so far, by any iterator, were made; None where that is not timed."""
+        ...
+
 
 @dataclass(frozen=True)
 class InlineLoader:
@@ -157,11 +178,19 @@ class InlineLoader:
 
     dataset: TrainBatches | EvalBatches
     pin_memory: bool
+    tally: Tally
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
         """Return an iterator over the batches."""
-        made = (self.dataset[number] for number in range(first, stop))
-        return (batch.pin_memory() for batch in made) if self.pin_memory else made
+        for number in range(first, stop):
+            self.tally.ask(num_ready=0)
+            made = _make(self.dataset, number, pin_memory=self.pin_memory)
+            self.tally.hand(made.work)
+            yield made.batch
+
+    def stats(self) -> LoaderResult | None:
+        """Return how all batches handed out so far were made."""
+        return self.tally.stats()
 
 
 @dataclass(frozen=True)
@@ -177,6 +206,7 @@ class WorkerLoader:
     timeout: Duration
     trail: Trail
     name_of: Callable[[int], str]
+    tally: Tally
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
         """Return an iterator over the batches; the workers end with it."""
@@ -184,12 +214,18 @@ class WorkerLoader:
         with Crew(workers, self.trail, self.timeout, self.dataset.title, self.name_of) as crew:
             try:
                 for number in range(first, stop):
+                    self.tally.ask(self.trail.num_made - (number - first))
                     item = crew.wait_for(number, ahead)
                     if isinstance(item, PacelineError):
                         raise item
-                    yield item
+                    self.tally.hand(item.work)
+                    yield item.batch
             finally:
                 del ahead  # DataLoader tells its workers to end; the crew ends one that hangs
+
+    def stats(self) -> LoaderResult | None:
+        """Return how all batches handed out so far were made."""
+        return self.tally.stats()
 
     def _start(self, first: int, stop: int) -> tuple[Iterator[Any], list[BaseProcess]]:
         """Start workers; where one does not come to life, end them and start others.
@@ -199,6 +235,7 @@ class WorkerLoader:
         """
         for _ in range(_BIRTHS):
             self.trail.clear()
+            self.tally.start(self._num_workers(first, stop))
             others = set(active_children())
             with own_child_signals():
                 ahead = iter(self._loader(first, stop))
@@ -210,12 +247,15 @@ class WorkerLoader:
                 worker.join()
         return ahead, workers
 
+    def _num_workers(self, first: int, stop: int) -> int:
+        return min(self.workers, max(1, stop - first))
+
     def _loader(self, first: int, stop: int) -> "DataLoader[Any]":
         return DataLoader(
             _Carried(self.dataset, self.trail),  # type: ignore[arg-type]
             batch_size=None,
             sampler=range(first, stop),
-            num_workers=min(self.workers, max(1, stop - first)),
+            num_workers=self._num_workers(first, stop),
             prefetch_factor=PREFETCH,
             pin_memory=self.pin_memory,
             timeout=POLL_S,
@@ -226,17 +266,27 @@ class WorkerLoader:
 
 @dataclass(frozen=True)
 class _Carried:
-    """Carry a user's error out of a worker as a value: DataLoader would wrap it in the worker's traceback."""
+    """Carry batches out of a worker, and a user's error as a value: DataLoader would wrap it in a traceback."""
 
     dataset: TrainBatches | EvalBatches
     trail: Trail
 
-    def __getitem__(self, number: int) -> Batch | PacelineError:
+    def __getitem__(self, number: int) -> _Made | PacelineError:
         self.trail.batch(number)
         try:
-            return self.dataset[number]
+            made = _make(self.dataset, number, pin_memory=False)  # that is for a process with a device
         except PacelineError as error:
             return error
+        self.trail.made()
+        return made
+
+
+def _make(dataset: TrainBatches | EvalBatches, number: int, *, pin_memory: bool) -> _Made:
+    dataset.laps.begin()
+    batch = dataset[number]
+    if pin_memory:
+        batch = batch.pin_memory()
+    return _Made(batch, dataset.laps.finish(len(batch), batch.images.nbytes))
 
 
 def build_train_loader(data: Data, source: Source, order: TrainOrder, sizes: Sizes, options: LoaderOptions) -> Loader:
@@ -245,21 +295,24 @@ def build_train_loader(data: Data, source: Source, order: TrainOrder, sizes: Siz
     here, deferred = split_augments(augments, on_device=options.on_device)
     mix = build_mixing(data.augment, source.info.num_classes)
     trail = Trail(max(1, options.workers))
-    reader = build_reader(traced(source, trail), build_train_sizing(data), build_instead(data, "train"))
-    batches = TrainBatches(order, reader, sizes, here, deferred, mix)
+    laps = build_laps(options.now)
+    reader = build_reader(traced(source, trail), build_train_sizing(data), build_instead(data, "train"), laps)
+    batches = TrainBatches(order, reader, sizes, here, deferred, mix, laps)
     return _build(batches, options, data.worker_timeout, trail, source)
 
 
 def build_eval_loader(data: Data, source: Source, shard: EvalShard, image_size: int, options: LoaderOptions) -> Loader:
     """Return the loader of a rank's shard of an evaluation, of images of `image_size` pixels squared."""
     trail = Trail(max(1, options.workers))
-    reader = build_reader(traced(source, trail), build_eval_sizing(data), build_instead(data, "eval"))
-    return _build(EvalBatches(shard, reader, image_size), options, data.worker_timeout, trail, source)
+    laps = build_laps(options.now)
+    reader = build_reader(traced(source, trail), build_eval_sizing(data), build_instead(data, "eval"), laps)
+    return _build(EvalBatches(shard, reader, image_size, laps), options, data.worker_timeout, trail, source)
 
 
 def _build(
     dataset: TrainBatches | EvalBatches, options: LoaderOptions, timeout: Duration, trail: Trail, source: Source
 ) -> Loader:
+    tally = build_tally(options.now, options.workers)
     if options.workers:
-        return WorkerLoader(dataset, options.workers, options.pin_memory, timeout, trail, source.name_of)
-    return InlineLoader(dataset, options.pin_memory)
+        return WorkerLoader(dataset, options.workers, options.pin_memory, timeout, trail, source.name_of, tally)
+    return InlineLoader(dataset, options.pin_memory, tally)

@@ -1,5 +1,6 @@
 """From a batch in host memory to normalised images on the device."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -40,9 +41,14 @@ class Placement:
         self._scale = torch.tensor(std, device=device, dtype=self._computed).mul_(255).reciprocal_().view(shape)
 
     def __call__(self, batch: Batch) -> Placed:
-        """Return the batch on the device; page-locked memory is copied without waiting."""
+        """Return the batch on the device; page-locked memory is copied without waiting, what is there not at all."""
         here = (batch.images, batch.labels, batch.draws)
         return Placed(*(tensor.to(self.device, non_blocking=True) for tensor in here))
+
+    def keep(self, batch: Batch) -> Batch:
+        """Return the batch with its tensors on the device, where placing it again costs nothing."""
+        images, labels, draws = self(batch)
+        return replace(batch, images=images, labels=labels, draws=draws)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Return `dtype` [N, C, H, W]: (pixels / 255 - mean) / std, per channel, in the model's memory format."""

@@ -12,6 +12,7 @@ from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import DataError
 from paceline.data.bad import BadImage, Instead
 from paceline.data.decode import decode
+from paceline.data.laps import Laps
 from paceline.data.sizing import Picture, RandomResizedCrop, Sizing
 
 Indices = NDArray[np.int64]
@@ -47,11 +48,15 @@ class Reader(Protocol):
 
 
 class ArrayReader:
-    """Gather images that are already pixels of one size, all of a batch at once."""
+    """Gather images that are already pixels of one size, all of a batch at once.
+
+    By `laps`, gathering is reading, and bringing them to another size decoding.
+    """
 
     num_draws = 0
 
-    def __init__(self, source: ArraySource) -> None:
+    def __init__(self, source: ArraySource, laps: Laps) -> None:
+        self._laps = laps
         self._images = torch.from_numpy(np.ascontiguousarray(source.images.transpose(0, 3, 1, 2)))
         self._labels = torch.from_numpy(source.labels)
 
@@ -59,8 +64,10 @@ class ArrayReader:
         """Return (uint8 [N, C, size, size], int64 [N])."""
         chosen = torch.from_numpy(indices)
         images = self._images.index_select(0, chosen)  # several times faster than indexing: measured on CIFAR-10
+        self._laps.got(images.nbytes)
         if images.shape[-2:] != (size, size):
             images = F.resize(images, [size, size], antialias=True)
+            self._laps.lap("decode")
         return Samples(images, self._labels[chosen], np.ones(len(indices), dtype=np.bool_))
 
 
@@ -70,8 +77,9 @@ class PictureReader:
     A sample that stands in for another comes with its own label and the draws of the one that was asked for.
     """
 
-    def __init__(self, source: Source, sizing: Sizing, instead: Instead) -> None:
+    def __init__(self, source: Source, sizing: Sizing, instead: Instead, laps: Laps) -> None:
         self._source = source
+        self._laps = laps
         self._sizing = sizing
         self._instead = instead
         self.num_draws = sizing.num_draws
@@ -86,6 +94,7 @@ class PictureReader:
             if found is not None:
                 picture, label = found
                 images.append(self._sizing(picture, draw, size))
+                self._laps.lap("decode")
                 labels.append(label)
         none = torch.empty(0, self._channels, size, size, dtype=torch.uint8)
         return Samples(
@@ -101,6 +110,7 @@ class PictureReader:
         while at is not None:
             try:
                 content, label = self._source.read(at)
+                self._laps.got(len(content) if isinstance(content, bytes) else content.nbytes)
                 return self._picture(content, at), label
             except DataError as error:
                 bad.setdefault(at, BadImage.of(at, self._source.name_of(at), error))
@@ -117,11 +127,11 @@ class PictureReader:
         return 3 if self._source.info.channels == 3 else 1
 
 
-def build_reader(source: Source, sizing: Sizing, instead: Instead) -> Reader:
-    """Return the fastest reader that does what `sizing` asks for with `source`."""
+def build_reader(source: Source, sizing: Sizing, instead: Instead, laps: Laps) -> Reader:
+    """Return the fastest reader that does what `sizing` asks for with `source`, timed by `laps`."""
     match source, sizing:
         case ArraySource(), RandomResizedCrop():
-            return PictureReader(source, sizing, instead)
+            return PictureReader(source, sizing, instead, laps)
         case ArraySource(), _:
-            return ArrayReader(source)
-    return PictureReader(source, sizing, instead)
+            return ArrayReader(source, laps)
+    return PictureReader(source, sizing, instead, laps)

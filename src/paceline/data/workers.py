@@ -43,17 +43,20 @@ class Spot(NamedTuple):
 class Trail:
     """Where each of `workers` workers is, in memory that they share with the process that forks them.
 
-    A worker writes its own row, and nobody waits for it: what is read may be a sample behind.
+    A worker writes its own row, and nobody waits for it: what is read may be a sample behind. Beside the rows stands
+    how many batches each has made.
     """
 
     def __init__(self, workers: int) -> None:
-        self._rows = np.frombuffer(mmap.mmap(-1, workers * 3 * 8), dtype=np.int64).reshape(workers, 3)
+        shared = np.frombuffer(mmap.mmap(-1, workers * 4 * 8), dtype=np.int64).reshape(workers, 4)
+        self._rows, self._made = shared[:, :3], shared[:, 3]
         self._row = 0
         self.clear()
 
     def clear(self) -> None:
         """Forget all."""
         self._rows[:] = -1
+        self._made[:] = 0
 
     def begin(self, worker: int, batch: int) -> None:
         """Note what worker number `worker`, which is not started yet, will begin with."""
@@ -71,6 +74,15 @@ class Trail:
     def sample(self, index: int) -> None:
         """Note that this worker reads sample `index`."""
         self._rows[self._row, 2] = index
+
+    def made(self) -> None:
+        """Note that this worker has made a batch."""
+        self._made[self._row] += 1
+
+    @property
+    def num_made(self) -> int:
+        """How many batches all workers have made."""
+        return int(self._made.sum())
 
     def spots(self) -> list[Spot]:
         """Return where every worker is."""

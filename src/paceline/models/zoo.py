@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from paceline.core.errors import RecipeError, near_miss
+from paceline.models.empty import Empty
 from paceline.models.resnet_cifar import ResNet, basic_block, bottleneck_block
 from paceline.models.speednet import SpeedNet
 from paceline.models.surgery import adapt_input_channels, check_can_synchronise, set_drop_path
@@ -26,13 +27,15 @@ _OURS: dict[str, Callable[..., nn.Module]] = {
     "speednet94": partial(SpeedNet, block_channels=(64, 256, 256), batch_norm_momentum=0.4, is_residual=False),
     "speednet96": partial(SpeedNet, block_channels=(128, 384, 512), batch_norm_momentum=0.1, is_residual=True),
 }
+_PROBES: dict[str, Callable[..., nn.Module]] = {"empty": Empty}
 MODEL_NAMES: tuple[str, ...] = tuple(_OURS)
-"""Our own networks; `width` and most of `norm` are theirs alone."""
+"""Our own networks, probes apart; `width` and most of `norm` are theirs alone."""
 
 _SETTINGS = ("norm", "width", "zero_init_residual", "drop_path")
 _WITHOUT: dict[str, tuple[str, ...]] = {
     "speednet94": ("zero_init_residual", "drop_path"),  # no residual branches
     "speednet96": ("zero_init_residual",),  # no learnt scale that could leave zero again
+    "empty": _SETTINGS,
 }
 _RESIDUAL = tuple(name for name in _OURS if name not in _WITHOUT)
 
@@ -59,16 +62,17 @@ def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module
 
 def _build_ours(section: Model, num_classes: int, channels: int) -> nn.Module:
     name = section.name
-    if name not in _OURS:
+    known = _OURS | _PROBES
+    if name not in known:
         bare = name.partition(":")[2]
-        raise _unknown(name, [*MODEL_NAMES, f"torchvision:{bare}", f"timm:{bare}"])
+        raise _unknown(name, [*known, f"torchvision:{bare}", f"timm:{bare}"])
     without = _WITHOUT.get(name, ())
     for field in without:
         if _is_set(section, field):
             others = [each for each in MODEL_NAMES if field not in _WITHOUT.get(each, ())]
             raise _no_effect(section, field, f"one of {', '.join(others)}")
     settings = {field: getattr(section, field) for field in _SETTINGS if field not in without}
-    return _OURS[name](num_classes=num_classes, channels=channels, **settings)
+    return known[name](num_classes=num_classes, channels=channels, **settings)
 
 
 def _build_torchvision(section: Model, name: str, num_classes: int, channels: int) -> nn.Module:

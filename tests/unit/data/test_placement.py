@@ -1,8 +1,10 @@
 """Placement: normalised in float32 at least, whatever the type of the weights, and rounded once."""
 
+import numpy as np
 import pytest
 import torch
 
+from paceline.data.loader import Batch
 from paceline.data.placement import Placement
 
 MEAN, STD = (0.3047, 0.5071, 0.4865), (0.3756, 0.2673, 0.2564)
@@ -25,3 +27,12 @@ def test_types_of_16_bits_get_what_float32_gets_rounded_once(dtype: torch.dtype)
 def test_float32_and_float64_are_computed_in_themselves(dtype: torch.dtype) -> None:
     mean, std = (torch.tensor(values, dtype=dtype).view(1, 3, 1, 1) * 255 for values in (MEAN, STD))
     assert torch.equal(normalised(dtype), (PIXELS.to(dtype) - mean) * (1 / std))
+
+
+def test_a_batch_that_is_on_the_device_is_placed_as_it_is() -> None:
+    place = Placement(torch.device("meta"), torch.float32, MEAN, STD, torch.channels_last)
+    indices = np.arange(1)
+    batch = place.keep(Batch(PIXELS, torch.zeros(1, dtype=torch.int64), indices, torch.empty(1, 0)))
+    placed = place(batch)
+    assert placed.images is batch.images and placed.labels is batch.labels and placed.draws is batch.draws
+    assert placed.images.device.type == "meta" and batch.indices is indices

@@ -169,6 +169,8 @@ class Recipe(Section):
         if self.measure.communication == "on" and parallel.strategy != "ddp":
             fix = "set measure.communication=off"
             refuse("measure.communication", f"on has no effect with strategy {parallel.strategy} ({fix})")
+        if self.data.replay != "off" and self.log.samples:
+            refuse("log.samples", f"true names no new sample with data.replay {self.data.replay} (set it false)")
         if not parallel.sync_gradients and self.measure.communication == "on":
             refuse("measure.communication", "on finds nothing to time with parallel.sync_gradients false (set it off)")
         if parallel.strategy == "dataparallel" and self.model.norm == "sync_batch":

@@ -1,0 +1,126 @@
+"""Replayed batches are the first ones, over and over, and nobody makes others beside them."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing import active_children
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Sample
+from paceline.core.errors import DataError
+from paceline.data.finish import build_finish
+from paceline.data.loader import Batch, Loader, LoaderOptions, build_train_loader
+from paceline.data.placement import Placement
+from paceline.data.replay import NUM_REPLAYED, ReplayedLoader, as_it_is
+from paceline.data.sampler import TrainOrder
+from paceline.recipe.schema.data import Data
+
+INFO = DatasetInfo("made", "train", 50, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
+ORDER = TrainOrder(seed=1, num_images=50, batch_size=10)
+MIX = Data(augment=("pad_crop", "flip", "rotate", "cutout", "random_erasing", "mixup", "cutmix"))  # type: ignore[arg-type]
+
+
+def source() -> ArraySource:
+    images = np.random.default_rng(0).integers(0, 256, (50, 16, 16, 3), dtype=np.uint8)
+    return ArraySource(INFO, images, np.arange(50, dtype=np.int64) % 2)
+
+
+def loader_of(workers: int = 0, data: Data = MIX, *, on_device: bool = False) -> Loader:
+    options = LoaderOptions(workers, pin_memory=False, on_device=on_device, now=time.perf_counter)
+    return build_train_loader(data, source(), ORDER, lambda step: 16 + step, options)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    mine, its = ((each.images, each.labels, each.draws, torch.from_numpy(each.indices)) for each in (one, other))
+    return all(torch.equal(a, b) for a, b in zip(mine, its, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_first_batches_come_over_and_over_in_their_sizes(workers: int) -> None:
+    made = list(loader_of().batches(3, 7))
+    replayed = list(ReplayedLoader(loader_of(workers), 4, as_it_is).batches(3, 13))
+    assert len(replayed) == 10
+    assert all(same(batch, made[position % 4]) for position, batch in enumerate(replayed))
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+def test_fewer_steps_than_replays_make_no_more_batches(num_steps: int) -> None:
+    loader = ReplayedLoader(loader_of(), 4, as_it_is)
+    assert len(list(loader.batches(2, 2 + num_steps))) == num_steps
+    stats = loader.stats()
+    assert stats is not None and stats.batches == num_steps
+
+
+def test_workers_have_ended_when_the_first_batch_is_handed_out() -> None:
+    before = set(active_children())
+    replayed = ReplayedLoader(loader_of(workers=2), NUM_REPLAYED, as_it_is).batches(0, 100)
+    next(replayed)
+    assert set(active_children()) <= before
+    assert len(list(replayed)) == 99
+
+
+def test_the_table_is_that_of_the_batches_made() -> None:
+    loader = ReplayedLoader(loader_of(), 4, as_it_is)
+    list(loader.batches(0, 10))
+    stats = loader.stats()
+    assert stats is not None and (stats.batches, stats.images) == (4, 40)
+
+
+class Holed:
+    """A source whose samples 7 and 8 cannot be read."""
+
+    info = replace(INFO, image_size=None)
+
+    def __len__(self) -> int:
+        return 50
+
+    def read(self, index: int) -> Sample:
+        if index in (7, 8):
+            raise DataError(f"made/{index}.jpg: cannot be decoded (remove it)")
+        return np.zeros((16, 16, 3), np.uint8), 0
+
+    def name_of(self, index: int) -> str:
+        return f"made/{index}.jpg"
+
+
+def test_bad_samples_are_told_of_once() -> None:
+    options = LoaderOptions(0, pin_memory=False)
+    made = build_train_loader(Data(on_bad_image="skip"), Holed(), ORDER, lambda step: 16, options)
+    told = [batch.bad for batch in ReplayedLoader(made, 5, as_it_is).batches(0, 15)]
+    assert {bad.index for row in told[:5] for bad in row} == {7, 8}
+    assert told[5:] == [()] * 10
+
+
+def on(device: str) -> Placement:
+    return Placement(torch.device(device), torch.float32, INFO.mean, INFO.std, torch.channels_last)
+
+
+def test_batches_are_brought_to_the_device_once_each() -> None:
+    place, kept = on("meta"), []
+
+    def keep(batch: Batch) -> Batch:
+        kept.append(place.keep(batch))
+        return kept[-1]
+
+    replayed: Iterator[Batch] = ReplayedLoader(loader_of(), 4, keep).batches(0, 12)
+    for position, batch in enumerate(replayed):
+        placed = place(batch)
+        assert placed.images.device.type == "meta"
+        assert placed.images is kept[position % 4].images and placed.labels is kept[position % 4].labels
+        assert batch.indices.tolist() == ORDER.indices(position % 4).tolist()
+    assert len(kept) == 4
+
+
+def test_a_step_leaves_a_batch_as_it_is() -> None:
+    """On a CPU placing copies nothing, so what a step changed in place would be there at the next replay."""
+    place = on("cpu")
+    finish = build_finish(MIX, place, 2, on_device=True)
+    replayed = ReplayedLoader(loader_of(on_device=True), 2, place.keep).batches(0, 4)
+    steps = [finish(place(batch)) for batch in replayed]
+    made = list(loader_of(on_device=True).batches(0, 2))
+    for step, (images, targets) in enumerate(steps):
+        again_images, again_targets = finish(place(made[step % 2]))
+        assert torch.equal(images, again_images) and torch.equal(targets, again_targets)
