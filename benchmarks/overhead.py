@@ -32,14 +32,16 @@ from bare_loop import LOG_EVERY, ResNet18, batches, train
 from torch import nn
 
 from paceline.cli.progress import build_progress
+from paceline.core.results import LoaderResult
 from paceline.core.rundir import RunDir, read_lines
 from paceline.core.world import World
 from paceline.data.loader import Batch, Loader
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
+from paceline.train.job import Invocation
 from paceline.train.parts import Parts
-from paceline.train.run import Invocation, run
+from paceline.train.run import run
 
 NUM_RESAMPLES = 10_000
 CHECKED_STEPS = 3
@@ -128,6 +130,10 @@ class Recording:
             self.kept.append(batch)
             yield batch
 
+    def stats(self) -> LoaderResult | None:
+        """Return how the batches were made."""
+        return self.inner.stats()
+
 
 class Step(NamedTuple):
     """Seconds of one step, by the wall clock and of CPU time of the whole process, all threads together."""
@@ -176,6 +182,10 @@ class TakingTurns:
         next(self.bare_steps)
         self.bare.append(Step.since(start))
 
+    def stats(self) -> LoaderResult | None:
+        """Return how the batches were made."""
+        return self.inner.stats()
+
 
 def measure(recipe: Recipe) -> TakingTurns:
     """Run `recipe` as `paceline train` does, taking turns with the bare loop; return the times of all steps."""
@@ -222,7 +232,7 @@ def run_paceline(recipe: Recipe, folder: Path, wrap: Callable[[Parts, Loader], L
     built = Parts.train_loader
     rundir = RunDir(folder / "run")
     with (
-        mock.patch.object(Parts, "train_loader", lambda parts: wrap(parts, built(parts))),
+        mock.patch.object(Parts, "train_loader", lambda parts, place: wrap(parts, built(parts, place))),
         (folder / "paceline.log").open("w") as log,
     ):
         run(recipe, World.single(), rundir, invocation=Invocation(listeners=[build_progress(log)]))

@@ -1,12 +1,13 @@
 """`measure.clock` on a real GPU: what the device did, found out without waiting for it on a step."""
 
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from paceline.measure import build_clock
+from paceline.measure import StageClock, build_clock
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,3 +77,45 @@ def test_no_step_waits_for_the_device(matrix: torch.Tensor) -> None:
     assert still_at_work
     assert last.query()
     assert summary.stages["forward"].device_s > summary.stages["forward"].host_s
+
+
+def test_a_turn_in_backward_divides_what_the_device_does(matrix: torch.Tensor) -> None:
+    """Autograd runs the hook in a thread of its own. 20 %: as above; the two halves are of as many kernels."""
+    clock = StageClock.for_device("cuda", warmup_steps=1)
+    weight = torch.ones_like(matrix, requires_grad=True)
+    turned = []
+
+    def last_gradient(_: torch.Tensor) -> None:
+        turned.append(threading.get_ident())
+        clock.turn("exposed_communication")
+        multiply(matrix)
+
+    weight.register_post_accumulate_grad_hook(last_gradient)
+    for _ in range(3):
+        weight.grad = None
+        product = weight
+        for _ in range(NUM_KERNELS):
+            product = product @ matrix
+        with clock.stage("backward"):
+            product.sum().backward()
+        clock.end_step(images=1)
+
+    recent = clock.drain().recent
+
+    assert len(turned) == 3 and threading.get_ident() not in turned
+    assert recent["backward"] == pytest.approx(recent["exposed_communication"], rel=0.2)
+
+
+def test_a_device_that_waits_for_its_host_is_starved_and_one_that_lags_is_not(matrix: torch.Tensor) -> None:
+    shares = {}
+    for name, times, sleep_s in (("lags", NUM_KERNELS, 0.0), ("waits", 1, 0.05)):
+        clock = StageClock.for_device("cuda", warmup_steps=1)
+        for _ in range(5):
+            with clock.stage("forward"):
+                multiply(matrix, times)
+            with clock.stage("other"):
+                time.sleep(sleep_s)
+            clock.end_step(images=1)
+        shares[name] = clock.drain().starved
+
+    assert shares == {"lags": 0.0, "waits": 1.0}

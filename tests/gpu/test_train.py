@@ -10,7 +10,8 @@ from paceline.core.world import World
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.train.engine import Trainer
-from paceline.train.run import Invocation, run
+from paceline.train.job import Invocation
+from paceline.train.run import run
 
 pytestmark = pytest.mark.gpu
 

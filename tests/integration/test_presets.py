@@ -83,7 +83,8 @@ def train_all(folder: Path) -> None:
     """Be a rank: train every preset and write one JSON line each to `rankN.jsonl`."""
     import torch.distributed as dist
 
-    from paceline.train.run import Invocation, run
+    from paceline.train.job import Invocation
+    from paceline.train.run import run
 
     world = world_from_environ(os.environ)
     with (folder / f"rank{world.rank}.jsonl").open("w", encoding="utf-8") as lines:

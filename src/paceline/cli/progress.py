@@ -5,7 +5,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from paceline.core.units import count
+from paceline.core.units import count, duration
 from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
 
@@ -114,13 +114,6 @@ def introduction(plan: Plan, step: int) -> str:
         f"{count(plan.world_size, 'rank')}"
     )
     return "\n".join([what, f"learning rate {plan.lr_sentence}", *(f"note: {note}" for note in plan.notes)])
-
-
-def duration(seconds: float) -> str:
-    """Return `0:07`, `12:30` or `3:05:00`."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def _epoch(step: int, plan: Plan) -> str:

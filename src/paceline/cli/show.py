@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.progress import duration
 from paceline.core.class_table import ClassCount, worst
-from paceline.core.results import CheckpointResult, EvalReport, EvalResult, GoodputResult, RunResult
+from paceline.core.results import AccountResult, CheckpointResult, EvalReport, EvalResult, GoodputResult, RunResult
 from paceline.core.rundir import RunDir
-from paceline.core.units import count
+from paceline.core.units import count, duration
 from paceline.data.sources.places import printable
 
 _WORST = 3
@@ -77,10 +76,22 @@ def _rows(result: RunResult, classes: Iterable[ClassCount]) -> list[tuple[str, s
     if result.skipped_steps:
         rows.append(("skipped", f"{count(result.skipped_steps, 'step')}, whose gradient was no number or overflowed"))
     rows.append(("learning rate", result.lr))
-    advice = f" Try {result.verdict['try']}." if result.verdict["try"] else ""
-    rows.append(("verdict", f"{result.verdict['bottleneck']}. {result.verdict['evidence']}{advice}"))
+    if result.account is not None:
+        rows.append(("accounted", account_line(result.account)))
+    rows.append(("verdict", verdict_line(result.verdict)))
     rows.append(("weights", f"sha256 {result.weights_sha256[:16]}"))
     return rows
+
+
+def verdict_line(verdict: Mapping[str, str]) -> str:
+    """Return what held a run back, why, what there is to win, and what to try, as far as that is known."""
+    ceiling, to_try = verdict.get("ceiling", ""), verdict["try"]
+    parts = [f"{verdict['bottleneck']}. {verdict['evidence']}"]
+    if ceiling:
+        parts.append(f"{ceiling[0].upper()}{ceiling[1:]}.")
+    if to_try:
+        parts.append(f"Try {to_try}.")
+    return " ".join(parts)
 
 
 def _kept(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
@@ -185,16 +196,39 @@ def _print_classes(classes: Iterable[ClassCount]) -> None:
 
 
 def _print_stages(result: RunResult) -> None:
-    """Print the stages; the device's own seconds only where they are not the host's."""
+    """Print the stages in the order of a step; the device's own seconds only where they are not the host's."""
     has_device = any(stage.device_s != stage.host_s for stage in result.stages.values())
+    num_steps = result.account.counted_steps if result.account else 0
+    per_step = 1000 / max(1, num_steps)
     table = _table("where the time of a step went")
     table.add_column("stage", style="bold")
-    for heading in ("host s", *(("device s",) if has_device else ()), "share"):
+    for heading in ("ms a step", "host s", *(("device s",) if has_device else ()), "share"):
         table.add_column(heading, justify="right")
-    for name, stage in sorted(result.stages.items(), key=lambda item: -item[1].host_s):
+    for name, stage in result.stages.items():
         device = (f"{stage.device_s:.2f}",) if has_device else ()
-        table.add_row(name, f"{stage.host_s:.2f}", *device, f"{stage.share:.1%}")
+        host_s = stage.host_s
+        table.add_row(spoken(name), f"{host_s * per_step:.2f}", f"{host_s:.2f}", *device, f"{stage.share:.1%}")
     _console().print(table)
+
+
+def account_line(account: AccountResult) -> str:
+    """Return `start-up 12.2 s + compile ... + residual 0.1 s = 25.1 s; 99.6 % explained`, without what took nothing."""
+    parts = {
+        "start-up": account.start_up_s,
+        "compiling": account.compile_s,
+        "warm-up": account.warmup_s,
+        "stages": account.stages_s,
+        **{spoken(name): seconds for name, seconds in account.pauses.items()},
+        "finish": account.finish_s,
+        "residual": account.residual_s,
+    }
+    told = [f"{name} {_seconds(seconds)}" for name, seconds in parts.items() if abs(seconds) >= 0.05]
+    return f"{' + '.join(told)} = {_seconds(account.wall_s)}; {account.explained:.1%} explained"
+
+
+def spoken(name: str) -> str:
+    """Return a stage or pause as it is said: `exposed communication`."""
+    return name.replace("_", " ")
 
 
 def _table(title: str, *, show_header: bool = True) -> Table:

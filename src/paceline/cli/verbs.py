@@ -125,3 +125,44 @@ def doctor(
     from paceline.cli.doctor import doctor as work
 
     return work(words or [], mtbf, as_json=as_json)
+
+
+@app.command(epilog="Example: `paceline profile folder data.source.root=~/photos --trace`")
+def profile(
+    words: Words = None,
+    ranks: Ranks = "auto",
+    run_dir: Annotated[Path | None, typer.Option(help="Where it is written (runs/profile-RECIPE-TIME).")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps after the warm-up that are measured.")] = 40,
+    repeats: Annotated[int, typer.Option(min=1, help="How often the run and each probe is measured, in turns.")] = 1,
+    probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Measure what free data and such give.")] = True,
+    trace: Annotated[bool, typer.Option("--trace", help="Write a Chrome trace of all ranks.")] = False,
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="Mark stages for Nsight Systems; prints its command.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Train for a few steps, and say where each second went and what would save it."""
+    from paceline.cli.profile import profile as work
+
+    return work(
+        words or [],
+        ranks,
+        run_dir,
+        steps=steps,
+        repeats=repeats,
+        probes=probes,
+        trace=trace,
+        nvtx=nvtx,
+        as_json=as_json,
+    )
+
+
+@app.command(epilog="Example: `paceline report runs/digits-20261121-101500 --format md`")
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    format: Annotated[str, typer.Option(metavar="html|md|json", help="What is written.")] = "html",
+    out: Annotated[Path | None, typer.Option(help="Where to (RUN/report.html; md and json: stdout).")] = None,
+    as_json: Json = False,
+) -> int:
+    """Write what a run did, and where its time went, as one file."""
+    from paceline.cli.report import report as work
+
+    return work(run, format, out, as_json=as_json)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from paceline.core.class_table import ClassTable
+from paceline.core.mistake import Mistake
 
 SCHEMA_VERSION = 3
 Status = Literal["completed", "target_reached", "preempted", "failed"]
@@ -42,13 +43,14 @@ class EvalReport(_Value):
     """What the weights after a step are worth: as they are, averaged, and on images they were trained on.
 
     `val` and `train` are of the weights as they are, `ema` of the averaged ones on the validation split. `classes`
-    is of the judged weights; it is not part of the JSON.
+    and `worst`, the misclassified images of the highest loss, are of the judged weights; they are not part of the JSON.
     """
 
     val: EvalResult
     ema: EvalResult | None = None
     train: EvalResult | None = None
     classes: ClassTable | None = Field(default=None, exclude=True, repr=False)
+    worst: tuple[Mistake, ...] = Field(default=(), exclude=True, repr=False)
 
     @property
     def judged(self) -> EvalResult:
@@ -100,10 +102,11 @@ class StageResult(_Value):
 class AccountResult(_Value):
     """Where each second of rank 0's process went: with `residual_s`, which nothing covers, they add up to `wall_s`.
 
-    `compile_s` is compiling before the first step, which `start_up_s` does not contain; `warmup_s` the first steps, as
-    many as `measure.warmup_steps`; `stages_s` all stages of the counted steps (`RunResult.stages` has each);
-    `pauses` is by name: epoch_boundary (a loader starts, and its first batch), evaluate, checkpoint. `explained` is the
-    share of `wall_s` that is not residual.
+    `start_up_s` is what precedes the first step, but for `compile_s`, compiling; `warmup_s` the first steps, as many as
+    `measure.warmup_steps`; `stages_s` all stages of the `counted_steps` that follow (`RunResult.stages` has each);
+    `pauses` is by name: epoch_boundary (a loader starts, and its first batch), evaluate, checkpoint, trace; `finish_s`
+    is what follows the last step: comparing ranks, writing traces, gathering and hashing the weights. `explained` is
+    the share of `wall_s` that is not residual.
     """
 
     wall_s: float
@@ -111,7 +114,9 @@ class AccountResult(_Value):
     compile_s: float
     warmup_s: float
     stages_s: float
+    counted_steps: int
     pauses: dict[str, float]
+    finish_s: float
     residual_s: float
     explained: float
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from paceline.core.class_table import ClassCount, ClassTable, classes_csv, confusion_csv, read_classes_csv
 from paceline.core.errors import PacelineError, RecipeError
@@ -239,6 +239,25 @@ class RunDir:
             write_atomic(path, text)
         except OSError as error:
             raise PacelineError(f"{path}: cannot be written: {error.strerror} (mend that, and add --resume)") from None
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Add a record to a JSON-lines file, which appears with the first; a line cut off by a kill makes room for it."""
+    with path.open("a+b") as file:
+        _drop_half_line(file)
+        file.write(json.dumps(record).encode() + b"\n")
+
+
+def _drop_half_line(file: IO[bytes]) -> None:
+    end = file.seek(0, os.SEEK_END)
+    while end and _at(file, end - 1) != b"\n":
+        end -= 1
+    file.truncate(end)
+
+
+def _at(file: IO[bytes], position: int) -> bytes:
+    file.seek(position)
+    return file.read(1)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -54,6 +54,13 @@ class Duration:
         return round(self.value * per_unit)
 
 
+def duration(seconds: float) -> str:
+    """Return `0:07`, `12:30` or `3:05:00`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
 def mib(num_bytes: int) -> str:
     """Return `89.4 MiB`."""
     return f"{num_bytes / 2**20:,.1f} MiB"

@@ -25,7 +25,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import GoodputResult, Status
 from paceline.core.rundir import RunDir, read_lines, write_atomic
 from paceline.core.world import World
-from paceline.measure.clock import DATA_WAIT
+from paceline.measure.clock import DATA_WAIT, EPOCH_BOUNDARY
 from paceline.measure.rate import unix_s
 from paceline.measure.summary import ClockSummary
 
@@ -47,7 +47,7 @@ class Spent:
         return Spent(
             self.eval_s + summary.pauses.get("evaluate", 0.0),
             self.checkpoint_s + summary.pauses.get("checkpoint", 0.0),
-            self.data_wait_s + share * (summary.wall_s + summary.warmup_s),
+            self.data_wait_s + share * (summary.wall_s + summary.warmup_s) + summary.pauses.get(EPOCH_BOUNDARY, 0.0),
         )
 
 

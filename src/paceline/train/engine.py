@@ -119,10 +119,11 @@ class Trainer:
         stop = state.step if self.stop_rule.reached(state) else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, stop)):
             loss = self.train_step(batch, state)
-            self.journal.step(state, batch, loss)
-            state.advance(self.batch_size)
+            with self.clock.stage("other"):
+                self.journal.step(state, batch, loss)
+                state.advance(self.batch_size)
+                orders = self.council.after(state.step, batch)
             self.clock.end_step(self.batch_size)
-            orders = self.council.after(state.step, batch)
             leaves = orders.leave or (self.evaluation.due(state.step) and not self.judge(state))
             done = leaves or state.step == self.total_steps or self.stop_rule.reached(state)
             if self.saving.due(state.step) or orders.save or leaves or (done and self.saves):

@@ -9,21 +9,24 @@ from torch import nn
 
 from paceline.core.class_table import ClassTable
 from paceline.core.errors import DataError
+from paceline.core.mistake import Mistake
 from paceline.core.results import EvalResult
 from paceline.data.bad import BadImage
 from paceline.data.loader import Loader
 from paceline.data.placement import Placement
 from paceline.parallel.strategy import Strategy
-from paceline.train.metrics import Tally
+from paceline.train.metrics import Tally, answers
+from paceline.train.mistakes import build_mistakes
 from paceline.train.precision import Precision
 from paceline.train.views import AsIs, Views
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation came to, and the same class by class."""
+    """What an evaluation came to, the same class by class, and the misclassified images of the highest loss."""
 
     result: EvalResult
     classes: ClassTable
+    worst: tuple[Mistake, ...] = ()
 
 
 class LeftOut(Protocol):
@@ -58,7 +61,7 @@ def never() -> bool:
 class Evaluator:
     """Evaluate a model on a rank's `num_batches` batches, and sum over the ranks to all `num_images` images.
 
-    The host waits for the device once, at the end.
+    `worst` is how many misclassified images are kept. The host waits for the device once, at the end.
     """
 
     loader: Loader
@@ -72,6 +75,7 @@ class Evaluator:
     views: Views = field(default_factory=AsIs)
     leaves: Callable[[], bool] = never
     left_out: LeftOut = field(default_factory=NothingLeftOut)
+    worst: int = 0
 
     def __call__(self, model: nn.Module) -> Evaluation | None:
         """Return accuracies, mean cross-entropy (without label smoothing) and calibration. Every rank must call it.
@@ -79,7 +83,7 @@ class Evaluator:
         Return None when a rank `leaves` before its batches are done. Images that could not be read are `left_out`.
         """
         left, met, new = False, 0, 0
-        tally = Tally.zeros(len(self.class_names), self.device)
+        tally, mistakes = Tally.zeros(len(self.class_names), self.device), build_mistakes(self.worst, self.device)
         was_training = model.training
         model.eval()
         with self.strategy.evaluating(model), torch.inference_mode():
@@ -94,7 +98,9 @@ class Evaluator:
                 placed = self.place(batch)
                 with self.precision.autocast():
                     logits = self.views(model, self.place.normalise(placed.images))
-                tally.add(logits, placed.labels)
+                found = answers(logits, placed.labels)
+                tally.add(found)
+                mistakes.add(found, batch.indices)
         model.train(was_training)
         whole = tally.over(self.strategy.sum)
         noted = torch.tensor([left, met, new], dtype=torch.int64, device=self.device)
@@ -107,4 +113,5 @@ class Evaluator:
             self.left_out.settle()
         if not whole.images:
             raise DataError(f"data.source: none of the {self.num_images:,} images to evaluate can be read (mend them)")
-        return Evaluation(whole.result(), whole.table(self.class_names))
+        worst = mistakes.over(self.strategy.every).listed()
+        return Evaluation(whole.result(), whole.table(self.class_names), worst)

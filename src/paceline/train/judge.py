@@ -17,7 +17,7 @@ Evaluate = Callable[[nn.Module], Evaluation | None]
 class Judge:
     """Run `evaluator` on the weights and, where there are any, on the averaged ones; `train_evaluator` on the former.
 
-    The classes that are reported are those of the judged weights (`EvalReport.judged`).
+    The classes and the worst mistakes that are reported are those of the judged weights (`EvalReport.judged`).
     """
 
     evaluator: Evaluate
@@ -35,7 +35,10 @@ class Judge:
             return None
         train = trained and trained.result
         if not self.average.exists:
-            return EvalReport(val=raw.result, train=train, classes=raw.classes)
+            return EvalReport(val=raw.result, train=train, classes=raw.classes, worst=raw.worst)
         with self.average.swapped():
             averaged = self.evaluator(model)
-        return averaged and EvalReport(val=raw.result, ema=averaged.result, train=train, classes=averaged.classes)
+        if averaged is None:
+            return None
+        ema, classes, worst = averaged
+        return EvalReport(val=raw.result, ema=ema, train=train, classes=classes, worst=worst)

@@ -12,7 +12,7 @@ from typing import IO, Any, Protocol
 
 from paceline.core.errors import RecipeError
 from paceline.core.results import EvalReport
-from paceline.core.rundir import RunDir, read_lines, write_atomic
+from paceline.core.rundir import RunDir, append_line, read_lines, write_atomic
 from paceline.data.loader import Batch
 from paceline.measure.rate import unix_s
 from paceline.recipe.plan import Plan
@@ -145,8 +145,7 @@ class FileSink:
 
     def warned(self, message: str) -> None:
         """Append a line to `warnings.jsonl`."""
-        with self._rundir.warnings.open("a", encoding="utf-8") as file:
-            _append(file, {"unix_s": round(self._now(), 3), "message": message})
+        append_line(self._rundir.warnings, {"unix_s": round(self._now(), 3), "message": message})
 
     def close(self) -> None:
         """Close the files."""

@@ -5,7 +5,7 @@ Counts of parts of a set add up to those of the whole, so a value over all ranks
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -17,6 +17,36 @@ NUM_BINS = 15
 """Bins of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)."""
 MAX_CONFUSION_CLASSES = 1000
 """Most classes that a confusion matrix is kept for: 8 MB on the device, 2 MB as a file. It grows with the square."""
+
+
+class Answers(NamedTuple):
+    """What a model says about N images, beside their `labels` int64 [N].
+
+    `hits` bool [N, min(5, num_classes)]: whether the best, second best, ... is the label. `predicted` int64 [N] is the
+    best, `confidence` float64 [N] its share, and `losses` float64 [N] the cross-entropy of the label.
+    """
+
+    labels: Tensor
+    hits: Tensor
+    predicted: Tensor
+    confidence: Tensor
+    losses: Tensor
+
+
+def answers(logits: Tensor, labels: Tensor) -> Answers:
+    """Read logits float [N, num_classes] and labels int64 [N], both on one device.
+
+    Logits are compared and summed in float64. The prediction is the class that `topk` puts first.
+    """
+    log_shares = logits.double().log_softmax(dim=1)
+    best = log_shares.topk(min(5, logits.shape[1]), dim=1).indices
+    return Answers(
+        labels=labels,
+        hits=best == labels[:, None],
+        predicted=best[:, 0],
+        confidence=log_shares.gather(1, best[:, :1])[:, 0].exp(),
+        losses=-log_shares.gather(1, labels[:, None])[:, 0],
+    )
 
 
 @dataclass(frozen=True)
@@ -45,25 +75,17 @@ class Tally:
             confusion=torch.zeros(side, side, dtype=torch.int64, device=device),
         )
 
-    def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits float [N, num_classes], labels int64 [N], both on the tally's device.
-
-        Logits are compared and summed in float64. The prediction is the class that `topk` puts first.
-        """
-        num_classes = self.classes.shape[1]
-        log_shares = logits.double().log_softmax(dim=1)
-        best = log_shares.topk(min(5, num_classes), dim=1).indices
-        hits = best == labels[:, None]
-        predicted, correct = best[:, 0], hits[:, 0].double()
-        losses = -log_shares.gather(1, labels[:, None])[:, 0]
-        confidence = log_shares.gather(1, best[:, :1])[:, 0].exp()
-        ones = torch.ones_like(losses)
+    def add(self, answers: Answers) -> None:
+        """Count a batch, on the tally's device."""
+        labels, hits, predicted, confidence, losses = answers
+        correct, ones = hits[:, 0].double(), torch.ones_like(losses)
         self.scores.add_(torch.stack([ones, correct, hits.sum(dim=1).double(), losses]).sum(dim=1))
         self.bins.add_(_by_bin(confidence, torch.stack([ones, confidence, correct])))
         self.classes[0].index_add_(0, labels, torch.ones_like(labels))
         self.classes[1].index_add_(0, labels, hits[:, 0].long())
         if self.confusion.numel():
-            self.confusion.view(-1).index_add_(0, labels * num_classes + predicted, torch.ones_like(labels))
+            cells = labels * self.classes.shape[1] + predicted
+            self.confusion.view(-1).index_add_(0, cells, torch.ones_like(labels))
 
     def over(self, total: Callable[[Tensor], Tensor]) -> "Tally":
         """Return the tally with `total`, such as a sum over the ranks, taken of each of its tensors."""

@@ -1,32 +1,47 @@
 """From what a run measured to its result."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from math import fsum
 from typing import Any
 
-from torch import Tensor
-
-from paceline.core.results import CheckpointResult, RunResult, StageResult, Status, ThroughputResult, TimeResult
+from paceline.core.results import (
+    AccountResult,
+    CheckpointResult,
+    RunResult,
+    StageResult,
+    Status,
+    ThroughputResult,
+    TimeResult,
+)
 from paceline.measure import ClockSummary
 from paceline.measure.rate import Stopwatch
 from paceline.measure.throughput import throughput
-from paceline.measure.verdict import verdict
+from paceline.measure.verdict import Settings, Verdict, verdict
 from paceline.parallel.device import usable_cores
 from paceline.train.attempts import Ledger
-from paceline.train.checkpoint import weights_sha256
+from paceline.train.meter import STAGES, Measured
 from paceline.train.parts import Parts
 from paceline.train.state import TrainState
+
+
+@dataclass(frozen=True)
+class Around:
+    """Seconds that are no training: up to the first step (`compile_s` of them compiling), and after the last."""
+
+    startup_s: float
+    compile_s: float
+    finish_s: float
 
 
 def summarise(
     parts: Parts,
     state: TrainState,
-    weights: Mapping[str, Tensor],
-    summary: ClockSummary,
+    weights_sha256: str,
+    measured: Measured,
     watch: Stopwatch,
     *,
     status: Status,
-    startup_s: float,
+    around: Around,
     ledger: Ledger,
     checkpoints: CheckpointResult,
     provenance: dict[str, Any],
@@ -34,14 +49,12 @@ def summarise(
     """Return the result of the run that ended in `state`. Times are of this process, seconds throughout; `goodput` is
     of all processes that `ledger` knows of.
 
-    `weights` are the model's parameters and buffers by name, whole (`Strategy.gather`); `checkpoints` is what saving
-    has come to. Call it when everything is saved.
+    `checkpoints` is what saving has come to. Call it when everything is saved.
     """
-    recipe, plan, last = parts.recipe, parts.plan, state.last
+    recipe, plan, last, summary = parts.recipe, parts.plan, state.last, measured.summary
     rates = throughput(summary.step_s, plan.batch_size, summary.excluded_s)
-    eval_every = None if recipe.train.eval_every == "off" else recipe.train.eval_every
-    cores = max(1, usable_cores() // parts.world.local_world_size)
     pauses = summary.pauses
+    wall_s = around.startup_s + watch.here_s
     eval_s, checkpoint_s = pauses.get("evaluate", 0.0), pauses.get("checkpoint", 0.0)
     return RunResult(
         status=status,
@@ -59,8 +72,8 @@ def summarise(
         best=state.best,
         throughput=ThroughputResult(**asdict(rates)),
         time=TimeResult(
-            wall_s=startup_s + watch.here_s,
-            startup_s=startup_s,
+            wall_s=wall_s,
+            startup_s=around.startup_s,
             train_s=watch.here_s - eval_s - checkpoint_s,
             eval_s=eval_s,
             checkpoint_s=checkpoint_s,
@@ -68,9 +81,57 @@ def summarise(
         ),
         goodput=ledger.goodput(watch.elapsed_s, summary),
         checkpoints=checkpoints,
-        stages={name: StageResult(**asdict(total)) for name, total in summary.stages.items()},
-        verdict=verdict(summary, workers=parts.workers, cores=cores, eval_every=eval_every).to_dict(),
+        stages={name: StageResult(**asdict(summary.stages[name])) for name in STAGES if name in summary.stages},
+        account=account(summary, wall_s, around),
+        loader=measured.loader,
+        communication=measured.communication,
+        ranks=measured.ranks,
+        straggler=measured.straggler,
+        verdict=_verdict(parts, measured).to_dict(),
         lr=plan.lr_sentence,
-        weights_sha256=weights_sha256(weights),
+        weights_sha256=weights_sha256,
         provenance=provenance,
     )
+
+
+def account(summary: ClockSummary, wall_s: float, around: Around) -> AccountResult | None:
+    """Return where `wall_s` seconds of a process went; None where no clock ran."""
+    if summary.elapsed_s <= 0:
+        return None
+    stages_s = fsum(stage.host_s for stage in summary.stages.values())
+    known_s = fsum([around.startup_s, summary.warmup_s, stages_s, *summary.pauses.values(), around.finish_s])
+    residual_s = wall_s - known_s
+    return AccountResult(
+        wall_s=wall_s,
+        start_up_s=around.startup_s - around.compile_s,
+        compile_s=around.compile_s,
+        warmup_s=summary.warmup_s,
+        stages_s=stages_s,
+        counted_steps=summary.n,
+        pauses=dict(summary.pauses),
+        finish_s=around.finish_s,
+        residual_s=residual_s,
+        explained=1 - abs(residual_s) / wall_s,
+    )
+
+
+def _verdict(parts: Parts, measured: Measured) -> Verdict:
+    """Judge what was measured, by what the run used."""
+    recipe, world = parts.recipe, parts.world
+    train, parallel, saving = recipe.train, recipe.parallel, recipe.checkpoint
+    settings = Settings(
+        workers=parts.workers,
+        cores=max(1, usable_cores() // world.local_world_size),
+        eval_every=None if train.eval_every == "off" else train.eval_every,
+        save_every=None if saving.every == "off" else saving.every,
+        saves_in_background=saving.background == "on",
+        augments_on=parts.augments_on,
+        device_type=parts.device.type,
+        world_size=world.world_size,
+        strategy=parallel.strategy,
+        precision=train.precision,
+        compile=train.compile,
+        compression=parallel.compression if parallel.sync_gradients else None,
+        accumulate=train.accumulate,
+    )
+    return verdict(measured.summary, settings, straggler=measured.straggler, communication=measured.communication)

@@ -14,7 +14,9 @@ from paceline.data.finish import Finish, build_finish
 from paceline.data.loader import PREFETCH, Loader, LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.placement import Placement
 from paceline.data.preflight import batch_bytes, check_room
+from paceline.data.replay import NUM_REPLAYED, ReplayedLoader, as_it_is
 from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.measure.timing import now_s
 from paceline.models.whitening import fit_to_data, wants_data
 from paceline.models.zoo import build_model
 from paceline.parallel.device import usable_cores
@@ -59,6 +61,13 @@ class Parts:
             return 0
         return min(_MAX_WORKERS, max(0, usable_cores() // self.world.local_world_size - 1))
 
+    @property
+    def augments_on(self) -> str | None:
+        """Where whole batches are changed, `host` or `device`; None where none are."""
+        if not self.recipe.data.augment:
+            return None
+        return "device" if self._loader_options.on_device else "host"
+
     def check_room(self) -> None:
         """Raise `WorldError` where the node has no room for the batches that workers make ahead."""
         plan, local_ranks = self.plan, self.world.local_world_size
@@ -96,11 +105,15 @@ class Parts:
         """Return what brings batches to the device and normalises them there."""
         return self._placement(self.device, precision.dtype)
 
-    def train_loader(self) -> Loader:
-        """Return this rank's part of the exact order."""
-        plan, world = self.plan, self.world
+    def train_loader(self, place: Placement) -> Loader:
+        """Return this rank's part of the exact order, timed where the run is; `place` is for batches that stay."""
+        plan, world, data = self.plan, self.world, self.recipe.data
         order = TrainOrder(self.recipe.seed, plan.train_images, plan.batch_size, world.rank, world.world_size)
-        return build_train_loader(self.recipe.data, self.datasets.train, order, plan.train_size, self._loader_options)
+        options = replace(self._loader_options, now=now_s if self.recipe.measure.clock == "on" else None)
+        loader = build_train_loader(data, self.datasets.train, order, plan.train_size, options)
+        if data.replay == "off":
+            return loader
+        return ReplayedLoader(loader, NUM_REPLAYED, place.keep if data.replay == "device" else as_it_is)
 
     def finish(self, precision: Precision) -> Finish:
         """Return what is done to placed batches before the model sees them."""
@@ -125,7 +138,7 @@ class Parts:
             left_out = bad_images.of(split) if bad_images else NothingLeftOut()
             return replace(self._evaluator(precision, strategy, source, num_images), left_out=left_out, leaves=leaves)
 
-        val = evaluator("val", datasets.val, plan.val_images)
+        val = replace(evaluator("val", datasets.val, plan.val_images), worst=self.recipe.log.worst)
         if self.recipe.train.eval_train == "off":
             return Judge(val, average)
         return Judge(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))

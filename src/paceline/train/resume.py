@@ -30,7 +30,7 @@ _FREE_TO_CHANGE = (
 )
 
 
-_NEVER_FREE = ("parallel.compression", "parallel.powersgd_rank")
+_NEVER_FREE = ("parallel.compression", "parallel.powersgd_rank", "parallel.sync_gradients")
 
 
 def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:

@@ -2,12 +2,10 @@
 
 import contextlib
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -17,10 +15,10 @@ from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.data.identity import dataset_digest
 from paceline.data.sources.build import build_datasets
-from paceline.measure import build_clock
 from paceline.measure.alarm import Alarm
 from paceline.measure.machine import describe_machine
 from paceline.measure.rate import Stopwatch
+from paceline.measure.timing import Timer, now_s
 from paceline.models.pretrained import start_from_weights
 from paceline.models.trial import check_model
 from paceline.parallel.agreement import Agreement, build_agreement
@@ -32,70 +30,36 @@ from paceline.parallel.strategy import Strategy, build_strategy
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.parallel import Parallel
-from paceline.train.attempts import Ledger, NoLedger, build_ledger
 from paceline.train.average import build_average
 from paceline.train.bad_images import BadImages
+from paceline.train.books import Books, checkpoints_of, open_books, open_telemetry
 from paceline.train.cadence import Cadence
-from paceline.train.checkpoint import Checkpoints, Keep, Writer, load_model, model_tensors
+from paceline.train.checkpoint import load_model, model_tensors, weights_sha256
 from paceline.train.compiled import compiled
-from paceline.train.disk import check_disk, expected_bytes
 from paceline.train.engine import StepSeed, Trainer
 from paceline.train.guard import Reporter, build_guard
-from paceline.train.interrupt import Interrupts
+from paceline.train.job import Invocation, Job
 from paceline.train.journal import Journal
-from paceline.train.logsink import LogSink, Sinks, build_sinks, build_trace, require_tensorboard
+from paceline.train.logsink import build_trace
 from paceline.train.loss import CrossEntropy
+from paceline.train.meter import Meter, build_meter
 from paceline.train.optim import build_optimizer
 from paceline.train.orders import Council
-from paceline.train.outcome import summarise
+from paceline.train.outcome import Around, summarise
 from paceline.train.parts import Parts
 from paceline.train.persist import Persistent
 from paceline.train.precision import Precision
 from paceline.train.probe import Probe
 from paceline.train.rehearsal import rehearsal
-from paceline.train.resume import check_dataset, check_rundir, finished, is_of_launch, open_rundir
-from paceline.train.saver import NoWriter, Saver, Writes
+from paceline.train.resume import check_dataset, check_rundir, finished, is_of_launch
+from paceline.train.saver import Saver
 from paceline.train.schedule import build_schedule
 from paceline.train.state import TrainState
 from paceline.train.stopping import build_stop_rule
 from paceline.train.undo import build_undo
 from paceline.train.update import Update
 from paceline.train.whereabouts import Whereabouts
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """How a run was asked for: when (`time.perf_counter` seconds), in which words, and who listens on rank 0.
-
-    `launch` is what torchrun or Slurm call the job, the same when they start its ranks again. `interrupts` may have
-    been entered before, so that a signal that came while torch was imported is known.
-    """
-
-    started_s: float = field(default_factory=time.perf_counter)
-    command: tuple[str, ...] = ()
-    listeners: Sequence[LogSink] = ()
-    launch: str = ""
-    interrupts: Interrupts = field(default_factory=Interrupts)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A run in this process: where it writes, who asked for it and may end it, whom it meets, and where it is."""
-
-    rundir: RunDir
-    invocation: Invocation
-    met: Meeting
-    whereabouts: Whereabouts
-
-    def warn(self, message: str) -> None:
-        """Tell whoever listens, on rank 0."""
-        for listener in self.invocation.listeners:
-            listener.warned(message)
-
-    def leaves_evaluation(self) -> bool:
-        """Note that a batch of an evaluation begins; return whether it is to be given up."""
-        self.whereabouts.batches += 1
-        return bool(self.invocation.interrupts.requested)
+from paceline.train.worst import save_worst
 
 
 def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, invocation: Invocation) -> RunResult:
@@ -119,7 +83,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
             return RunResult.model_validate_json(result)
         whereabouts = Whereabouts()
         held.enter_context(watched(met, recipe.parallel, whereabouts, interrupts, rundir.stacks(world.rank)))
-        job = _Job(rundir, invocation, met, whereabouts)
+        job = Job(rundir, invocation, met, whereabouts)
         with _parts(recipe, met, world.world_size, whereabouts.waits) as parts:
             return _train(parts.noting(*changes), job, start_from=_start(parts, job) if resume else "")
 
@@ -160,11 +124,11 @@ def _parts(recipe: Recipe, met: Meeting, train_ranks: int, waits: Callable[[], N
         yield parts
 
 
-def _start(parts: Parts, job: _Job) -> str:
+def _start(parts: Parts, job: Job) -> str:
     """Return the checkpoint that a resumed run goes on from, the same on every rank, or nothing."""
     newest = None
     if parts.world.is_main:
-        checkpoints = _checkpoints(parts, job.rundir)
+        checkpoints = checkpoints_of(parts, job.rundir)
         checkpoints.tidy()
         newest = checkpoints.newest_whole(job.warn)
         if newest:
@@ -178,44 +142,79 @@ def _datasets(recipe: Recipe, is_first: bool) -> Datasets:
     return build_datasets(recipe.data.source, may_download=is_first, skip_bad=skip_bad)
 
 
-def _train(parts: Parts, job: _Job, *, start_from: str) -> RunResult:
-    recipe, world = parts.recipe, parts.world
+@dataclass(frozen=True)
+class _Ready:
+    """A model that is ready to train: what it is called through, what persists, and where it goes on from."""
 
+    replica: nn.Module
+    persistent: Persistent
+    state: TrainState
+    compile_s: float
+
+
+def _ready(parts: Parts, start_from: str) -> tuple[Parts, _Ready]:
+    """Make the model, or load it from the checkpoint `start_from`, and all that moves it; return the plan's notes too.
+
+    The first pass is made ahead where it is unlike the others: compiling, and how ddp orders its buckets.
+    """
+    recipe, measure = parts.recipe, parts.recipe.measure
     precision = parts.precision()
     model = parts.model(precision, is_new=not start_from)
     if start_from:
         load_model(Path(start_from), model)
     else:
         parts = parts.noting(start_from_weights(recipe.model, model))
-    strategy = build_strategy(recipe.parallel, world, parts.device)
+    now = now_s if measure.communication == "on" else None
+    strategy = build_strategy(recipe.parallel, parts.world, parts.device, now, measure.warmup_steps)
     replica = compiled(strategy.prepare(model), recipe.train.compile)
     persistent = _persistent(parts, model, precision, strategy)
     state = persistent.restore(Path(start_from)) if start_from else TrainState()
-    place = parts.placement(precision)
-    strategy.rehearse(lambda: rehearsal(model, replica, place, precision, parts.plan, state.step))
+    step = partial(rehearsal, model, replica, parts.placement(precision), precision, parts.plan, state.step)
+    compiling = Timer()
+    if recipe.train.compile != "off":
+        with compiling.turn():
+            step()
+    strategy.rehearse(step)
+    return parts, _Ready(replica, persistent, state, compiling.total_s)
+
+
+def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
+    parts, ready = _ready(parts, start_from)
+    recipe, world, persistent, state = parts.recipe, parts.world, ready.persistent, ready.state
+    strategy = persistent.strategy
 
     machine = describe_machine()
-    books = _open_books(parts, job, persistent, machine, state)  # what is refused before leaves nothing behind
+    books = open_books(parts, job, persistent, machine, state)  # what is refused before leaves nothing behind
     job.met.share("opened", "yes")  # the others write into the folder that rank 0 has made
     watch = Stopwatch(state.trained_s)
     trace = build_trace(recipe.log, job.rundir, world.rank, state.step)
     journal = Journal(parts.plan, strategy, persistent.schedule, books.sinks, trace, watch, state)
     agreement = build_agreement(world, 3, job.met.timeout)
-    with contextlib.closing(journal), contextlib.closing(books.writer), contextlib.closing(agreement):
-        trainer = _trainer(parts, replica, persistent, journal, agreement, books, job, state)
+    with (
+        contextlib.closing(journal),
+        contextlib.closing(books.writer),
+        contextlib.closing(agreement),
+        open_telemetry(parts, job, strategy) as telemetry,
+    ):
+        meter = build_meter(parts, job, strategy, parts.train_loader(parts.placement(persistent.precision)))
+        trainer = _trainer(parts, ready, _Running(journal, agreement, meter), books, job)
         job.whereabouts.where = lambda: (state.step, trainer.clock.where)
         status = trainer.fit(state)
         if status == "preempted":
             job.met.share("saved", "yes")  # a launcher may end all as soon as one has left with 75
+        finishing = Timer()
+        with finishing.turn():
+            measured = meter.read()
+            sha256 = weights_sha256(strategy.gather(model_tensors(persistent.model)))
 
     result = summarise(
         parts,
         state,
-        strategy.gather(model_tensors(model)),
-        trainer.clock.drain(),
+        sha256,
+        measured,
         watch,
         status=status,
-        startup_s=watch.started_s - job.invocation.started_s,
+        around=Around(watch.started_s - job.invocation.started_s, ready.compile_s, finishing.total_s),
         ledger=books.ledger,
         checkpoints=books.writer.result(),
         provenance={
@@ -223,36 +222,40 @@ def _train(parts: Parts, job: _Job, *, start_from: str) -> RunResult:
             "device": parts.device.type,
             "launcher": world.launcher,
             "command": job.invocation.command,
+            "telemetry_missing": telemetry.missing,
         },
     )
     books.ledger.end(state.step, watch.elapsed_s, status)
     if world.is_main:
+        if state.last and state.last.classes:  # not one that was restored, which has no images
+            with contextlib.suppress(OSError):  # the run is worth more than its thumbnails
+                save_worst(job.rundir.worst, state.last.worst, parts.datasets.val)
         job.rundir.write_result(result)
     return result
 
 
-def _trainer(
-    parts: Parts,
-    replica: nn.Module,
-    persistent: Persistent,
-    journal: Journal,
-    agreement: Agreement,
-    books: "_Books",
-    job: _Job,
-    state: TrainState,
-) -> Trainer:
-    """Put the engine together around a replica and what persists of it."""
-    recipe, plan, measure = parts.recipe, parts.plan, parts.recipe.measure
+@dataclass(frozen=True)
+class _Running:
+    """What accompanies the steps of a rank: records, votes, and measurements."""
+
+    journal: Journal
+    agreement: Agreement
+    meter: Meter
+
+
+def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: Job) -> Trainer:
+    """Put the engine together around a model that is ready."""
+    persistent, state = ready.persistent, ready.state
+    recipe, plan, agreement, clock = parts.recipe, parts.plan, running.agreement, running.meter.clock
     precision, strategy, world = persistent.precision, persistent.strategy, parts.world
-    reporter = Reporter(world, strategy, lambda: str(_checkpoints(parts, job.rundir).newest() or "none"))
+    reporter = Reporter(world, strategy, lambda: str(checkpoints_of(parts, job.rundir).newest() or "none"))
     limit = recipe.data.max_bad_images
     bad_images = BadImages(parts.datasets, limit, agreement.union, books.list_bad_image, state.bad_images)
     replicas = build_replicas(recipe.parallel, world, persistent.model, plan.check_replicas_every)
-    clock = build_clock(measure.clock, device_type=parts.device.type, warmup_steps=measure.warmup_steps)
     alarm = Alarm(plan.checkpoint_every_s if world.is_main else 0.0)
     return Trainer(
         model=persistent.model,
-        replica=replica,
+        replica=ready.replica,
         criterion=CrossEntropy(recipe.train.label_smoothing),
         update=_update(parts, persistent, reporter),
         schedule=persistent.schedule,
@@ -260,13 +263,13 @@ def _trainer(
         strategy=strategy,
         place=parts.placement(precision),
         finish=parts.finish(precision),
-        loader=parts.train_loader(),
+        loader=running.meter.loader,
         evaluate=parts.judge(precision, strategy, persistent.average, bad_images, job.leaves_evaluation),
         save=Saver(persistent, books.facts, books.writer, lambda: books.ledger.spent(clock.drain())),
         council=Council(agreement, job.invocation.interrupts, alarm, bad_images.of("train"), replicas),
         stop_rule=build_stop_rule(recipe.train.stop),
         clock=clock,
-        journal=journal,
+        journal=running.journal,
         seed=StepSeed(recipe.seed, world.rank, generators(parts.device)),
         evaluation=Cadence(plan.eval_every, plan.total_steps),
         saving=Cadence(plan.checkpoint_every, plan.total_steps),
@@ -275,59 +278,6 @@ def _trainer(
         batch_size=plan.batch_size,
         total_steps=plan.total_steps,
     )
-
-
-@dataclass(frozen=True)
-class _Books:
-    """Where rank 0 writes: records, checkpoints and what goes along with them, the ledger, and bad images.
-
-    The other ranks have the same, and nothing comes of it.
-    """
-
-    sinks: Sinks
-    writer: Writes
-    facts: Mapping[str, Any]
-    ledger: Ledger
-    list_bad_image: Callable[[dict[str, str | int]], None]
-
-
-def _open_books(parts: Parts, job: _Job, persistent: Persistent, machine: dict[str, Any], state: TrainState) -> _Books:
-    """Write what is known before the first step, and return where the rest goes; rank 0 alone writes."""
-    recipe, rundir, section = parts.recipe, job.rundir, parts.recipe.checkpoint
-    facts: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": parts.world.world_size}
-    if not parts.world.is_main:
-        return _Books(Sinks(()), NoWriter(), facts, NoLedger(), lambda row: None)
-    require_tensorboard(recipe.log)
-    check_disk(rundir, section, expected_bytes(persistent, recipe.optim), job.warn)
-    ledger = build_ledger(
-        rundir,
-        parts.world,
-        from_step=state.step,
-        trained_s=state.trained_s,
-        before=state.spent,
-        startup_s=Stopwatch().started_s - job.invocation.started_s,
-        launch=job.invocation.launch,
-    )  # before the recipe: whose run a folder with a recipe is, is known
-    open_rundir(rundir, recipe)
-    rundir.write_json("plan.json", parts.plan.to_dict())
-    rundir.write_json("machine.json", machine)
-    listeners = job.invocation.listeners
-    sinks = build_sinks(rundir, recipe, state.step, listeners, last_eval=state.last_step)
-    sinks.started(parts.plan, state.step)
-    writer = Writer(
-        _checkpoints(parts, rundir),
-        background=section.background == "on",
-        on_failure=section.on_failure,
-        warn=sinks.warned,
-        saved_step=state.step or -1,
-    )
-    return _Books(sinks, writer, {**facts, "dataset": dataset_digest(parts.datasets)}, ledger, rundir.add_bad_image)
-
-
-def _checkpoints(parts: Parts, rundir: RunDir) -> Checkpoints:
-    section = parts.recipe.checkpoint
-    keep = Keep(section.keep, best=section.keep_best == "on", every=parts.plan.checkpoint_keep_every)
-    return Checkpoints(rundir.checkpoints, keep)
 
 
 def _persistent(parts: Parts, model: nn.Module, precision: Precision, strategy: Strategy) -> Persistent:

@@ -17,8 +17,9 @@ from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.train.cadence import Cadence
 from paceline.train.interrupt import Interrupts
+from paceline.train.job import Invocation
 from paceline.train.loss import CrossEntropy
-from paceline.train.run import Invocation, run
+from paceline.train.run import run
 
 SMALL = (
     *("data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"),
@@ -111,7 +112,13 @@ def test_off_means_never(tmp_path: Path) -> None:
 
 def test_the_stages_add_up_to_the_counted_wall_clock(tmp_path: Path) -> None:
     result = trained(tmp_path, "run", "measure.warmup_steps=2").read_result()
-    assert sum(stage.share for stage in result.stages.values()) == pytest.approx(1.0)
+    account = result.account
+    assert account is not None and account.counted_steps == result.steps - 2
+    parts = [account.start_up_s, account.compile_s, account.warmup_s, account.stages_s, account.finish_s]
+    assert sum(stage.host_s for stage in result.stages.values()) == pytest.approx(account.stages_s)
+    assert sum([*parts, *account.pauses.values(), account.residual_s]) == pytest.approx(account.wall_s)
+    # What is between two stages is a few lines of Python.
+    assert 0.9 < sum(stage.share for stage in result.stages.values()) < 1
     names = {"data_wait", "h2d", "device_augment", "forward", "loss", "backward", "optimizer", "other"}
     assert set(result.stages) == names
     assert result.images_seen == 120 and result.steps == 10

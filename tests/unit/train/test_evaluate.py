@@ -58,7 +58,11 @@ class Table(nn.Module):
 
 
 def evaluator(
-    shard: EvalShard, strategy: Strategy | None = None, num_images: int = 21, views: Views | None = None
+    shard: EvalShard,
+    strategy: Strategy | None = None,
+    num_images: int = 21,
+    views: Views | None = None,
+    worst: int = 0,
 ) -> Evaluator:
     return Evaluator(
         loader=Shard(shard, ArraySource(INFO, IMAGES, LABELS)),
@@ -70,6 +74,7 @@ def evaluator(
         strategy=strategy or SingleDevice(),
         device=CPU,
         views=views or AsIs(),
+        worst=worst,
     )
 
 
@@ -80,7 +85,7 @@ def logits() -> Tensor:
 @pytest.mark.parametrize("batch", [1, 4, 21, 64])
 def test_evaluation_is_exact(batch: int) -> None:
     answers, truth = logits(), torch.from_numpy(LABELS)
-    result, table = evaluator(EvalShard(21, batch))(Table(answers))
+    result, table, _ = evaluator(EvalShard(21, batch))(Table(answers))
     right = answers.argmax(1) == truth
     assert result.images == 21
     assert result.top1 == right.sum().item() / 21
@@ -111,6 +116,17 @@ class Replayed(SingleDevice):
 
     def sum(self, value: Tensor) -> Tensor:
         return next(self._totals)
+
+
+class Listed(SingleDevice):
+    """A rank that hands on what it would show to every rank, and is answered that all ranks have the same."""
+
+    def __init__(self, shown: list[Tensor], world_size: int) -> None:
+        self._shown, self._world_size = shown, world_size
+
+    def every(self, value: Tensor) -> Tensor:
+        self._shown.append(value)
+        return value.expand(self._world_size, *value.shape)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 30])
@@ -151,7 +167,7 @@ def test_images_that_could_not_be_read_are_left_out_and_told() -> None:
 
     whole = evaluator(EvalShard(21, 4))
     holed = replace(whole, loader=Holed(whole.loader.shard, whole.loader.source), left_out=Ledger())
-    result, _ = holed(Table(logits()))
+    result, *_ = holed(Table(logits()))
     assert result.images == 15 and told == [0, 4, 8, 12, 16, 20, "settled"]
 
 
@@ -217,6 +233,44 @@ def test_ranks_meet_only_before_and_after_counting() -> None:
     assert strategy.events == ["enter", "leave", "sum", "sum", "sum", "sum", "sum"]
 
 
+def test_the_worst_mistakes_are_those_of_the_whole_split() -> None:
+    answers, truth = logits(), torch.from_numpy(LABELS)
+    losses = functional.cross_entropy(answers.double(), truth, reduction="none")
+    mistaken = [index for index in range(21) if answers[index].argmax() != LABELS[index]]
+    expected = sorted(mistaken, key=lambda index: -losses[index])[:6]
+    found = evaluator(EvalShard(21, 4), worst=6)(Table(answers)).worst
+    assert [each.index for each in found] == expected and len(mistaken) > 6
+    assert all(each.label == LABELS[each.index] for each in found)
+    assert [each.predicted for each in found] == answers[expected].argmax(1).tolist()
+    assert [each.loss for each in found] == pytest.approx(losses[expected].tolist(), rel=1e-15)
+
+
+def test_the_worst_mistakes_carry_the_indices_of_the_images_that_could_be_read() -> None:
+    class Holed(Shard):
+        def batches(self, first: int, stop: int) -> Iterator[Batch]:
+            for batch in super().batches(first, stop):
+                bad = BadImage(int(batch.indices[0]), "a photo", "is empty")
+                yield Batch(batch.images[1:], batch.labels[1:], batch.indices[1:], batch.draws[1:], (bad,))
+
+    whole = evaluator(EvalShard(21, 4), worst=21)
+    holed = replace(whole, loader=Holed(whole.loader.shard, whole.loader.source))
+    kept = [each for each in whole(Table(logits())).worst if each.index % 4]
+    assert holed(Table(logits())).worst == tuple(kept) and kept
+
+
+def test_every_rank_is_asked_for_its_worst_also_one_that_has_none() -> None:
+    """A rank without images has rows all the same: a collective takes equally much from each."""
+    shown: list[Tensor] = []
+    right = torch.eye(7)[torch.from_numpy(LABELS)]
+    found = evaluator(EvalShard(21, 4), Listed(shown, 3), worst=5)(Table(right))
+    assert found.worst == () and [each.shape for each in shown] == [(5, 5)]
+
+
+def test_without_mistakes_to_keep_no_rank_is_asked() -> None:
+    shown: list[Tensor] = []
+    assert evaluator(EvalShard(21, 4), Listed(shown, 3))(Table(logits())).worst == () and not shown
+
+
 class Lopsided(nn.Module):
     """A model whose logits are the first columns of pixels, so that a mirror image gives others."""
 
@@ -263,5 +317,5 @@ def test_an_evaluator_looks_through_its_views() -> None:
         def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
             return -model(images)
 
-    result, _ = evaluator(EvalShard(21, 8), views=Opposite())(Table(logits()))
+    result, *_ = evaluator(EvalShard(21, 8), views=Opposite())(Table(logits()))
     assert result.top1 == (logits().argmin(1) == torch.from_numpy(LABELS)).sum().item() / 21

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from paceline.core.class_table import ClassCount, ClassTable
+from paceline.core.mistake import Mistake
 from paceline.core.results import EvalResult
 from paceline.train.average import NoAverage
 from paceline.train.evaluate import Evaluation
@@ -14,16 +15,16 @@ from paceline.train.judge import Judge
 
 
 def evaluate(model: nn.Module) -> Evaluation:
-    """Return the model's bias as its accuracy."""
+    """Return the model's bias as its accuracy, and how sure it was of its worst mistake."""
     top1 = model.bias.item()
     counts = ClassTable((ClassCount("a", 8, round(8 * top1)),))
-    return Evaluation(EvalResult(images=8, top1=top1, top5=1.0, loss=1.0), counts)
+    return Evaluation(EvalResult(images=8, top1=top1, top5=1.0, loss=1.0), counts, (Mistake(0, 1, 2, top1, 1.0),))
 
 
 def on_training_images(model: nn.Module) -> Evaluation:
     """Return twice the model's bias as its accuracy."""
-    result, counts = evaluate(model)
-    return Evaluation(result.model_copy(update={"top1": 2 * result.top1}), counts)
+    result, counts, _ = evaluate(model)
+    return Evaluation(result.model_copy(update={"top1": 2 * result.top1}), counts, (Mistake(9, 9, 9, 1.0, 9.0),))
 
 
 class Fixed(NoAverage):
@@ -53,6 +54,7 @@ def test_without_an_average_the_weights_as_they_are_decide() -> None:
     assert (report.val.top1, report.ema, report.train, report.gap) == (0.25, None, None, None)
     assert report.judged == report.val
     assert report.classes == ClassTable((ClassCount("a", 8, 2),))
+    assert [each.confidence for each in report.worst] == [0.25]
 
 
 def test_averaged_weights_are_judged_beside_the_raw_ones_and_decide() -> None:
@@ -61,6 +63,7 @@ def test_averaged_weights_are_judged_beside_the_raw_ones_and_decide() -> None:
     assert report.ema is not None and (report.val.top1, report.ema.top1) == (0.25, 0.375)
     assert report.judged == report.ema
     assert report.classes == ClassTable((ClassCount("a", 8, 3),))
+    assert [each.confidence for each in report.worst] == [0.375]
     assert torch.equal(model.bias, torch.tensor([0.25]))
 
 
@@ -69,3 +72,13 @@ def test_training_images_are_judged_by_the_raw_weights() -> None:
     report = Judge(evaluate, Fixed(model), on_training_images)(model)
     assert report.train is not None and report.train.top1 == 0.5
     assert report.gap == 0.25
+    assert [each.index for each in report.worst] == [0]
+
+
+def test_ranks_that_leave_before_the_averaged_weights_are_judged_have_no_report() -> None:
+    model, answers = net(), iter((evaluate(net()), None))
+    assert Judge(lambda model: next(answers), Fixed(model))(model) is None
+
+
+def test_the_worst_mistakes_are_no_part_of_the_record_of_an_evaluation() -> None:
+    assert set(Judge(evaluate, NoAverage())(net()).model_dump(mode="json")) == {"val", "ema", "train"}

@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, log_loss, top_k_accuracy_score
 from torch import Tensor
 
-from paceline.train.metrics import MAX_CONFUSION_CLASSES, Tally
+from paceline.train.metrics import MAX_CONFUSION_CLASSES, Tally, answers
 
 CPU = torch.device("cpu")
 NAMES = tuple("abcdefg")
@@ -27,7 +27,7 @@ def made(num_images: int, num_classes: int, seed: int = 0) -> tuple[Tensor, Tens
 def counted(logits: Tensor, labels: Tensor, batch: int = 16) -> Tally:
     tally = Tally.zeros(logits.shape[1], CPU)
     for part, truth in zip(logits.split(batch), labels.split(batch), strict=True):
-        tally.add(part, truth)
+        tally.add(answers(part, truth))
     return tally
 
 

@@ -1,0 +1,94 @@
+"""What a run writes down as it goes, and in which files: records, checkpoints, the ledger, bad images, telemetry."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from paceline.core.rundir import RunDir, append_line
+from paceline.data.identity import dataset_digest
+from paceline.measure.rate import Stopwatch
+from paceline.measure.telemetry import Telemetry, build_telemetry
+from paceline.parallel.strategy import Strategy
+from paceline.train.attempts import Ledger, NoLedger, build_ledger
+from paceline.train.checkpoint import Checkpoints, Keep, Writer
+from paceline.train.disk import check_disk, expected_bytes
+from paceline.train.job import Job
+from paceline.train.logsink import Sinks, build_sinks, require_tensorboard
+from paceline.train.parts import Parts
+from paceline.train.persist import Persistent
+from paceline.train.resume import open_rundir
+from paceline.train.saver import NoWriter, Writes
+from paceline.train.state import TrainState
+
+
+def open_telemetry(parts: Parts, job: Job, strategy: Strategy) -> Telemetry:
+    """Return what looks at this node now and then, on one rank of each. Every rank must call it."""
+    world = parts.world
+    num_ranks = world.local_world_size
+    node = world.rank // num_ranks
+    pids = strategy.every(torch.tensor([os.getpid()], device=parts.device)).flatten().tolist()
+    return build_telemetry(
+        parts.recipe.measure.telemetry if world.is_node_main else "off",
+        partial(append_line, job.rundir.telemetry(node)),
+        job.warn,
+        ranks=pids[node * num_ranks : (node + 1) * num_ranks],
+        gpus="all" if parts.device.type == "cuda" else (),
+    )
+
+
+@dataclass(frozen=True)
+class Books:
+    """Where rank 0 writes: records, checkpoints and what goes along with them, the ledger, and bad images.
+
+    The other ranks have the same, and nothing comes of it.
+    """
+
+    sinks: Sinks
+    writer: Writes
+    facts: Mapping[str, Any]
+    ledger: Ledger
+    list_bad_image: Callable[[dict[str, str | int]], None]
+
+
+def open_books(parts: Parts, job: Job, persistent: Persistent, machine: dict[str, Any], state: TrainState) -> Books:
+    """Write what is known before the first step, and return where the rest goes; rank 0 alone writes."""
+    recipe, rundir, section = parts.recipe, job.rundir, parts.recipe.checkpoint
+    facts: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": parts.world.world_size}
+    if not parts.world.is_main:
+        return Books(Sinks(()), NoWriter(), facts, NoLedger(), lambda row: None)
+    require_tensorboard(recipe.log)
+    check_disk(rundir, section, expected_bytes(persistent, recipe.optim), job.warn)
+    ledger = build_ledger(
+        rundir,
+        parts.world,
+        from_step=state.step,
+        trained_s=state.trained_s,
+        before=state.spent,
+        startup_s=Stopwatch().started_s - job.invocation.started_s,
+        launch=job.invocation.launch,
+    )  # before the recipe: whose run a folder with a recipe is, is known
+    open_rundir(rundir, recipe)
+    rundir.write_json("plan.json", parts.plan.to_dict())
+    rundir.write_json("machine.json", machine)
+    listeners = job.invocation.listeners
+    sinks = build_sinks(rundir, recipe, state.step, listeners, last_eval=state.last_step)
+    sinks.started(parts.plan, state.step)
+    writer = Writer(
+        checkpoints_of(parts, rundir),
+        background=section.background == "on",
+        on_failure=section.on_failure,
+        warn=sinks.warned,
+        saved_step=state.step or -1,
+    )
+    return Books(sinks, writer, {**facts, "dataset": dataset_digest(parts.datasets)}, ledger, rundir.add_bad_image)
+
+
+def checkpoints_of(parts: Parts, rundir: RunDir) -> Checkpoints:
+    """Return the checkpoints of a run, as many as its recipe keeps."""
+    section = parts.recipe.checkpoint
+    keep = Keep(section.keep, best=section.keep_best == "on", every=parts.plan.checkpoint_keep_every)
+    return Checkpoints(rundir.checkpoints, keep)

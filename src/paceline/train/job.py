@@ -1,0 +1,46 @@
+"""A run as a job of this process: who asked for it, where it writes, whom it meets, and where it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.rundir import RunDir
+from paceline.measure.timing import now_s
+from paceline.parallel.group import Meeting
+from paceline.train.interrupt import Interrupts
+from paceline.train.logsink import LogSink
+from paceline.train.whereabouts import Whereabouts
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """How a run was asked for: when (seconds of `measure.timing.now_s`), in which words, and who listens on rank 0.
+
+    `launch` is what torchrun or Slurm call the job, the same when they start its ranks again. `interrupts` may have
+    been entered before, so that a signal that came while torch was imported is known.
+    """
+
+    started_s: float = field(default_factory=now_s)
+    command: tuple[str, ...] = ()
+    listeners: Sequence[LogSink] = ()
+    launch: str = ""
+    interrupts: Interrupts = field(default_factory=Interrupts)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run in this process: where it writes, who asked for it and may end it, whom it meets, and where it is."""
+
+    rundir: RunDir
+    invocation: Invocation
+    met: Meeting
+    whereabouts: Whereabouts
+
+    def warn(self, message: str) -> None:
+        """Tell whoever listens, on rank 0."""
+        for listener in self.invocation.listeners:
+            listener.warned(message)
+
+    def leaves_evaluation(self) -> bool:
+        """Note that a batch of an evaluation begins; return whether it is to be given up."""
+        self.whereabouts.batches += 1
+        return bool(self.invocation.interrupts.requested)
