@@ -1,66 +1,241 @@
-"""What held a run back, in one word, one sentence and one override to try. Pure, and never more than was measured.
+"""What held a run back, in one word, one sentence, how much there is to win, and one override to try.
 
-Judged by device time, which on a CPU is host time: a host that waits for data while its GPU still has work queued
-costs nothing.
+Pure, and never more than was measured. Judged by device time, which on a CPU is host time: a host that waits for data
+while its GPU still has work queued costs nothing. The rules are told in `docs/explanation/verdict.md`.
 """
 
-from dataclasses import dataclass
-from math import ceil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from paceline.core.units import Duration, count
+from paceline.core.results import CommunicationResult, StragglerResult
+from paceline.core.units import count
+from paceline.measure.remedy import (
+    Settings,
+    faster_data,
+    less_to_compute,
+    less_to_launch,
+    less_to_send,
+    rarer_evaluation,
+    rarer_saving,
+)
 from paceline.measure.summary import OTHER, ClockSummary
 
-Bottleneck = Literal["input-bound", "copy-bound", "evaluation-bound", "compute-bound", "unknown"]
+__all__ = ["Ceilings", "Settings", "Verdict", "verdict"]
+
+Bottleneck = Literal[
+    "input-bound",
+    "copy-bound",
+    "compute-bound",
+    "launch-bound",
+    "communication-bound",
+    "straggler-bound",
+    "evaluation-bound",
+    "checkpoint-bound",
+    "unknown",
+]
+PAUSE_SHARE: Final = 0.5
+"""Share of all the clock's time above which a pause (starting a loader, evaluating, saving) is the bottleneck."""
 WAITING_SHARE: Final = 0.2
-"""Share of the wall clock from which waiting for data, or copying it, is called the bottleneck."""
-EVALUATION_SHARE: Final = 0.5
-"""Share of all the clock's time above which evaluation is."""
+"""Share of the steps' time from which waiting for data, copying it, or sending gradients is."""
+STRAGGLER_SHARE: Final = 0.1
+"""Share of the steps' time from which waiting for one late rank is: lower, as all the others pay for it."""
+STARVED_SHARE: Final = 0.5
+"""Share of steps at whose end the GPU has nothing left to do, above which the host launches too slowly."""
+NOTHING_KNOWN: Final = Settings()
+"""Nothing to advise on; a CPU."""
 COMPUTE: Final = ("device_augment", "forward", "loss", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
+class Ceilings:
+    """How many times as many images/s probes trained as the run itself, each with one part of the work for free.
+
+    Free data are the same few batches over and over in host memory; with free copies they lie on the device; with free
+    communication each rank trains alone; a free model is an empty one. None where there was no probe.
+    """
+
+    free_data: float | None = None
+    free_copy: float | None = None
+    free_communication: float | None = None
+    free_model: float | None = None
+
+    def __str__(self) -> str:
+        named = {
+            "free data": self.free_data,
+            "free copies": self.free_copy,
+            "free communication": self.free_communication,
+            "a free model": self.free_model,
+        }
+        return "; ".join(f"with {name}: {_times(ratio)}" for name, ratio in named.items() if ratio is not None)
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """`bottleneck`, the `evidence` for it, and `try_`: an override to paste, or "" when none was earned."""
+    """`bottleneck`, the `evidence` for it, the `ceiling` above the run, and `try_`, an override to paste.
+
+    `ceiling` is measured by probes where there were any, else what the clock bounds, else "". `try_` is "" when none
+    was earned.
+    """
 
     bottleneck: Bottleneck
     evidence: str
+    ceiling: str
     try_: str
 
     def to_dict(self) -> dict[str, str]:
-        """Return {bottleneck, evidence, try}, as in `result.json`."""
-        return {"bottleneck": self.bottleneck, "evidence": self.evidence, "try": self.try_}
+        """Return {bottleneck, evidence, ceiling, try}, as in `result.json`."""
+        return {
+            "bottleneck": self.bottleneck,
+            "evidence": self.evidence,
+            "ceiling": self.ceiling,
+            "try": self.try_,
+        }
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """Seconds that a run would not need: of the bottleneck `name` where they are at least `least_share` of `of_s`."""
+
+    name: Bottleneck
+    seconds: float
+    of_s: float
+    least_share: float
+    evidence: str
+    without: str
+    to_try: str = ""
+
+    @property
+    def is_large(self) -> bool:
+        return self.seconds > 0 and self.seconds >= self.least_share * self.of_s
+
+    def judged(self, ceilings: Ceilings) -> Verdict:
+        ceiling = str(ceilings)
+        if not ceiling and self.seconds < self.of_s:
+            speedup = self.of_s / (self.of_s - self.seconds)
+            ceiling = f"at most {_times(speedup)} without {self.without}, all else unchanged"
+        return Verdict(self.name, self.evidence, ceiling, self.to_try)
 
 
 def verdict(
     summary: ClockSummary,
+    settings: Settings = NOTHING_KNOWN,
     *,
-    workers: int | None = None,
-    cores: int | None = None,
-    eval_every: Duration | None = None,
+    straggler: StragglerResult | None = None,
+    communication: CommunicationResult | None = None,
+    ceilings: Ceilings = Ceilings(),
 ) -> Verdict:
-    """Judge a summary. An override is computed from what the run used; a setting left out is not advised on.
+    """Judge the summary of rank 0. The largest loss above its threshold is the bottleneck; without one, computing is.
 
-    `workers` decode for this rank (0: the rank itself), `cores` are the logical cores it may use, `eval_every`
-    is the time between evaluations.
+    A pause counts before the steps, as it is above half of all time. `straggler` and `communication` are of the
+    counted steps; without `straggler` what ranks wait for each other counts as communication.
     """
     if summary.n == 0:
         to_try = "measure.warmup_steps=0" if summary.warmup_s > 0 else ""
-        return Verdict("unknown", "No step was counted.", to_try)
-    evaluate_s = summary.pauses.get("evaluate", 0.0)
-    if evaluate_s > EVALUATION_SHARE * summary.elapsed_s:
-        evidence = f"Evaluation took {evaluate_s:.3g} s of {summary.elapsed_s:.3g} s."
-        return Verdict("evaluation-bound", evidence, _rarer(evaluate_s, summary.elapsed_s, eval_every))
-    data_wait_s, h2d_s = _device_s(summary, "data_wait"), _device_s(summary, "h2d")
-    enough_s = WAITING_SHARE * summary.wall_s
-    if data_wait_s >= max(enough_s, h2d_s):
-        to_try = _more_workers(data_wait_s, summary.wall_s, workers, cores)
-        return Verdict("input-bound", _took("Waiting for data", data_wait_s, summary), to_try)
-    if h2d_s >= enough_s:
-        return Verdict("copy-bound", _took("Copying to the device", h2d_s, summary), "")
-    if _device_s(summary, *COMPUTE) < _device_s(summary, OTHER):
-        return Verdict("unknown", _took("What no stage covers", _device_s(summary, OTHER), summary), "")
-    return Verdict("compute-bound", _took("Computing", _device_s(summary, *COMPUTE), summary), "")
+        return Verdict("unknown", "No step was counted.", str(ceilings), to_try)
+    for losses in (_pauses(summary, settings), _waits(summary, settings, straggler, communication)):
+        large = [loss for loss in losses if loss.is_large]
+        if large:
+            return max(large, key=lambda loss: loss.seconds).judged(ceilings)
+    return _busy(summary, settings, str(ceilings))
+
+
+def _pauses(summary: ClockSummary, used: Settings) -> Iterator[_Loss]:
+    elapsed_s = summary.elapsed_s
+    start_s, evaluate_s, save_s = (
+        summary.pauses.get(name, 0.0) for name in ("epoch_boundary", "evaluate", "checkpoint")
+    )
+
+    def loss(name: Bottleneck, what: str, seconds: float, without: str, to_try: str = "") -> _Loss:
+        evidence = f"{what} took {seconds:.3g} s of {elapsed_s:.3g} s ({seconds / elapsed_s:.0%})."
+        return _Loss(name, seconds, elapsed_s, PAUSE_SHARE, evidence, without, to_try)
+
+    # More workers start no sooner, so the start of a loader has nothing to try.
+    yield loss("input-bound", "Starting the loader, up to its first batch,", start_s, "starting it")
+    to_try = rarer_evaluation(evaluate_s, elapsed_s, used)
+    yield loss("evaluation-bound", "Evaluation", evaluate_s, "evaluation", to_try)
+    to_try = rarer_saving(save_s, elapsed_s, used)
+    yield loss("checkpoint-bound", "Training stood still for checkpoints, which", save_s, "checkpoints", to_try)
+
+
+def _waits(
+    summary: ClockSummary,
+    used: Settings,
+    straggler: StragglerResult | None,
+    communication: CommunicationResult | None,
+) -> Iterator[_Loss]:
+    def loss(name: Bottleneck, what: str, seconds: float, without: str, to_try: str = "") -> _Loss:
+        return _Loss(name, seconds, summary.wall_s, WAITING_SHARE, _took(what, seconds, summary), without, to_try)
+
+    late = _Lateness.of(straggler, summary.n)
+    data_wait_s, h2d_s = (late.common_s(name, _device_s(summary, name)) for name in ("data_wait", "h2d"))
+    to_try = faster_data(data_wait_s, summary.wall_s, used)
+    yield loss("input-bound", "Waiting for data", data_wait_s, "waiting for data", to_try)
+    yield loss("copy-bound", "Copying to the device", h2d_s, "copying")
+    wire_s = max(0.0, _device_s(summary, "exposed_communication") - late.waited_s)
+    wire = loss("communication-bound", "Exposed communication", wire_s, "it", less_to_send(used))
+    yield replace(wire, evidence=wire.evidence[:-1] + late.left_out + _how_much(communication))
+    slow = loss("straggler-bound", "Waiting for the latest rank", late.lost_s, "it")
+    yield replace(slow, evidence=slow.evidence[:-1] + late.whom, least_share=late.least_share)
+
+
+@dataclass(frozen=True)
+class _Lateness:
+    """What the latest of the ranks costs, in seconds of all counted steps.
+
+    `lost_s` is what steps would take less without it, `waited_s` how much of rank 0's exposed communication is waiting
+    for it. Where it is rank 0 that is late, it is so by `own_s`, which it spends in `own_stage`.
+    """
+
+    lost_s: float = 0.0
+    least_share: float = STRAGGLER_SHARE
+    waited_s: float = 0.0
+    own_s: float = 0.0
+    own_stage: str | None = None
+    whom: str = "."
+    left_out: str = ", waiting for late ranks left out"
+
+    @classmethod
+    def of(cls, straggler: StragglerResult | None, num_steps: int) -> "_Lateness":
+        if straggler is None:
+            return cls(left_out=", waiting for late ranks with it")
+        lost_s, late_s = straggler.lost_s * num_steps, straggler.late_s * num_steps
+        if straggler.rank is None:  # nobody to look at: it takes as much as any other wait to be worth naming
+            whom = ", which is now one and now another."
+            return cls(lost_s, WAITING_SHARE, waited_s=lost_s, whom=whom)
+        where = f", which loses it in {straggler.stage}" if straggler.stage else ""
+        whom = f": most often rank {straggler.rank}{where}."
+        if straggler.rank == 0:
+            return cls(lost_s, waited_s=lost_s - late_s, own_s=late_s, own_stage=straggler.stage, whom=whom)
+        return cls(lost_s, waited_s=lost_s, whom=whom)
+
+    def common_s(self, stage: str, seconds: float) -> float:
+        """Return what of rank 0's `seconds` in `stage` the other ranks have too."""
+        return max(0.0, seconds - self.own_s) if stage == self.own_stage else seconds
+
+
+def _busy(summary: ClockSummary, used: Settings, ceiling: str) -> Verdict:
+    """Judge a run that waits for nothing: it computes, or launches, or does what the stages do not tell."""
+    if used.is_gpu and summary.starved > STARVED_SHARE:
+        evidence = (
+            f"At the end of {summary.starved:.0%} of {count(summary.n, 'step')} the GPU had done all that was queued: "
+            "it waits for the host to launch work."
+        )
+        return Verdict("launch-bound", evidence, ceiling, less_to_launch(used))
+    compute_s, other_s = _device_s(summary, *COMPUTE), _device_s(summary, OTHER)
+    uncovered_s = max(0.0, summary.wall_s - _device_s(summary, *summary.stages))
+    if compute_s < other_s + uncovered_s:
+        what = "Logging and agreement between ranks" if other_s > uncovered_s else "What no stage covers"
+        return Verdict("unknown", _took(what, max(other_s, uncovered_s), summary), ceiling, "")
+    return Verdict("compute-bound", _took("Computing", compute_s, summary), ceiling, less_to_compute(used))
+
+
+def _how_much(communication: CommunicationResult | None) -> str:
+    """Return how much is sent in a step, and how much of the time for it hides behind backward, where known."""
+    if communication is None or communication.bytes is None:
+        return "."
+    hidden = "" if communication.overlap is None else f", {communication.overlap:.0%} of the time hidden by backward"
+    return f"; {communication.bytes / 1e6:,.3g} MB a step{hidden}."
 
 
 def _device_s(summary: ClockSummary, *stages: str) -> float:
@@ -72,19 +247,6 @@ def _took(what: str, seconds: float, summary: ClockSummary) -> str:
     return f"{what} took {seconds:.3g} s of the {summary.wall_s:.3g} s of {count(summary.n, 'step')} ({share:.0%})."
 
 
-def _more_workers(waiting_s: float, wall_s: float, workers: int | None, cores: int | None) -> str:
-    """Return as many workers as would decode a batch in the time that a step does not wait."""
-    if workers is None or cores is None or waiting_s >= wall_s:
-        return ""
-    # Without workers decoding took the wait; with some, each of them was decoding all the time.
-    decoding_s = waiting_s if workers == 0 else workers * wall_s
-    needed = min(ceil(decoding_s / (wall_s - waiting_s)), cores)
-    return f"data.workers={needed}" if needed > workers else ""
-
-
-def _rarer(evaluate_s: float, elapsed_s: float, eval_every: Duration | None) -> str:
-    """Return an interval at which evaluation would take no longer than the rest."""
-    if eval_every is None or eval_every.value == 0 or evaluate_s >= elapsed_s:
-        return ""
-    factor = ceil(evaluate_s / (elapsed_s - evaluate_s))
-    return f"train.eval_every={Duration(eval_every.value * factor, eval_every.unit)}"
+def _times(ratio: float) -> str:
+    """Return `3.9x`, with a digit more where it is near one: `1.04x`."""
+    return f"{ratio:.2f}x" if ratio < 1.2 else f"{ratio:.1f}x"

@@ -1,39 +1,188 @@
 """`measure.verdict`: the bottleneck, from summaries made by hand."""
 
+from dataclasses import replace
+
 import pytest
 
+from paceline.core.results import CommunicationResult, StragglerResult
 from paceline.core.units import Duration
 from paceline.measure import ClockSummary, StageClock, StageTotal
-from paceline.measure.verdict import verdict
+from paceline.measure.verdict import Ceilings, Settings, verdict
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+
+GPU = Settings(device_type="cuda")
+STAGES = ("data_wait", "h2d", "device_augment", "forward", "loss", "backward", "exposed_communication", "optimizer")
 
 
-def summary_of(*, evaluate_s: float = 0.0, **stages_s: float) -> ClockSummary:
-    """Return the summary of 10 steps of 10 s in all; what the stages leave of it is `other`."""
-    stages_s["other"] = 10.0 - sum(stages_s.values())
+def summary_of(
+    *, starved: float = 0.0, pauses: dict[str, float] | None = None, other: float = 0.0, **stages_s: float
+) -> ClockSummary:
+    """Return the summary of 10 steps of 10 s in all; what the stages leave of it is residual."""
+    assert set(stages_s) <= set(STAGES)
+    if other:
+        stages_s["other"] = other
     return ClockSummary(
         n=10,
         images=320,
         wall_s=10.0,
         stages={name: StageTotal(seconds, seconds, seconds / 10) for name, seconds in stages_s.items()},
         warmup_s=0.0,
-        pauses={"evaluate": evaluate_s} if evaluate_s else {},
+        pauses=pauses or {},
         unfinished_s=0.0,
         step_s=(1.0,) * 10,
+        starved=starved,
     )
 
 
-def test_a_run_that_only_waits_is_input_bound() -> None:
+def late(rank: int | None, seconds: float, stage: str | None = None) -> StragglerResult:
+    """Return that `rank`, or now one and now another, is `seconds` late in a step of 1 s."""
+    late_s = 0.0 if rank is None else seconds
+    return StragglerResult(lost_s=seconds, share=seconds, rank=rank, stage=stage, late_s=late_s)
+
+
+CASES = {
+    "all of it is compute": (summary_of(forward=4.0, backward=6.0), GPU, None, "compute-bound"),
+    "a fifth is waiting for data": (summary_of(data_wait=2.0, forward=8.0), GPU, None, "input-bound"),
+    "less than a fifth is": (summary_of(data_wait=1.9, forward=8.1), GPU, None, "compute-bound"),
+    "a fifth is copying": (summary_of(h2d=2.0, forward=8.0), GPU, None, "copy-bound"),
+    "copying takes longer than waiting": (summary_of(data_wait=2.5, h2d=4.0, forward=3.5), GPU, None, "copy-bound"),
+    "waiting takes longer than copying": (summary_of(data_wait=4.0, h2d=2.5, forward=3.5), GPU, None, "input-bound"),
+    "the GPU ran dry": (summary_of(forward=5.0, backward=5.0, starved=0.9), GPU, None, "launch-bound"),
+    "it ran dry in half the steps": (summary_of(forward=5.0, backward=5.0, starved=0.5), GPU, None, "compute-bound"),
+    "it ran dry for want of data": (summary_of(data_wait=4.0, forward=6.0, starved=0.9), GPU, None, "input-bound"),
+    "a CPU never queues": (summary_of(forward=10.0, starved=1.0), Settings(), None, "compute-bound"),
+    "a fifth is the wire": (
+        summary_of(forward=8.0, exposed_communication=2.0),
+        GPU,
+        late(None, 0.0),
+        "communication-bound",
+    ),
+    "all of it is waiting for another rank": (
+        summary_of(forward=5.0, exposed_communication=5.0),
+        GPU,
+        late(2, 0.5, "backward"),
+        "straggler-bound",
+    ),
+    "the wire takes more than the other rank": (
+        summary_of(forward=3.0, exposed_communication=7.0),
+        GPU,
+        late(2, 0.3, "backward"),
+        "communication-bound",
+    ),
+    "the other rank takes more than the wire": (
+        summary_of(forward=3.0, exposed_communication=7.0),
+        GPU,
+        late(2, 0.4, "backward"),
+        "straggler-bound",
+    ),
+    # Slowed by a fifth, a step takes 1.2 times as long, and a sixth of it is lost.
+    "another rank is slowed by a fifth": (
+        summary_of(forward=8.3, exposed_communication=1.7),
+        Settings(),
+        late(1, 1 / 6, "backward"),
+        "straggler-bound",
+    ),
+    "this rank is slowed by a fifth": (
+        summary_of(forward=9.9, exposed_communication=0.1),
+        Settings(),
+        late(0, 1 / 6, "forward"),
+        "straggler-bound",
+    ),
+    "this rank alone waits for data": (
+        summary_of(data_wait=4.5, forward=5.5),
+        Settings(),
+        late(0, 0.4, "data_wait"),
+        "straggler-bound",
+    ),
+    "all ranks wait for data, and this one a little more": (
+        summary_of(data_wait=4.5, forward=5.5),
+        Settings(),
+        late(0, 0.15, "data_wait"),
+        "input-bound",
+    ),
+    "now one rank is late and now another": (
+        summary_of(forward=7.5, exposed_communication=2.5),
+        Settings(),
+        late(None, 0.2),
+        "straggler-bound",
+    ),
+    "now one rank is a little late and now another": (
+        summary_of(forward=7.5, exposed_communication=2.5),
+        Settings(),
+        late(None, 0.15),
+        "compute-bound",
+    ),
+    "this rank is late now and then, and waits for the wire": (
+        summary_of(forward=7.0, exposed_communication=3.0),
+        Settings(),
+        StragglerResult(lost_s=0.1, share=0.1, rank=0, stage="forward", late_s=0.08),
+        "communication-bound",
+    ),
+    "ranks are a twentieth apart": (summary_of(forward=10.0), Settings(), late(1, 0.05), "compute-bound"),
+    "evaluation takes most": (summary_of(forward=9.0, pauses={"evaluate": 42.0}), GPU, None, "evaluation-bound"),
+    "evaluation takes half": (summary_of(forward=9.0, pauses={"evaluate": 10.0}), GPU, None, "evaluation-bound"),
+    "evaluation takes less": (summary_of(forward=9.0, pauses={"evaluate": 9.9}), GPU, None, "compute-bound"),
+    "saving takes most": (summary_of(forward=9.0, pauses={"checkpoint": 11.0}), GPU, None, "checkpoint-bound"),
+    "starting the loader takes most": (
+        summary_of(forward=9.0, pauses={"epoch_boundary": 11.0}),
+        GPU,
+        None,
+        "input-bound",
+    ),
+    "pauses take most, each of them less": (
+        summary_of(forward=9.0, pauses={"evaluate": 9.0, "checkpoint": 9.0}),
+        GPU,
+        None,
+        "compute-bound",
+    ),
+    "no stage covers most of it": (summary_of(forward=4.0), GPU, None, "unknown"),
+    "logging takes most of it": (summary_of(forward=4.0, other=5.0), GPU, None, "unknown"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_largest_loss_above_its_threshold_is_the_bottleneck(case: str) -> None:
+    summary, settings, straggler, bottleneck = CASES[case]
+
+    assert verdict(summary, settings, straggler=straggler).bottleneck == bottleneck
+
+
+def test_the_table_has_every_class() -> None:
+    assert {bottleneck for *_, bottleneck in CASES.values()} == {
+        "input-bound",
+        "copy-bound",
+        "compute-bound",
+        "launch-bound",
+        "communication-bound",
+        "straggler-bound",
+        "evaluation-bound",
+        "checkpoint-bound",
+        "unknown",
+    }
+
+
+def test_a_run_that_only_waits_is_input_bound_without_a_ceiling() -> None:
     seconds = [0.0]
     clock = StageClock(now=lambda: seconds[0])
     with clock.stage("data_wait"):
         seconds[0] += 2.0
     clock.end_step(images=1)
 
-    result = verdict(clock.drain(), workers=0, cores=8)
+    assert verdict(clock.drain(), Settings(workers=0, cores=8)).to_dict() == {
+        "bottleneck": "input-bound",
+        "evidence": "Waiting for data took 2 s of the 2 s of 1 step (100%).",
+        "ceiling": "",
+        "try": "",
+    }
 
-    assert result.bottleneck == "input-bound"
-    assert result.evidence == "Waiting for data took 2 s of the 2 s of 1 step (100%)."
-    assert result.try_ == ""
+
+def test_waiting_while_the_device_has_work_is_no_bottleneck() -> None:
+    """A host that runs ahead of its GPU waits for data at no cost."""
+    stages = {"data_wait": StageTotal(6.0, 0.1, 0.6), "forward": StageTotal(1.0, 9.0, 0.1)}
+    summary = replace(summary_of(), stages=stages)
+
+    assert verdict(summary, GPU).bottleneck == "compute-bound"
 
 
 @pytest.mark.parametrize(
@@ -45,62 +194,163 @@ def test_workers_to_try_decode_a_batch_while_the_rest_of_a_step_runs(
 ) -> None:
     summary = summary_of(data_wait=data_wait_s, forward=10 - data_wait_s)
 
-    assert verdict(summary, workers=workers, cores=8).try_ == to_try
+    assert verdict(summary, Settings(workers=workers, cores=8)).try_ == to_try
 
 
 def test_nothing_is_tried_without_the_setting_or_the_cores_for_it() -> None:
     waiting = summary_of(data_wait=8.0, forward=2.0)
 
     assert verdict(waiting).try_ == ""
-    assert verdict(waiting, workers=8, cores=8).try_ == ""
-
-
-def test_a_fifth_of_waiting_is_the_boundary() -> None:
-    assert verdict(summary_of(data_wait=2.0, forward=8.0)).bottleneck == "input-bound"
-    assert verdict(summary_of(data_wait=1.9, forward=8.1)).bottleneck == "compute-bound"
-
-
-def test_waiting_while_the_device_has_work_is_no_bottleneck() -> None:
-    """A host that runs ahead of its GPU waits for data at no cost."""
-    stages = {"data_wait": StageTotal(6.0, 0.1, 0.6), "forward": StageTotal(1.0, 9.0, 0.1)}
-    summary = ClockSummary(10, 320, 10.0, stages, 0.0, {}, 0.0, (1.0,) * 10)
-
-    assert verdict(summary).bottleneck == "compute-bound"
-
-
-def test_the_larger_of_waiting_and_copying_is_named() -> None:
-    result = verdict(summary_of(data_wait=2.5, h2d=4.0, forward=3.0))
-
-    assert (result.bottleneck, result.try_) == ("copy-bound", "")
-    assert result.evidence == "Copying to the device took 4 s of the 10 s of 10 steps (40%)."
+    assert verdict(waiting, Settings(workers=8, cores=8)).try_ == ""
 
 
 def test_evaluation_that_takes_more_than_all_else_is_made_rarer() -> None:
-    summary = summary_of(forward=9.0, evaluate_s=42.0)
+    summary = summary_of(forward=9.0, pauses={"evaluate": 42.0})
 
-    result = verdict(summary, eval_every=Duration(1, "ep"))
-
-    assert result.to_dict() == {
+    assert verdict(summary, Settings(eval_every=Duration(1, "ep"))).to_dict() == {
         "bottleneck": "evaluation-bound",
-        "evidence": "Evaluation took 42 s of 52 s.",
+        "evidence": "Evaluation took 42 s of 52 s (81%).",
+        "ceiling": "at most 5.2x without evaluation, all else unchanged",
         "try": "train.eval_every=5ep",
     }
     assert verdict(summary).try_ == ""
-    assert verdict(summary_of(forward=9.0, evaluate_s=10.0)).bottleneck == "compute-bound"
+
+
+def test_saving_is_moved_to_the_background_before_it_is_made_rarer() -> None:
+    summary = summary_of(forward=9.0, pauses={"checkpoint": 15.0})
+    used = Settings(save_every=Duration(10, "min"), saves_in_background=True)
+
+    assert verdict(summary, replace(used, saves_in_background=False)).try_ == "checkpoint.background=on"
+    assert verdict(summary, used).try_ == "checkpoint.every=20min"
+    assert verdict(summary).try_ == ""
+
+
+def test_gradients_are_sent_in_16_bits_where_they_are_not_yet() -> None:
+    summary = summary_of(forward=5.0, exposed_communication=5.0)
+    used = Settings(world_size=2, precision="fp32", compression="off")
+
+    assert verdict(summary, used).try_ == "parallel.compression=bf16"
+    for other in ({"compression": "bf16"}, {"precision": "bf16_pure"}, {"strategy": "fsdp"}, {"world_size": 1}):
+        assert verdict(summary, replace(used, **other)).try_ == ""
+
+
+def test_computing_on_a_gpu_is_tried_in_16_bits_and_then_compiled() -> None:
+    summary = summary_of(forward=10.0)
+    used = replace(GPU, precision="fp32", compile="off")
+
+    assert verdict(summary, used).try_ == "train.precision=amp"
+    assert verdict(summary, replace(used, precision="bf16")).try_ == "train.compile=default"
+    assert verdict(summary, replace(used, precision="bf16", compile="default")).try_ == ""
+    assert verdict(summary, replace(used, strategy="dataparallel")).try_ == ""
+    assert verdict(summary, replace(used, device_type="cpu")).try_ == ""
+
+
+def test_launching_is_tried_as_one_graph_on_one_rank_and_compiled_on_more() -> None:
+    summary = summary_of(forward=10.0, starved=1.0)
+    used = replace(GPU, precision="bf16", compile="off")
+
+    assert verdict(summary, used).try_ == "train.compile=reduce-overhead"
+    assert verdict(summary, replace(used, compile="default")).try_ == "train.compile=reduce-overhead"
+    assert verdict(summary, replace(used, world_size=2)).try_ == "train.compile=default"
+    assert verdict(summary, replace(used, accumulate=2)).try_ == "train.compile=default"
+    assert verdict(summary, replace(used, world_size=2, compile="default")).try_ == ""
+    assert verdict(summary, replace(used, compile="reduce-overhead")).try_ == ""
+    assert verdict(summary, replace(used, world_size=2, strategy="dataparallel")).try_ == ""
+
+
+def test_batches_changed_on_the_host_are_changed_on_the_gpu_when_there_are_no_more_cores() -> None:
+    summary = summary_of(data_wait=5.0, forward=5.0)
+    used = replace(GPU, workers=4, cores=4, augments_on="host")
+
+    assert verdict(summary, used).try_ == "data.augment_on=device"
+    assert verdict(summary, replace(used, augments_on=None)).try_ == ""
+    assert verdict(summary, replace(used, device_type="cpu")).try_ == ""
+
+
+def test_every_override_loads_over_the_default_recipe() -> None:
+    """Whatever a verdict tries, for any class and any settings of a GPU or a CPU, can be pasted."""
+    settings = [
+        Settings(
+            workers=1,
+            cores=cores,
+            eval_every=Duration(4, "ep"),
+            save_every=Duration(4, "ep"),
+            saves_in_background=in_background,
+            augments_on="host",
+            device_type=device_type,
+            world_size=world_size,
+            precision=precision,
+            compile="off",
+            compression="off",
+        )
+        for cores in (1, 8)
+        for in_background in (True, False)
+        for device_type in ("cpu", "cuda")
+        for world_size in (1, 2)
+        for precision in ("fp32", "bf16")
+    ]
+    tried = {
+        verdict(summary, used, straggler=straggler).try_
+        for summary, _, straggler, _ in CASES.values()
+        for used in settings
+    }
+    assert len(tried - {""}) >= 9
+    for override in tried - {""}:
+        field, _, value = override.partition("=")
+        loaded = load("digits", Patch.parse([override])).recipe.to_dict()
+        section, name = field.split(".")
+        assert str(loaded[section][name]) == value
 
 
 def test_all_the_stages_of_computing_count() -> None:
     result = verdict(summary_of(data_wait=1.0, device_augment=1.0, forward=2.0, loss=1.0, backward=3.0, optimizer=1.0))
 
-    assert (result.bottleneck, result.try_) == ("compute-bound", "")
     assert result.evidence == "Computing took 8 s of the 10 s of 10 steps (80%)."
+    assert (result.ceiling, result.try_) == ("", "")
 
 
 def test_time_outside_every_stage_is_not_called_computing() -> None:
-    result = verdict(summary_of(forward=4.0))
+    assert verdict(summary_of(forward=4.0)).evidence == "What no stage covers took 6 s of the 10 s of 10 steps (60%)."
+    logging = verdict(summary_of(forward=4.0, other=5.0))
+    assert logging.evidence == "Logging and agreement between ranks took 5 s of the 10 s of 10 steps (50%)."
 
-    assert result.bottleneck == "unknown"
-    assert result.evidence == "What no stage covers took 6 s of the 10 s of 10 steps (60%)."
+
+def test_the_late_rank_and_its_stage_are_named() -> None:
+    summary = summary_of(forward=5.0, exposed_communication=5.0)
+
+    assert verdict(summary, straggler=late(2, 0.5, "backward")).to_dict() == {
+        "bottleneck": "straggler-bound",
+        "evidence": "Waiting for the latest rank took 5 s of the 10 s of 10 steps (50%): most often rank 2, which "
+        "loses it in backward.",
+        "ceiling": "at most 2.0x without it, all else unchanged",
+        "try": "",
+    }
+    nobody = verdict(summary, straggler=late(None, 0.4))
+    assert nobody.evidence.endswith("(40%), which is now one and now another.")
+
+
+def test_evidence_of_communication_says_what_was_measured() -> None:
+    summary = summary_of(forward=5.0, exposed_communication=5.0)
+    wire = CommunicationResult(exposed_s=0.5, share=0.5, bytes=44_700_000, wire_s=1.0, overlap=0.25)
+
+    assert verdict(summary).evidence == (
+        "Exposed communication took 5 s of the 10 s of 10 steps (50%), waiting for late ranks with it."
+    )
+    assert verdict(summary, straggler=late(1, 0.1), communication=wire).evidence == (
+        "Exposed communication took 4 s of the 10 s of 10 steps (40%), waiting for late ranks left out; 44.7 MB a "
+        "step, 25% of the time hidden by backward."
+    )
+
+
+def test_the_ceiling_is_that_of_probes_where_there_are_any() -> None:
+    waiting = summary_of(data_wait=3.75, forward=6.25)
+    probed = Ceilings(free_data=3.94, free_communication=1.043)
+
+    assert verdict(waiting).ceiling == "at most 1.6x without waiting for data, all else unchanged"
+    assert verdict(waiting, ceilings=probed).ceiling == "with free data: 3.9x; with free communication: 1.04x"
+    assert verdict(summary_of(forward=10.0), ceilings=Ceilings(free_copy=1.0, free_model=12.3)).ceiling == (
+        "with free copies: 1.00x; with a free model: 12.3x"
+    )
 
 
 def test_no_counted_step_is_unknown() -> None:
@@ -110,5 +360,10 @@ def test_no_counted_step_is_unknown() -> None:
     seconds[0] += 1.0
     clock.end_step(images=1)
 
-    assert verdict(empty).to_dict() == {"bottleneck": "unknown", "evidence": "No step was counted.", "try": ""}
+    assert verdict(empty).to_dict() == {
+        "bottleneck": "unknown",
+        "evidence": "No step was counted.",
+        "ceiling": "",
+        "try": "",
+    }
     assert verdict(clock.drain()).try_ == "measure.warmup_steps=0"

@@ -1,0 +1,109 @@
+"""The override that a bottleneck calls for, computed from what the run used. Pure; "" where none is known to help.
+
+Nothing is advised that trains another model than was asked for: neither another batch size nor fewer epochs.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from paceline.core.units import Duration
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the run used that an override could change. What is None, or left out, is not advised on.
+
+    `workers` decode for this rank (0: the rank itself), `cores` are the logical cores it may use. `eval_every` and
+    `save_every` are the times between evaluations and between checkpoints (None: never, or not to be changed), and
+    `saves_in_background` says how they are written. `augments_on` is where whole batches are changed, `host` or
+    `device` (None: they are not). `strategy`, `precision`, `compile`, `compression` and `accumulate` are the recipe's;
+    `compression` is None where gradients are not averaged.
+    """
+
+    workers: int | None = None
+    cores: int | None = None
+    eval_every: Duration | None = None
+    save_every: Duration | None = None
+    saves_in_background: bool | None = None
+    augments_on: str | None = None
+    device_type: str = "cpu"
+    world_size: int = 1
+    strategy: str = "ddp"
+    precision: str | None = None
+    compile: str | None = None
+    compression: str | None = None
+    accumulate: int = 1
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether ranks compute on GPUs."""
+        return self.device_type == "cuda"
+
+
+def faster_data(waiting_s: float, wall_s: float, used: Settings) -> str:
+    """Return as many workers as would decode a batch in the time that a step does not wait, or less work for them."""
+    return _more_workers(waiting_s, wall_s, used) or _augment_on_device(used)
+
+
+def less_to_send(used: Settings) -> str:
+    """Return gradients of half the bytes, where they are sent in 32 bits."""
+    in_16_bits = (used.precision or "").endswith(("_master", "_pure"))
+    is_sent_whole = used.world_size > 1 and used.strategy == "ddp" and used.compression == "off"
+    return "parallel.compression=bf16" if is_sent_whole and not in_16_bits else ""
+
+
+def less_to_compute(used: Settings) -> str:
+    """Return, on GPUs, 16 bits and then compiling: each about halves the bytes that most of these networks move.
+
+    fp64 is left alone: who asks for it wants its digits.
+    """
+    if not used.is_gpu or used.strategy == "dataparallel":  # whose threads neither autocast to bf16 nor compile
+        return ""
+    if used.precision in ("fp32", "tf32"):
+        return "train.precision=amp"
+    return "train.compile=default" if used.precision is not None and used.compile == "off" else ""
+
+
+def less_to_launch(used: Settings) -> str:
+    """Return fewer kernels, or one CUDA graph for all of them: on one rank, whose gradients nothing else reads."""
+    takes_graphs = used.world_size == 1 and used.accumulate == 1
+    match used.compile:
+        case "off" | "default" if takes_graphs:
+            return "train.compile=reduce-overhead"
+        case "off" if used.strategy != "dataparallel":
+            return "train.compile=default"
+        case _:
+            return ""
+
+
+def rarer_evaluation(evaluate_s: float, elapsed_s: float, used: Settings) -> str:
+    """Return an interval at which evaluation would take no longer than the rest."""
+    return _rarer("train.eval_every", used.eval_every, evaluate_s, elapsed_s)
+
+
+def rarer_saving(checkpoint_s: float, elapsed_s: float, used: Settings) -> str:
+    """Return saving in the background, or an interval at which it would take no longer than the rest."""
+    if used.saves_in_background is False:
+        return "checkpoint.background=on"
+    return _rarer("checkpoint.every", used.save_every, checkpoint_s, elapsed_s)
+
+
+def _more_workers(waiting_s: float, wall_s: float, used: Settings) -> str:
+    workers, cores = used.workers, used.cores
+    if workers is None or cores is None or waiting_s >= wall_s:
+        return ""
+    # Without workers decoding took the wait; with some, each of them was decoding all the time.
+    decoding_s = waiting_s if workers == 0 else workers * wall_s
+    needed = min(ceil(decoding_s / (wall_s - waiting_s)), cores)
+    return f"data.workers={needed}" if needed > workers else ""
+
+
+def _augment_on_device(used: Settings) -> str:
+    return "data.augment_on=device" if used.is_gpu and used.augments_on == "host" else ""
+
+
+def _rarer(field: str, every: Duration | None, taken_s: float, elapsed_s: float) -> str:
+    if every is None or every.value == 0 or taken_s >= elapsed_s:
+        return ""
+    factor = ceil(taken_s / (elapsed_s - taken_s))
+    return f"{field}={Duration(every.value * factor, every.unit)}"

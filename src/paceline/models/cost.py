@@ -1,0 +1,161 @@
+"""What a network costs an image: FLOPs, parameters, and what it moves through memory. Counted, never run.
+
+The model runs once each way on the `meta` device, whose tensors have shapes and no data, and every operation is
+written down. Torch counts FLOPs (`FlopCounterMode`: matrix products, convolutions and attention, 2 FLOP a
+multiply-add). How much is moved is a model of kernels as a good compiler makes them, "fused":
+
+- a product or convolution reads what goes in and writes what comes out; its backward does so twice, once for the
+  gradient of the input and once for that of the weights;
+- a normalisation takes two passes each way, as its statistics are of the whole batch (Ioffe and Szegedy 2015, arXiv
+  1502.03167): forward reads, reads again and writes; backward reads two, reads two again and writes;
+- what is done element by element (ReLU, GELU, scaling) is folded into its neighbours; of a sum or product of two
+  activations, the smaller one is one more read, and so is a gradient that is added to another;
+- views move nothing; everything else (pooling, concatenating, softmax) reads what goes in and writes what comes out.
+
+Weights are left out, as they are moved once a batch, not once an image, and so is the optimizer. Nothing stays in a
+cache between two kernels.
+"""
+
+import copy
+from dataclasses import dataclass
+from math import fsum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+aten = torch.ops.aten
+
+
+class Kernel(NamedTuple):
+    """One kernel's FLOPs, and the elements that it reads and writes; both of an image."""
+
+    flops: float
+    elements: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a network has and does for an image: `forward`, and `training`, which is forward and backward."""
+
+    params: int
+    forward: tuple[Kernel, ...]
+    training: tuple[Kernel, ...]
+
+    @property
+    def forward_flops(self) -> float:
+        """FLOPs of the forward pass."""
+        return fsum(kernel.flops for kernel in self.forward)
+
+    @property
+    def training_flops(self) -> float:
+        """FLOPs of the forward and backward pass."""
+        return fsum(kernel.flops for kernel in self.training)
+
+    @property
+    def training_elements(self) -> float:
+        """Elements moved in the forward and backward pass: times 2 bytes each in bf16, or 4 in fp32."""
+        return fsum(kernel.elements for kernel in self.training)
+
+
+def cost_of(model: nn.Module, channels: int, height: int, width: int) -> Cost:
+    """Return what `model` costs for an image of that size. The model itself, on whatever device, is left as it is.
+
+    It is counted for training, as torch counts gradients: the first layer needs none of its input. Not for a model
+    whose norms are synchronised or whose weights are sharded: count it before.
+    """
+    on_meta = _on_meta(model).train()
+    # What does not grow with the batch is of the weights: the difference of two batches is what an image adds.
+    few, more = (_record(on_meta, torch.empty(number, channels, height, width, device="meta")) for number in (2, 3))
+    assert [len(each) for each in few] == [len(each) for each in more], "the operations depend on the size of the batch"
+    forward, backward = (_difference(*each) for each in zip(few, more, strict=True))
+    params = sum(parameter.numel() for parameter in model.parameters())
+    return Cost(params, forward, forward + backward)
+
+
+def _difference(few: list[Kernel], more: list[Kernel]) -> tuple[Kernel, ...]:
+    added = (Kernel(b.flops - a.flops, b.elements - a.elements) for a, b in zip(few, more, strict=True))
+    return tuple(kernel for kernel in added if kernel != (0, 0))
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """Return a copy of the model whose parameters and buffers have no data; none is copied on the way."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, memo)
+
+
+def _record(model: nn.Module, images: Tensor) -> tuple[list[Kernel], list[Kernel]]:
+    """Return the kernels of the forward and of the backward pass of a batch."""
+    model.zero_grad()  # a gradient that is there already would be added to
+    with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
+        with _Recorder(counter) as forward:
+            logits = model(images)
+        with _Recorder(counter) as backward:
+            logits.backward(torch.empty_like(logits))
+    return forward.kernels, backward.kernels
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Write down the kernels of every operation below autograd."""
+
+    def __init__(self, counter: FlopCounterMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counter = counter
+        self.kernels: list[Kernel] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self._counter.get_total_flops()
+        out = func(*args, **(kwargs or {}))
+        self.kernels += _kernels(func, args, out, self._counter.get_total_flops() - before)
+        return out
+
+
+_NORM_PASSES = {
+    aten.native_batch_norm: 3,
+    aten._native_batch_norm_legit: 3,
+    aten._batch_norm_with_update: 3,
+    aten.native_group_norm: 3,
+    aten.native_layer_norm: 3,
+    aten.native_batch_norm_backward: 5,
+    aten.batch_norm_backward: 5,
+    aten.native_group_norm_backward: 5,
+    aten.native_layer_norm_backward: 5,
+}
+_MOVES_NOTHING = (aten._unsafe_view, aten.empty_like, aten.empty, aten.new_empty)
+
+
+def _kernels(func: Any, args: Any, out: Any, flops: float) -> list[Kernel]:
+    packet = func._overloadpacket
+    reads, writes = _sizes(args), _sizes(out)
+    if packet in _NORM_PASSES:
+        return [Kernel(flops, _NORM_PASSES[packet] * max(reads))]
+    if packet is aten.convolution_backward:
+        return _convolution_backward(args, out)
+    if func.is_view or packet in _MOVES_NOTHING:
+        return [Kernel(flops, 0)]
+    if torch.Tag.pointwise in func.tags:
+        is_backward = func.__name__.partition(".")[0].endswith("_backward")
+        return [Kernel(flops, 0 if is_backward else sum(reads) - max(reads, default=0))]
+    return [Kernel(flops, sum(reads) + sum(writes))]
+
+
+def _convolution_backward(args: Any, out: Any) -> list[Kernel]:
+    """Return the kernels of the gradients of input and weights, where asked for: each does as much as forward did.
+
+    Torch's own count of it takes a grouped convolution for one that is not (40 times too much for EfficientNet).
+    """
+    gradient, images, weight, is_transposed = args[0], args[1], args[2], args[7]
+    spread = images if is_transposed else gradient
+    kernel = Kernel(2 * spread.numel() * weight[0].numel(), gradient.numel() + images.numel())
+    return [kernel for asked in out[:2] if asked is not None]
+
+
+def _sizes(values: Any) -> list[int]:
+    return [leaf.numel() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

@@ -1,0 +1,138 @@
+"""`models.cost`: FLOPs, parameters and traffic of a network, against counts by hand and by others."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.models.cost import Cost, Kernel, cost_of
+from paceline.models.zoo import build_model
+from paceline.recipe.schema.model import Model
+
+
+class Residual(nn.Module):
+    """A stem, one residual branch, and a classifier: 8 channels all through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.conv = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.classifier = nn.Linear(8, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        stem = self.stem(images)
+        return self.classifier((stem + torch.relu(self.norm(self.conv(stem)))).mean(dim=(2, 3)))
+
+
+def cost_in(name: str, size: int, *, channels: int = 3, num_classes: int = 1000) -> Cost:
+    return cost_of(build_model(Model(name=name), num_classes=num_classes, channels=channels), channels, size, size)
+
+
+def test_every_kernel_of_a_small_network_is_as_counted_by_hand() -> None:
+    cost = cost_of(Residual(), 3, 4, 4)
+
+    image, maps = 3 * 16, 8 * 16
+    stem, conv = 2 * maps * 3 * 9, 2 * maps * 8 * 9
+    forward = (
+        Kernel(stem, image + maps),
+        Kernel(conv, 2 * maps),
+        Kernel(0, 3 * maps),  # the norm reads for its statistics, reads again and writes
+        Kernel(0, maps),  # the sum reads the other operand, and ReLU nothing
+        Kernel(0, maps + 8),  # the mean
+        Kernel(2 * 8 * 5, 8 + 5),
+    )
+    backward = [
+        Kernel(2 * 8 * 5, 5 + 8),  # of the classifier's input
+        Kernel(2 * 8 * 5, 5 + 8),  # of its weights
+        Kernel(0, 5),  # of its bias
+        Kernel(0, 5 * maps),  # the norm reads two, reads two again and writes
+        Kernel(conv, 2 * maps),
+        Kernel(conv, 2 * maps),
+        Kernel(0, maps),  # both branches' gradients meet
+        Kernel(stem, image + maps),  # of the weights; nobody asks for that of the image
+    ]
+    assert cost.params == 3 * 8 * 9 + 8 * 8 * 9 + 16 + 45
+    assert cost.forward == forward
+    assert sorted(cost.training[len(forward) :]) == sorted(backward)
+
+
+# Parameters in millions, GFLOP an image forward and in training, by torch's counter over whole networks; and what a
+# compiler would have them move in bf16, worked out from their layers.
+COUNTED = {
+    ("resnet50_nersc", 32, 3, 100): (23.71, 2.612, 7.816),
+    ("resnet18_cifar", 32, 3, 100): (11.22, 1.111, 3.329),
+    ("wideresnet_course", 28, 1, 10): (17.12, 3.693, 11.079),
+    ("speednet94", 32, 3, 10): (1.97, 0.236, 0.708),
+    ("torchvision:resnet50", 224, 3, 1000): (25.56, 8.178, 24.299),
+}
+MOVED_MB = {"resnet50_nersc": 103, "resnet18_cifar": 18, "torchvision:resnet50": 333}
+
+
+@pytest.mark.parametrize("network", COUNTED, ids=lambda network: network[0])
+def test_networks_cost_what_others_have_counted(network: tuple[str, int, int, int]) -> None:
+    name, size, channels, num_classes = network
+
+    cost = cost_in(name, size, channels=channels, num_classes=num_classes)
+
+    counted = (cost.params / 1e6, cost.forward_flops / 1e9, cost.training_flops / 1e9)
+    assert tuple(f"{value:.{digits}f}" for value, digits in zip(counted, (2, 3, 3), strict=True)) == tuple(
+        f"{value:.{digits}f}" for value, digits in zip(COUNTED[network], (2, 3, 3), strict=True)
+    )
+    if name in MOVED_MB:
+        # Within 3 %: those figures are of two or three digits, and leave pooling and the classifier out.
+        assert cost.training_elements * 2 / 1e6 == pytest.approx(MOVED_MB[name], rel=0.03)
+
+
+def test_a_grouped_convolution_costs_as_much_backward_as_forward_twice() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Flatten())
+
+    cost = cost_of(model, 8, 4, 4)
+
+    pointwise, depthwise = 2 * 8 * 16 * 8, 2 * 8 * 16 * 9
+    assert cost.forward_flops == pointwise + depthwise
+    assert cost.training_flops == 2 * pointwise + 3 * depthwise
+
+
+def test_a_transposed_convolution_counts_what_it_reads() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 2, 2, stride=2), nn.Flatten())
+
+    cost = cost_of(model, 4, 3, 3)
+
+    pointwise, transposed = 2 * 4 * 9 * 4, 2 * 4 * 9 * 2 * 4
+    assert cost.forward_flops == pointwise + transposed
+    assert cost.training_flops == 2 * pointwise + 3 * transposed
+
+
+def test_attention_is_counted_as_its_two_products() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(6, 6, bias=False)
+
+        def forward(self, images: Tensor) -> Tensor:
+            tokens = self.project(images)
+            return nn.functional.scaled_dot_product_attention(tokens, tokens, tokens).flatten(1)
+
+    cost = cost_of(Attention(), 2, 5, 6)  # 2 heads, 5 tokens of 6 numbers
+
+    assert cost.forward_flops == 2 * 2 * 5 * 6 * 6 + 2 * (2 * 2 * 5 * 5 * 6)
+    assert cost.training_flops >= 2 * (2 * 2 * 5 * 6 * 6) + 3 * 2 * (2 * 2 * 5 * 5 * 6)
+
+
+def test_a_probe_without_a_network_still_has_a_cost() -> None:
+    cost = cost_in("empty", 32, num_classes=10)
+
+    assert (cost.params, cost.forward_flops, cost.training_flops) == (40, 60, 120)
+
+
+def test_counting_leaves_the_model_and_the_random_numbers_alone() -> None:
+    model = Residual().eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+
+    cost_of(model, 3, 4, 4)
+
+    assert not model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), state)
