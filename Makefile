@@ -41,4 +41,5 @@ $(READY): pyproject.toml
 
 $(READY_DEV): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps HolisticTraceAnalysis==0.5.0
 	@touch $@

@@ -11,7 +11,6 @@ from typing import Final
 import torch
 
 from paceline.core.results import CommunicationResult, LoaderResult, RankResult, StragglerResult
-from paceline.core.rundir import RunDir
 from paceline.data.loader import Loader
 from paceline.measure import Clock, ClockSummary, build_clock
 from paceline.measure.communication import communication
@@ -62,7 +61,7 @@ class Meter:
     spans: Sequence[Spans]
     strategy: Strategy
     parts: Parts
-    rundir: RunDir
+    job: Job
 
     def read(self) -> Measured:
         """Return what was measured, and write what was traced. Every rank must call it, when its steps are over."""
@@ -106,8 +105,12 @@ class Meter:
             offsets.append([row[0] - now_s[0][0] for row in now_s])
         if self.parts.world.is_main:
             by_rank = {rank: median(column) for rank, column in enumerate(zip(*offsets, strict=True))}
-            paths = [path for rank in by_rank if (path := self.rundir.trace / trace_name(rank)).is_file()]
-            merge_traces(paths, self.rundir.merged_trace, by_rank)
+            paths = [path for rank in by_rank if (path := self.job.rundir.trace / trace_name(rank)).is_file()]
+            try:
+                merge_traces(paths, self.job.rundir.merged_trace, by_rank)
+            except OSError as error:
+                what = error.strerror or str(error)
+                self.job.warn(f"measure.trace: the ranks' traces were not put together: {what} (each has its own)")
 
     def _every(self, values: Sequence[float]) -> list[list[float]]:
         row = torch.tensor(values, dtype=torch.float64, device=self.parts.device)
@@ -143,7 +146,7 @@ def build_meter(parts: Parts, job: Job, strategy: Strategy, loader: Loader) -> M
         clock = SpannedClock(clock, each)
     if measure.clock == "on":
         strategy.listen(clock.turn, compiled=parts.recipe.train.compile != "off")
-    return Meter(clock, loader, spans, strategy, parts, job.rundir)
+    return Meter(clock, loader, spans, strategy, parts, job)
 
 
 def _device_s(summary: ClockSummary, stage: str) -> float:

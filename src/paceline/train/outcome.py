@@ -123,7 +123,7 @@ def _verdict(parts: Parts, measured: Measured) -> Verdict:
         workers=parts.workers,
         cores=max(1, usable_cores() // world.local_world_size),
         eval_every=None if train.eval_every == "off" else train.eval_every,
-        save_every=None if saving.every == "off" else saving.every,
+        save_every=None if saving.every == "off" or saving.keep_every != "off" else saving.every,
         saves_in_background=saving.background == "on",
         augments_on=parts.augments_on,
         device_type=parts.device.type,
