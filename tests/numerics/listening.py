@@ -1,11 +1,7 @@
-"""Train in several ways, listened to, timed, not averaged, and compiled, beside the same training without.
-
-Read by `rank.py`.
-"""
+"""Train in several ways, listened to, timed, not averaged, and compiled, beside the same training without."""
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +97,7 @@ def compiled(rank: int, world_size: int) -> dict[str, Tensor]:
     return found
 
 
-def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+def run(rank: int, world_size: int) -> dict[str, Tensor]:
     found = {}
     for name, way in ways().items():
         turned: list[str] = []
@@ -117,8 +113,7 @@ def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
         tensors["listened"]["turned"] = torch.tensor([CODES[each] for each in turned])
         found |= {f"{name}/{how}/{key}": each for how, some in tensors.items() for key, each in some.items()}
     found |= {f"alone/{key}": each for key, each in alone(rank, world_size).items()}
-    if world_size == 2:
-        found |= {f"compiled/{key}": each for key, each in compiled(rank, world_size).items()}
+    found |= {f"compiled/{key}": each for key, each in compiled(rank, world_size).items()}
     strategy = build_strategy(Parallel(), World(rank, world_size, rank, world_size), CPU)
     return found | {
         "every": strategy.every(torch.tensor([[rank, 1], [2, rank]]).T),

@@ -1,0 +1,53 @@
+"""Which gradient comes last is learnt once, and only it tells."""
+
+import torch
+from torch import nn
+
+from paceline.parallel.readiness import LastGradient
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unused, self.last = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(rows))
+
+
+def backward(model: nn.Module) -> None:
+    model(torch.ones(1, 2)).sum().backward()
+
+
+def test_the_last_gradient_tells_from_the_second_backward_pass_on() -> None:
+    model, told = Network(), list[bool]()
+    last = LastGradient(model.parameters(), lambda: told.append(model.first.weight.grad is not None))
+    last.settle()  # before any pass there is nothing to learn
+    backward(model)
+    assert told == []
+    for passes in (1, 2, 3):
+        last.settle()
+        model.zero_grad()
+        backward(model)
+        assert told == [True] * passes
+
+
+def test_one_hook_is_left() -> None:
+    model = Network()
+    last = LastGradient(model.parameters(), lambda: None)
+    hooks = [each._post_accumulate_grad_hooks for each in model.parameters()]  # what torch keeps them in
+    assert [len(each) for each in hooks] == [1] * 6
+    backward(model)
+    last.settle()
+    assert sorted(len(each) for each in hooks) == [0, 0, 0, 0, 0, 1]
+
+
+def test_frozen_parameters_are_not_listened_to() -> None:
+    model = Network()
+    model.first.requires_grad_(False)
+    told: list[str] = []
+    last = LastGradient(model.parameters(), lambda: told.append("ready"))
+    for _ in range(2):
+        backward(model)
+        last.settle()
+    assert told == ["ready"]

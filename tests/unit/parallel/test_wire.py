@@ -1,0 +1,142 @@
+"""What buckets took: read when it is known, in means, and forgotten when the buckets change."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from paceline.parallel.wire import HostMoments, TimedWiring, TorchsWiring, build_wiring
+from paceline.recipe.schema.parallel import Parallel
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Bucket:
+    """A bucket of a step, of as many bytes as it says."""
+
+    number: int
+    num_bytes: int
+    last: bool
+
+    def index(self) -> int:
+        return self.number
+
+    def is_last(self) -> bool:
+        return self.last
+
+
+class Network:
+    """Where buckets are on their way until they are answered, at a time that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.sent: list[Future[Tensor]] = []
+        self.returned: list[Any] = []
+
+    def send(self, bucket: Bucket) -> tuple[Future[Tensor], int]:
+        future: Future[Tensor] = Future()
+        self.sent.append(future)
+        return future, bucket.num_bytes
+
+    def step(
+        self, wiring: TimedWiring, sizes: Sequence[int], ready_s: Sequence[float], done_s: Sequence[float]
+    ) -> None:
+        """Hand in a bucket of each size at `ready_s`, and answer all at `done_s`, as if the step began at 0."""
+        began_s = self.now_s
+        self.sent.clear()
+        for number, (size, at_s) in enumerate(zip(sizes, ready_s, strict=True)):
+            self.now_s = began_s + at_s
+            bucket: Any = Bucket(number, size, number == len(sizes) - 1)
+            self.returned.append(wiring._hook(None, bucket))
+        for future, at_s in zip(self.sent, done_s, strict=True):
+            self.now_s = began_s + at_s
+            future.set_result(torch.tensor(at_s))
+        self.now_s = began_s + 100
+
+
+def timed(network: Network, warmup_steps: int = 0) -> TimedWiring:
+    send: Any = network.send
+    return TimedWiring(send, HostMoments(lambda: network.now_s), warmup_steps)
+
+
+def test_buckets_are_timed_from_ready_to_averaged() -> None:
+    network = Network()
+    wiring = timed(network)
+    network.step(wiring, [100, 50], ready_s=[1, 3], done_s=[4, 5])
+    network.step(wiring, [100, 50], ready_s=[1, 4], done_s=[6, 5])  # the second is averaged first
+    wire = wiring.wire()
+    assert wire is not None and (wire.n, wire.wire_s) == (2, 4.5)  # 1 to 5, and 1 to 6
+    assert [(each.bytes, each.ready_s, each.wire_s, each.n) for each in wire.buckets] == [
+        (100, 0.0, 4.0, 2),
+        (50, 2.5, 1.5, 2),
+    ]
+    assert [future.value().item() for future in network.returned] == [4, 5, 6, 5]  # what was sent comes through
+
+
+def test_first_steps_are_left_out() -> None:
+    network = Network()
+    wiring = timed(network, warmup_steps=2)
+    for took_s in (50, 40, 3):
+        network.step(wiring, [8], ready_s=[0], done_s=[took_s])
+    wire = wiring.wire()
+    assert wire is not None and (wire.n, wire.wire_s) == (1, 3.0)
+
+
+def test_other_buckets_begin_anew() -> None:
+    network = Network()
+    wiring = timed(network)
+    network.step(wiring, [150], ready_s=[0], done_s=[9])
+    network.step(wiring, [100, 50], ready_s=[0, 1], done_s=[2, 3])
+    wire = wiring.wire()
+    assert wire is not None and (wire.n, wire.wire_s) == (1, 3.0)
+    assert [each.bytes for each in wire.buckets] == [100, 50]
+
+
+def test_a_step_on_its_way_is_not_counted_yet() -> None:
+    network = Network()
+    wiring = timed(network)
+    assert wiring.wire() is None
+    network.step(wiring, [8], ready_s=[0], done_s=[2])
+    bucket: Any = Bucket(0, 8, True)
+    wiring._hook(None, bucket)
+    wire = wiring.wire()
+    assert wire is not None and wire.n == 1
+    network.now_s += 4
+    network.sent[-1].set_result(torch.zeros(()))
+    wire = wiring.wire()
+    assert wire is not None and (wire.n, wire.wire_s) == (2, 3.0)
+
+
+def test_a_step_that_broke_off_is_forgotten() -> None:
+    network = Network()
+    wiring = timed(network)
+    bucket: Any = Bucket(0, 8, False)
+    wiring._hook(None, bucket)
+    network.step(wiring, [8, 8], ready_s=[0, 1], done_s=[2, 3])
+    wire = wiring.wire()
+    assert wire is not None and (wire.n, wire.wire_s) == (1, 3.0)
+
+
+def test_memory_does_not_grow_with_steps() -> None:
+    network = Network()
+    wiring = timed(network)
+    for _ in range(50):
+        network.step(wiring, [8], ready_s=[0], done_s=[1])
+    assert len(wiring._unread) <= 1
+
+
+def test_without_a_clock_nothing_is_timed_and_torch_sends_as_it_does() -> None:
+    assert isinstance(build_wiring(Parallel(), CPU, None), TorchsWiring)
+    for compression in ("bf16", "fp16", "powersgd"):
+        wiring = build_wiring(Parallel(compression=compression), CPU, None)
+        assert not isinstance(wiring, TorchsWiring | TimedWiring) and wiring.wire() is None
+
+
+@pytest.mark.parametrize("compression", ["off", "bf16"])
+def test_with_a_clock_buckets_are_timed(compression: Any) -> None:
+    assert isinstance(build_wiring(Parallel(compression=compression), CPU, lambda: 0.0), TimedWiring)
