@@ -1,0 +1,51 @@
+"""`result.json` of any version: what this version knows is read, and the rest is named."""
+
+from math import inf
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.core.results import RunResult
+from paceline.report.words import LARGEST, clean
+
+
+def lenient_result(values: dict[str, Any]) -> tuple[RunResult | None, str]:
+    """Return the result in `values`, and what is wrong with it ("" when nothing is); None when it is no result.
+
+    Fields that a newer version wrote are left out.
+    """
+    if not values:
+        return None, ""
+    if _has_absurd(values):
+        return None, "result.json: is not a result: it has numbers of a hundred digits"
+    try:
+        return RunResult.model_validate(values), ""
+    except ValidationError as error:
+        unknown = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
+        others = [each for each in error.errors() if each["type"] != "extra_forbidden"]
+    if others:
+        place = ".".join(str(part) for part in others[0]["loc"])
+        return None, clean(f"result.json: is not a result: {place}: {others[0]['msg']}", 300)
+    for path in unknown:
+        _drop(values, path)
+    names = ", ".join(".".join(str(part) for part in path) for path in unknown)
+    return RunResult.model_validate(values), clean(f"result.json: not known here, and not shown: {names}", 300)
+
+
+def _has_absurd(value: Any) -> bool:
+    match value:
+        case dict():
+            return any(map(_has_absurd, value.values()))
+        case list():
+            return any(map(_has_absurd, value))
+        case int() | float():
+            return LARGEST <= abs(value) < inf
+        case _:
+            return False
+
+
+def _drop(values: Any, path: tuple[int | str, ...]) -> None:
+    *parents, last = path
+    for part in parents:
+        values = values[part]
+    del values[last]

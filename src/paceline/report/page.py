@@ -1,0 +1,56 @@
+"""The report as a whole: which sections, in the order in which a person wants them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from paceline import __version__
+from paceline.report.blocks import Page
+from paceline.report.run import Run
+from paceline.report.sections import overview
+from paceline.report.sections.classes import classes
+from paceline.report.sections.learning import learning
+from paceline.report.sections.origin import origin
+from paceline.report.sections.profile import profile
+from paceline.report.sections.ranks import ranks
+from paceline.report.sections.telemetry import telemetry
+from paceline.report.sections.time import loader, time
+from paceline.report.sections.upkeep import upkeep
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a large run is shown: classes, and bytes of thumbnails in all."""
+
+    classes: int = 1000
+    picture_bytes: int = 400_000
+
+
+FULL: Final = Limits()
+
+
+def build_page(run: Run, limits: Limits = FULL) -> Page:
+    """Return the report of a run."""
+    status, tone = overview.status(run)
+    sections = [
+        learning(run),
+        time(run),
+        loader(run),
+        ranks(run),
+        profile(run),
+        telemetry(run),
+        classes(run, max_classes=limits.classes, max_picture_bytes=limits.picture_bytes),
+        upkeep(run),
+        origin(run),
+    ]
+    return Page(
+        title=run.name,
+        subtitle=overview.subtitle(run),
+        status=status,
+        tone=tone,
+        figures=overview.figures(run),
+        verdict=overview.verdict(run),
+        notices=overview.notices(run),
+        problems=run.problems,
+        sections=[section for section in sections if section is not None],
+        paceline=__version__,
+    )

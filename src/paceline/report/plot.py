@@ -1,0 +1,197 @@
+"""Charts as geometry: where each line, tick and word of a chart stands in its drawing. Pure; the template draws it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+
+from paceline.report.axis import Axis, axis
+from paceline.report.blocks import Chart, Line
+from paceline.report.thin import Point, thin_points
+from paceline.report.words import clean, number
+
+WIDTH, HEIGHT = 440.0, 236.0
+MAX_LINES = 32
+_TOP, _BOTTOM, _LETTER, _BOLD, _LABEL = 22.0, 34.0, 6.9, 8.2, 13.0
+_POINTS_OF_ALL = 2000
+_NUM_DISTINCT = 4
+_NUM_HINTS = 60
+_GAP = 5.0
+"""A pause between two looks of so many times the usual one breaks the line."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A text at a place; `value` is where it belongs."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line: its class, its unbroken pieces as SVG points, its marked points and its name at its end."""
+
+    style: str
+    name: str
+    pieces: tuple[str, ...]
+    dots: tuple[Mark, ...]
+    label: Mark | None
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A strip of the chart that says what is there."""
+
+    x: float
+    width: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A chart, ready to draw: the frame of its axes, ticks, curves and hints."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    x_ticks: tuple[Mark, ...]
+    y_ticks: tuple[Mark, ...]
+    curves: tuple[Curve, ...]
+    hints: tuple[Hint, ...]
+    rule: Mark | None
+    summary: str
+
+
+def plot(chart: Chart) -> Plot:
+    """Return the geometry of a chart, one of whose lines has a point."""
+    lines = [line for line in chart.lines if line.points][:MAX_LINES]
+    assert lines, f"{chart.title}: nothing to draw"
+    lines = [replace(line, points=thin_points(line.points, _limit(len(lines)))) for line in lines]
+    styles, labels = _looks(lines)
+    x_axis, y_axis = _axes(chart, lines)
+    left = 12 + _LETTER * max(len(text) for _, text in y_axis.ticks)
+    named = max(map(len, labels))
+    right = WIDTH - (8 + _BOLD * named if named else 12)
+    bottom = HEIGHT - _BOTTOM
+
+    def at(point: Point) -> Point:
+        x, y = x_axis.place(point[0]), y_axis.place(point[1])
+        return left + x * (right - left), bottom - y * (bottom - _TOP)
+
+    ends = _spread(
+        [at(line.points[-1])[1] if label else None for line, label in zip(lines, labels, strict=True)], bottom
+    )
+    return Plot(
+        left,
+        _TOP,
+        right,
+        bottom,
+        tuple(Mark(at((value, y_axis.low))[0], bottom + 14, text) for value, text in x_axis.ticks),
+        tuple(Mark(left - 6, at((x_axis.low, value))[1], text) for value, text in y_axis.ticks),
+        tuple(
+            Curve(
+                style,
+                line.name,
+                tuple(" ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, piece)) for piece in _pieces(line.points)),
+                tuple(Mark(*at(point), _hint(chart, [(line, point)])) for point in _dots(line)),
+                Mark(right + 6, end, label) if label else None,
+            )
+            for style, label, line, end in zip(styles, labels, lines, ends, strict=True)
+        ),
+        tuple(_hints(chart, lines, at, left, right)),
+        Mark(left, at((x_axis.low, chart.rule[0]))[1], chart.rule[1]) if chart.rule else None,
+        _summary(chart, lines),
+    )
+
+
+def _looks(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
+    """Return the class of each line, and the name to write at its end ("" for none)."""
+    if len(lines) <= _NUM_DISTINCT:
+        labels = [_label(line.name) if len(lines) > 1 else "" for line in lines]
+        return [f"line-{index}" for index in range(len(lines))], labels
+    groups = list(dict.fromkeys(line.group for line in lines))
+    first = {line.group: index for index, line in reversed(list(enumerate(lines)))}
+    labels = [_label(line.group) if first[line.group] == index else "" for index, line in enumerate(lines)]
+    return [f"line-many line-{groups.index(line.group) % _NUM_DISTINCT}" for line in lines], labels
+
+
+def _limit(num_lines: int) -> int:
+    return max(40, min(500, _POINTS_OF_ALL // num_lines // 2 * 2))
+
+
+def _axes(chart: Chart, lines: Sequence[Line]) -> tuple[Axis, Axis]:
+    xs = [x for line in lines for x, _ in line.points]
+    ys = [y for line in lines for _, y in line.points]
+    ys += [level for level in (chart.low, chart.high) if level is not None]
+    if chart.rule is not None:
+        ys.append(chart.rule[0])
+    return axis(min(0.0, *xs), max(xs), is_tight=True), axis(min(ys), max(ys), 4)
+
+
+def _dots(line: Line) -> Sequence[Point]:
+    """Return the points to mark: all that were measured singly, where they do not hide the line, or the only one."""
+    return line.points if (line.marked and len(line.points) <= _NUM_HINTS) or len(line.points) == 1 else ()
+
+
+def _pieces(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
+    """Yield the unbroken pieces of a line: a run that was down for a while has no values in between."""
+    widths = [after[0] - before[0] for before, after in pairwise(points)]
+    usual = median(widths) if len(widths) >= 8 else float("inf")
+    begin = 0
+    for index, width in enumerate(widths, start=1):
+        if width > _GAP * usual:
+            yield points[begin:index]
+            begin = index
+    yield points[begin:]
+
+
+def _spread(ends: Sequence[float | None], bottom: float) -> list[float]:
+    """Return where the names of lines that end at `ends` (None: no name) stand: near, and none upon another."""
+    order = sorted((end, index) for index, end in enumerate(ends) if end is not None)
+    placed = dict.fromkeys(range(len(ends)), 0.0)
+    above = _TOP - _LABEL
+    for end, index in order:
+        above = max(end, above + _LABEL)
+        placed[index] = above
+    below = bottom + _LABEL
+    for _, index in reversed(order):
+        below = min(placed[index], below - _LABEL)
+        placed[index] = below
+    return list(placed.values())
+
+
+def _hints(
+    chart: Chart, lines: Sequence[Line], at: Callable[[Point], Point], left: float, right: float
+) -> Iterator[Hint]:
+    """Yield strips over the whole chart, each with the values of the lines that have no marked points."""
+    plain = [line for line in lines if not _dots(line)][:_NUM_DISTINCT]
+    if not plain:
+        return
+    longest = max(plain, key=lambda line: len(line.points))
+    every = -(-len(longest.points) // _NUM_HINTS)
+    places = [(at(point)[0], point[0]) for point in longest.points[::every]]
+    edges = [left, *((before[0] + after[0]) / 2 for before, after in pairwise(places)), right]
+    for (begin, end), (_, x) in zip(pairwise(edges), places, strict=True):
+        nearest = [(line, min(line.points, key=lambda point: abs(point[0] - x))) for line in plain]
+        yield Hint(begin, end - begin, _hint(chart, nearest))
+
+
+def _hint(chart: Chart, found: Sequence[tuple[Line, Point]]) -> str:
+    values = (f"{line.name} {number(point[1], 4)}" for line, point in found)
+    return f"{chart.x_label} {number(found[0][1][0], 4)}: {', '.join(values)}"
+
+
+def _label(text: str) -> str:
+    return clean(text, 14)
+
+
+def _summary(chart: Chart, lines: Sequence[Line]) -> str:
+    """Return the chart in words, for those who do not see it."""
+    told = (
+        f"{line.name} from {number(line.points[0][1])} to {number(line.points[-1][1])}"
+        for line in lines[:_NUM_DISTINCT]
+    )
+    return f"{chart.title} ({chart.y_label}) over {chart.x_label}: {'; '.join(told)}"

@@ -1,0 +1,170 @@
+"""What a run directory holds, read once and as far as it can be: the only part of the report that opens files."""
+
+import base64
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.core.class_table import ClassCount, read_classes_csv
+from paceline.core.errors import PacelineError
+from paceline.core.results import RunResult
+from paceline.core.rundir import RunDir
+from paceline.report.files import Reader
+from paceline.report.lenient import lenient_result
+from paceline.report.thin import Series, thin
+from paceline.report.words import clean
+
+MAX_NODES: Final = 16
+_MAX_EVALS = 20_000
+_MAX_TABLE = 32 << 20
+_MAX_PICTURE = 256 << 10
+_NODE = re.compile(r"telemetry\.node(\d+)\.jsonl")
+_PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The first records of a file, and how many there are."""
+
+    rows: tuple[dict[str, Any], ...] = ()
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node was doing over time: `series` has one key a value, of GPU 3 `gpu3.power_w`; `gpus` are their names
+    by index."""
+
+    number: int
+    series: Series
+    gpus: dict[int, str]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A misclassified image: a record of `worst.json`, and its thumbnail as a data: address, "" where there is none."""
+
+    record: dict[str, Any]
+    picture: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory as values. What is missing is empty; `problems` says what could not be read, a line each."""
+
+    path: Path
+    result: RunResult | None = None
+    recipe: str = ""
+    plan: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    profile: dict[str, Any] = field(default_factory=dict)
+    evals: tuple[dict[str, Any], ...] = ()
+    steps: Series = field(default_factory=Series)
+    nodes: tuple[Node, ...] = ()
+    num_nodes: int = 0
+    classes: tuple[ClassCount, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
+    warnings: Rows = Rows()
+    bad_images: Rows = Rows()
+    attempts: Rows = Rows()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The folder's name, which begins with the recipe's."""
+        return clean(self.path.resolve().name)
+
+
+def read_run(rundir: RunDir) -> Run:
+    """Read a run directory, finished or not. Raise `PacelineError` for what is none."""
+    try:
+        is_run = any((rundir.path / name).is_file() for name in ("recipe.yaml", "result.json", "plan.json"))
+    except OSError as error:
+        raise PacelineError(f"{rundir.path}: cannot be read: {error.strerror} (name another run)") from None
+    if not is_run:
+        raise PacelineError(f"{rundir.path}: is no run directory (name one that paceline train has written)")
+    reader = Reader()
+    result, problem = lenient_result(reader.object(rundir.path / "result.json"))
+    nodes = sorted((int(match[1]), path) for path in rundir.path.iterdir() if (match := _NODE.fullmatch(path.name)))
+    classes, confusion = _classes(reader, rundir)
+    return Run(
+        path=rundir.path,
+        result=result,
+        recipe=reader.text(rundir.recipe, 256 << 10),
+        plan=reader.object(rundir.path / "plan.json"),
+        machine=reader.object(rundir.path / "machine.json"),
+        profile=reader.object(rundir.profile),
+        evals=tuple(islice(reader.records(rundir.evals), _MAX_EVALS)),
+        steps=thin(reader.records(rundir.steps)),
+        nodes=tuple(_node(number, reader.records(path, 500_000)) for number, path in nodes[:MAX_NODES]),
+        num_nodes=len(nodes),
+        classes=classes,
+        confusion=confusion,
+        mistakes=tuple(_mistakes(reader, rundir)),
+        warnings=_first(reader.records(rundir.warnings), 100),
+        bad_images=_first(reader.records(rundir.bad_images), 100),
+        attempts=_first(reader.records(rundir.attempts), 1000),
+        problems=tuple(filter(None, [problem, *reader.problems])),
+    )
+
+
+def _first(records: Iterable[dict[str, Any]], number: int) -> Rows:
+    kept: list[dict[str, Any]] = []
+    total = 0
+    for total, record in enumerate(records, start=1):  # noqa: B007 - counted beyond those that are kept
+        if len(kept) < number:
+            kept.append(record)
+    return Rows(tuple(kept), total)
+
+
+def _node(number: int, records: Iterable[dict[str, Any]]) -> Node:
+    gpus: dict[int, str] = {}
+    return Node(number, thin(_flat(record, gpus) for record in records), gpus)
+
+
+def _flat(record: dict[str, Any], gpus: dict[int, str]) -> dict[str, Any]:
+    """Return a look at a node with its GPUs' values as keys of their own, and note the GPUs' names in `gpus`."""
+    found = record.pop("gpus", None)
+    for each in found if isinstance(found, list) else []:
+        if isinstance(each, dict) and isinstance(each.get("index"), int):
+            index = each["index"]
+            gpus.setdefault(index, clean(each.get("name", "")))
+            record |= {f"gpu{index}.{key}": value for key, value in each.items()}
+    return record
+
+
+def _classes(reader: Reader, rundir: RunDir) -> tuple[tuple[ClassCount, ...], tuple[tuple[int, ...], ...]]:
+    """Return the table of the classes, and the confusion matrix where there is one that fits it."""
+    try:
+        classes = read_classes_csv(reader.text(rundir.classes, _MAX_TABLE))
+        rows = list(csv.reader(io.StringIO(reader.text(rundir.confusion, _MAX_TABLE), newline=""), strict=True))
+        confusion = tuple(tuple(int(value) for value in row[1:]) for row in rows[1:])
+    except (PacelineError, ValueError, csv.Error):
+        reader.problems.append("classes.csv, confusion.csv: are no tables of classes")
+        return (), ()
+    is_square = len(confusion) == len(classes) and all(len(row) == len(classes) for row in confusion)
+    return classes, confusion if is_square else ()
+
+
+def _mistakes(reader: Reader, rundir: RunDir) -> Iterator[Mistake]:
+    found = reader.json(rundir.worst / "worst.json")
+    for record in found[:100] if isinstance(found, list) else []:
+        if isinstance(record, dict):
+            yield Mistake(record, _picture(reader, rundir.worst, record.get("file")))
+
+
+def _picture(reader: Reader, folder: Path, name: object) -> str:
+    """Return a thumbnail as a data: address; "" for what is no PNG or JPEG in the folder itself."""
+    if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
+        return ""
+    data = reader.data(folder / name, _MAX_PICTURE + 1, follows_links=False)
+    kind = next((kind for magic, kind in _PICTURES.items() if data.startswith(magic)), None)
+    if kind is None or len(data) > _MAX_PICTURE:
+        return ""
+    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -1,0 +1,59 @@
+"""Measured values as cells of a table: the text a reader sees, and beside it the number as it was measured."""
+
+from paceline.report.blocks import Cell, Paragraph
+from paceline.report.words import accuracy, clean, milliseconds, moment, number, seconds, share, size
+
+
+def text(value: object, longest: int = 160) -> Cell:
+    """Return words from outside, on one line."""
+    return Cell(clean(value, longest))
+
+
+def count(value: float) -> Cell:
+    """Return a count, in full."""
+    return Cell(f"{value:,.0f}", value)
+
+
+def plain(value: float | None) -> Cell:
+    """Return a number with three significant digits or more; None as nothing measured."""
+    return Cell("") if value is None else Cell(number(value), value)
+
+
+def loss(value: float | None) -> Cell:
+    """Return a loss or an error with four decimals."""
+    return Cell("") if value is None else Cell(f"{value:,.4f}", value)
+
+
+def of_seconds(value: float) -> Cell:
+    """Return seconds, in the unit that fits."""
+    return Cell(seconds(value), value)
+
+
+def of_milliseconds(value_s: float) -> Cell:
+    """Return seconds in milliseconds."""
+    return Cell(milliseconds(value_s), value_s)
+
+
+def of_share(value: float, *, bar: bool = False) -> Cell:
+    """Return a share, with a bar of it where asked for."""
+    return Cell(share(value), value, bar=min(1.0, max(0.0, value)) if bar else None)
+
+
+def of_accuracy(value: float | None, *, bar: bool = False) -> Cell:
+    """Return an accuracy, 0 to 1, with a bar of it where asked for."""
+    return Cell("") if value is None else Cell(accuracy(value), value, bar=value if bar else None)
+
+
+def of_bytes(value: float) -> Cell:
+    """Return an amount of memory or data."""
+    return Cell(size(value), value)
+
+
+def of_moment(unix_s: float | None) -> Cell:
+    """Return seconds since 1970 as a date and a time of day."""
+    return Cell("") if unix_s is None else Cell(moment(unix_s), unix_s)
+
+
+def missing(sentence: str) -> Paragraph:
+    """Return a sentence that says what is not there, and why."""
+    return Paragraph(sentence, is_missing=True)

@@ -1,0 +1,114 @@
+"""How the run learned: accuracy, loss, learning rate and throughput over time, and every evaluation as a table."""
+
+from typing import Final
+
+from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Line, Section, Table
+from paceline.report.run import Run
+from paceline.report.sections import cells
+from paceline.report.sections.clock import Clock, clock_for
+from paceline.report.thin import Series, thin
+from paceline.report.words import accuracy, finite, number
+
+_ACCURACIES: Final = {"top1": "validation", "ema_top1": "averaged", "train_top1": "train split"}
+_LOSSES: Final = {"loss": "validation", "ema_loss": "averaged", "train_loss": "train split"}
+_COLUMNS: Final = {
+    "epoch": "epoch",
+    "step": "step",
+    "top1": "top-1",
+    "top5": "top-5",
+    "loss": "loss",
+    "ece": "calibration error",
+    "ema_top1": "averaged top-1",
+    "ema_loss": "averaged loss",
+    "train_top1": "training top-1",
+    "train_loss": "training loss",
+    "trained_s": "trained",
+}
+_NUM_EVALS = 500
+
+
+def learning(run: Run) -> Section:
+    """Return the curves of the run, and its evaluations."""
+    evals, steps = thin(run.evals), run.steps
+    charts = [*_accuracies(evals), *_losses(evals, steps), *_rate(steps), *_speed(run)]
+    blocks: list[Block] = [Charts(charts)] if charts else []
+    if not steps.num_records:
+        blocks.append(cells.missing("No step was logged: the run was shorter than log.every, or ended before that."))
+    elif steps.per_point > 1:
+        note = f"{steps.num_records:,} logged steps are drawn as means of {steps.per_point} each."
+        blocks.append(cells.missing(note))
+    if run.evals:
+        blocks.append(_evaluations(run))
+    else:
+        blocks.append(cells.missing("Nothing was evaluated: train.eval_every is off, or the run ended before that."))
+    return Section("learning", "Accuracy and loss", blocks)
+
+
+def _over(series: Series) -> str:
+    return "epoch" if series.has("epoch") else "step"
+
+
+def _accuracies(evals: Series) -> list[Chart]:
+    lines = [
+        Line(name, [(x, 100 * y) for x, y in evals.line(_over(evals), key)], marked=True)
+        for key, name in _ACCURACIES.items()
+        if evals.has(key)
+    ]
+    if not any(line.points for line in lines):
+        return []
+    judged = evals.extents["ema_top1" if evals.has("ema_top1") else "top1"] if evals.has("top1") else None
+    note = f"last {accuracy(judged.last)}, best {accuracy(judged.highest)}" if judged else ""
+    return [Chart("Top-1 accuracy", _over(evals), "%", lines, low=None, note=note)]
+
+
+def _losses(evals: Series, steps: Series) -> list[Chart]:
+    lines = [Line("training", steps.line(_over(steps), "loss"))] if steps.has("loss") else []
+    lines += [Line(name, evals.line(_over(evals), key), marked=True) for key, name in _LOSSES.items() if evals.has(key)]
+    if not any(line.points for line in lines):
+        return []
+    note = f"last step {number(steps.extents['loss'].last)}" if steps.has("loss") else ""
+    return [Chart("Loss", _over(steps if steps.has("loss") else evals), "cross-entropy", lines, note=note)]
+
+
+def _rate(steps: Series) -> list[Chart]:
+    if not steps.has("lr"):
+        return []
+    note = f"peak {number(steps.extents['lr'].highest)}"
+    return [Chart("Learning rate", _over(steps), "", [Line("lr", steps.line(_over(steps), "lr"))], note=note)]
+
+
+def _speed(run: Run) -> list[Chart]:
+    steps = run.steps
+    if not (steps.has("images_per_s") and steps.has("trained_s")):
+        return []
+    clock: Clock = clock_for(steps.extents["trained_s"].highest)
+    line = Line("throughput", [(clock.of(x), y) for x, y in steps.line("trained_s", "images_per_s")])
+    rates = run.result.throughput if run.result is not None and run.result.throughput.n else None
+    rule = (rates.images_per_s, f"steady {number(rates.images_per_s)}") if rates else None
+    note = f"mean of the log {number(steps.extents['images_per_s'].mean)}"
+    return [Chart("Throughput", f"trained, {clock.unit}", "images/s", [line], note=note, rule=rule)]
+
+
+def _evaluations(run: Run) -> Table:
+    keys = [key for key in _COLUMNS if any(key in each for each in run.evals)]
+    rows = [[_cell(key, each.get(key)) for key in keys] for each in run.evals[-_NUM_EVALS:]]
+    num = len(run.evals)
+    title = f"Evaluations ({num:,})" if num <= _NUM_EVALS else f"The last {_NUM_EVALS} of {num:,} evaluations"
+    return Table(title, [Column(_COLUMNS[key]) for key in keys], rows, is_folded=True)
+
+
+def _cell(key: str, value: object) -> Cell:
+    found = finite(value)
+    if found is None:
+        return cells.text("" if value is None else value)
+    match key:
+        case "step":
+            return cells.count(found)
+        case "epoch":
+            return Cell(f"{found:.2f}".removesuffix(".00"), found)
+        case "trained_s":
+            return cells.of_seconds(found)
+        case _ if key.endswith(("top1", "top5")):
+            return cells.of_accuracy(found)
+        case _:
+            return cells.loss(found)

@@ -1,0 +1,168 @@
+"""The top of the page: what was run, how it ended, the figures in large print, and the verdict."""
+
+import shlex
+from typing import Final, Literal
+
+from paceline.core.results import EvalResult, RunResult
+from paceline.core.units import count
+from paceline.report.blocks import Cell, Figure, Verdict
+from paceline.report.run import Run
+from paceline.report.sections import cells
+from paceline.report.words import accuracy, clean, finite, moment, number, seconds, share
+
+Tone = Literal["good", "warning", "bad"]
+_TONES: Final[dict[str, Tone]] = {
+    "completed": "good",
+    "target_reached": "good",
+    "preempted": "warning",
+    "failed": "bad",
+}
+_TAKES_A_VALUE: Final = ("--run-dir", "--ranks", "--max-restarts", "--port")
+
+
+def status(run: Run) -> tuple[str, Tone]:
+    """Return how the run ended, and whether that is good."""
+    if run.result is None:
+        return "not finished", "warning"
+    return run.result.status.replace("_", " "), _TONES[run.result.status]
+
+
+def subtitle(run: Run) -> list[str]:
+    """Return a few words each on which recipe, when, on what."""
+    result, words = run.result, []
+    if result is not None:
+        words.append(f"recipe {_recipe_name(result)} {clean(result.recipe_hash)}".replace("  ", " "))
+    elif run.recipe.startswith("# recipe "):
+        words.append(clean(run.recipe.splitlines()[0].removeprefix("# ")))
+    started_s = finite(run.attempts.rows[0].get("started_s")) if run.attempts.rows else None
+    if started_s is not None:
+        words.append(moment(started_s))
+    if result is not None:
+        words.append(count(result.world_size, "rank"))
+    words += [clean(_where(run)), clean(f"torch {run.machine['torch']}") if "torch" in run.machine else ""]
+    return [each for each in words if each]
+
+
+def figures(run: Run) -> list[Figure]:
+    """Return the figures in large print; of a run that has not finished those that its logs tell."""
+    if run.result is None:
+        return _so_far(run)
+    result = run.result
+    return [*_accuracy(result), *_speed(result), _wall(result), *_account(result)]
+
+
+def notices(run: Run) -> list[str]:
+    """Return what a person should look into, a few words each."""
+    found = [count(run.warnings.total, "warning")] if run.warnings.total else []
+    if run.result is not None and run.result.bad_images:
+        found.append(f"{count(run.result.bad_images, 'image')} left out")
+    if run.result is not None and run.result.skipped_steps:
+        found.append(f"{count(run.result.skipped_steps, 'step')} skipped")
+    if run.result is not None and run.result.checkpoints is not None and run.result.checkpoints.failed:
+        found.append(f"{count(run.result.checkpoints.failed, 'checkpoint')} failed")
+    return found
+
+
+def verdict(run: Run) -> Verdict | None:
+    """Return what held the run back, with the command that would help; None for a run that has not finished."""
+    if run.result is None or not run.result.verdict.get("bottleneck"):
+        return None
+    found = {key: clean(value, 500) for key, value in run.result.verdict.items()}
+    command = _command(run, run.result.verdict.get("try", ""))
+    return Verdict(
+        bottleneck=found["bottleneck"],
+        evidence=found.get("evidence", ""),
+        ceiling=_ceiling(run, found),
+        command=command,
+        advice="" if command else found.get("try", ""),
+    )
+
+
+def _ceiling(run: Run, found: dict[str, str]) -> str:
+    """Return what a profile has measured, or else what the run's clock bounds, as a sentence."""
+    measured = run.profile.get("verdict")
+    ceiling = clean(measured.get("ceiling") or "", 500) if isinstance(measured, dict) else ""
+    ceiling = ceiling or found.get("ceiling", "")
+    return f"Ceiling: {ceiling.rstrip('.')}." if ceiling else ""
+
+
+def _command(run: Run, overrides: str) -> str:
+    """Return the command that does with `overrides` what the run did; "" where these are none."""
+    try:
+        words = shlex.split(overrides)
+    except ValueError:
+        return ""
+    if not words or not all(word.partition("=")[1] and word.isprintable() for word in words):
+        return ""
+    return clean(shlex.join(["paceline", "profile" if run.profile else "train", str(run.path), *words]), 2000)
+
+
+def _recipe_name(result: RunResult) -> str:
+    """Return the recipe's name as it was given on the command line, "" where it was not."""
+    command = result.provenance.get("command")
+    words = [str(word) for word in command[2:]] if isinstance(command, list) else []
+    names = (
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if before not in _TAKES_A_VALUE and "=" not in word and not word.startswith("-")
+    )
+    return clean(next(names, "").rstrip("/").rpartition("/")[2], 60)
+
+
+def _where(run: Run) -> str:
+    gpus = run.machine.get("cuda_devices")
+    if isinstance(gpus, list) and gpus:
+        return f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else str(gpus[0])
+    return str(run.machine.get("cpu", ""))
+
+
+def _accuracy(result: RunResult) -> list[Figure]:
+    judged, whose = (result.ema, ", averaged weights") if result.ema is not None else (result.eval, "")
+    if judged is None:
+        return [Figure("top-1", Cell("not evaluated"), "the recipe asked for no evaluation")]
+    notes = [*_best(result.best, judged), f"top-5 {accuracy(judged.top5)}", f"loss {judged.loss:,.4f}"]
+    notes.append(count(judged.images, "image"))
+    return [Figure(f"top-1{whose}", cells.of_accuracy(judged.top1), ", ".join(notes))]
+
+
+def _best(best: EvalResult | None, judged: EvalResult) -> list[str]:
+    return [f"best {accuracy(best.top1)}"] if best is not None and best.top1 != judged.top1 else []
+
+
+def _speed(result: RunResult) -> list[Figure]:
+    rates = result.throughput
+    if not rates.n:
+        return [Figure("throughput", Cell("not measured"), "no step after the warm-up was counted")]
+    low, high = rates.spread
+    note = f"{number(low)} to {number(high)} over {count(rates.n, 'window')}, without warm-up and pauses"
+    return [Figure("images/s", Cell(number(rates.images_per_s), rates.images_per_s), note)]
+
+
+def _wall(result: RunResult) -> Figure:
+    times = result.time
+    parts = [f"start-up {seconds(times.startup_s)}", f"evaluation {seconds(times.eval_s)}"]
+    if times.to_target_s is not None:
+        parts.insert(0, f"target reached after {seconds(times.to_target_s)}")
+    return Figure("wall clock", cells.of_seconds(times.wall_s), ", ".join(parts))
+
+
+def _account(result: RunResult) -> list[Figure]:
+    if result.account is None:
+        return []
+    residual = f"{seconds(abs(result.account.residual_s))} of the wall clock are not explained"
+    return [Figure("explained", Cell(share(result.account.explained), result.account.explained), residual)]
+
+
+def _so_far(run: Run) -> list[Figure]:
+    found = []
+    if run.evals:
+        last = run.evals[-1]
+        top1 = finite(last.get("ema_top1", last.get("top1")))
+        step = number(finite(last.get("step")) or 0)
+        found.append(Figure("top-1 so far", cells.of_accuracy(top1), f"after step {step}"))
+    for key, label in (("step", "last logged step"), ("images_per_s", "images/s, last"), ("trained_s", "trained")):
+        if run.steps.has(key):
+            last_value = run.steps.extents[key].last
+            cell = cells.of_seconds(last_value) if key == "trained_s" else cells.plain(last_value)
+            found.append(Figure(label, cell))
+    return found

@@ -1,0 +1,112 @@
+"""What `paceline profile` found: probes, ceilings, and how much of the device's peak was reached.
+
+Its file is written by another part of the program, and read here as far as its keys are there.
+"""
+
+from typing import Any, Final
+
+from paceline.report.blocks import Block, Cell, Column, Facts, Paragraph, Section, Table
+from paceline.report.run import Run
+from paceline.report.sections import cells
+from paceline.report.words import clean, finite, large, number, share
+
+_COST: Final = {
+    "parameters": ("parameters", ""),
+    "flops_per_image": ("arithmetic of an image, forward and backward", "FLOP"),
+    "achieved_flops_per_s": ("achieved", "FLOP/s"),
+    "peak_flops_per_s": ("peak", "FLOP/s"),
+    "roofline_images_per_s": ("ceiling of the roofline", "images/s"),
+}
+_SHARES: Final = {"mfu": "share of the peak (MFU)", "roofline_share": "share of the roofline"}
+
+
+def profile(run: Run) -> Section | None:
+    """Return probes, ceilings and cost; None for a run that was not profiled."""
+    if not run.profile:
+        return None
+    found = run.profile
+    blocks = [*_probes(found), *_ceilings(found.get("ceilings")), *_cost(found.get("cost")), *_left_out(found)]
+    nothing = cells.missing("profile.json holds nothing that is known here.")
+    return Section("profile", "What would be faster", blocks or [nothing])
+
+
+def _probes(profile: dict[str, Any]) -> list[Block]:
+    probes = _objects(profile.get("probes"))
+    if not probes:
+        return []
+    sentence = "Each probe is the same run with a part of its work for free. It shows what that part costs."
+    columns = [Column("run", is_number=False), Column("free", is_number=False), Column("images/s"), Column("range")]
+    columns += [Column("ratio"), Column("recipe patch", is_number=False)]
+    base = profile.get("base")
+    first = [{**base, "name": "base", "explains": "nothing", "ratio": 1.0}] if isinstance(base, dict) else []
+    rows = [_probe(each) for each in [*first, *probes[:50]]]
+    return [Paragraph(sentence), Table("Probes", columns, rows)]
+
+
+def _probe(probe: dict[str, Any]) -> list[Cell]:
+    ratio = finite(probe.get("ratio"))
+    times = "" if ratio is None else f"{ratio:.2f}x{_range(probe.get('ratio_spread'), '.2f')}"
+    return [
+        cells.text(probe.get("name", "")),
+        cells.text(probe.get("explains", ""), 300),
+        cells.plain(finite(probe.get("images_per_s"))),
+        Cell(_range(probe.get("spread"), ",.0f").strip(" ()")),
+        Cell(times, ratio),
+        Cell(_patch(probe.get("patch")), is_code=True),
+    ]
+
+
+def _range(found: object, form: str) -> str:
+    """Return ` (low to high)`, "" where there is no range."""
+    ends = [finite(each) for each in found] if isinstance(found, list) else []
+    if len(ends) != 2 or ends[0] is None or ends[1] is None:
+        return ""
+    return f" ({ends[0]:{form}} to {ends[1]:{form}})"
+
+
+def _left_out(profile: dict[str, Any]) -> list[Block]:
+    rows = [[cells.text(each.get("name", "")), cells.text(each.get("reason", ""), 300)]
+            for each in _objects(profile.get("left_out"))[:50]]  # fmt: skip
+    columns = [Column("probe", is_number=False), Column("why it was left out", is_number=False)]
+    return [Table("Not measured", columns, rows)] if rows else []
+
+
+def _objects(found: object) -> list[dict[str, Any]]:
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _patch(patch: object) -> str:
+    """Return a patch as overrides, however it was written down."""
+    match patch:
+        case None:
+            return ""
+        case dict():
+            return clean(" ".join(f"{key}={value}" for key, value in patch.items()), 300)
+        case list():
+            return clean(" ".join(str(each) for each in patch), 300)
+        case _:
+            return clean(patch, 300)
+
+
+def _ceilings(found: object) -> list[Block]:
+    if not isinstance(found, dict):
+        return []
+    values = [(clean(key).replace("_", " "), finite(value)) for key, value in list(found.items())[:20]]
+    rows = [(name, Cell(f"{value:.2f}x", value)) for name, value in values if value is not None]
+    return [Facts(rows, "Ceilings: how many times as fast at most")] if rows else []
+
+
+def _cost(cost: object) -> list[Block]:
+    if not isinstance(cost, dict):
+        return []
+    rows: list[tuple[str, Cell]] = []
+    for key, (name, unit) in _COST.items():
+        value = finite(cost.get(key))
+        if value is not None:
+            text = number(value) if unit == "images/s" else large(value)
+            rows.append((name, Cell(f"{text} {unit}".strip(), value)))
+    shares = [(name, finite(cost.get(key))) for key, name in _SHARES.items()]
+    rows += [(name, Cell(share(value), value)) for name, value in shares if value is not None]
+    if isinstance(cost.get("peak_source"), str) and cost["peak_source"]:
+        rows.append(("source of the peak", cells.text(cost["peak_source"], 300)))
+    return [Facts(rows, "Arithmetic")] if rows else []

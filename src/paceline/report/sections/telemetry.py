@@ -1,0 +1,118 @@
+"""What the nodes were doing while the run trained: processors, memory, GPUs, disk and network over time."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from paceline.report.blocks import Block, Chart, Charts, Line, Section
+from paceline.report.files import setting
+from paceline.report.plot import MAX_LINES
+from paceline.report.run import MAX_NODES, Node, Run
+from paceline.report.sections import cells
+from paceline.report.sections.clock import Clock, clock_for
+from paceline.report.words import byte_unit, number
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    """A chart: its title, the keys of its lines with their names, what a value is divided by, and its unit.
+
+    Amounts of bytes are told in the unit that fits the highest, and `scale` is 0.
+    """
+
+    title: str
+    lines: Sequence[tuple[str, str]]
+    scale: float
+    unit: str
+    low: float | None = 0.0
+    high: float | None = None
+
+
+_OF_NODE: Final = (
+    _Quantity("CPU", [("cpu", "")], 0.01, "% of the ranks' cores", high=100.0),
+    _Quantity("Memory", [("memory_bytes", "node"), ("ranks_memory_bytes", "ranks")], 0.0, ""),
+    _Quantity("Disk", [("disk_read_bytes_per_s", "read"), ("disk_written_bytes_per_s", "written")], 0.0, "/s"),
+    _Quantity("Network", [("net_received_bytes_per_s", "received"), ("net_sent_bytes_per_s", "sent")], 0.0, "/s"),
+)
+_OF_GPU: Final = (
+    _Quantity("GPU utilisation", [("utilisation", "")], 0.01, "%", high=100.0),
+    _Quantity("GPU memory", [("memory_used_bytes", "")], 0.0, ""),
+    _Quantity("GPU power", [("power_w", "")], 1.0, "W"),
+    _Quantity("GPU clock", [("sm_clock_mhz", "")], 1.0, "MHz", low=None),
+    _Quantity("GPU temperature", [("temperature_c", "")], 1.0, "°C", low=None),
+)
+
+
+def telemetry(run: Run) -> Section:
+    """Return a chart for each quantity, or why there are none."""
+    times = [node.series.extents["unix_s"] for node in run.nodes if node.series.has("unix_s")]
+    if not times:
+        return Section("telemetry", "The machine over time", [cells.missing(_why_none(run))])
+    begin = min(each.lowest for each in times)
+    clock = clock_for(max(each.highest for each in times) - begin)
+    charts = [*_charts(_OF_NODE, run.nodes, _node_lines, begin, clock)]
+    charts += _charts(_OF_GPU, run.nodes, _gpu_lines, begin, clock)
+    blocks: list[Block] = (
+        [Charts(charts)] if charts else [cells.missing("Telemetry holds no value that is known here.")]
+    )
+    return Section("telemetry", "The machine over time", [*blocks, *_notes(run)])
+
+
+Lines = Callable[[Node, _Quantity, bool], Iterable[tuple[str, str, str]]]
+
+
+def _charts(found: Sequence[_Quantity], nodes: Sequence[Node], names: Lines, begin: float, clock: Clock) -> list[Chart]:
+    charts = []
+    for quantity in found:
+        keys = [(node, *each) for node in nodes for each in names(node, quantity, len(nodes) > 1)]
+        keys = [each for each in keys if each[0].series.line("unix_s", each[1])]
+        if not keys:
+            continue
+        extents = [node.series.extents[key] for node, key, _, _ in keys]
+        scale, unit = _unit(quantity, max(each.highest for each in extents))
+        lines = [
+            Line(name, [(clock.of(x - begin), y / scale) for x, y in node.series.line("unix_s", key)], group=group)
+            for node, key, name, group in keys
+        ]
+        note = f"peak {number(max(each.highest for each in extents) / scale)}"
+        if len(quantity.lines) == 1:
+            note = f"mean {number(sum(each.mean for each in extents) / len(extents) / scale)}, {note}"
+        shown = f"{note}; {MAX_LINES} of {len(lines)} shown" if len(lines) > MAX_LINES else note
+        charts.append(Chart(quantity.title, clock.unit, unit, lines, quantity.low, quantity.high, shown))
+    return charts
+
+
+def _unit(quantity: _Quantity, highest: float) -> tuple[float, str]:
+    if quantity.scale:
+        return quantity.scale, quantity.unit
+    unit, scale = byte_unit(highest)
+    return scale, f"{unit}{quantity.unit}"
+
+
+def _node_lines(node: Node, quantity: _Quantity, has_many: bool) -> Iterable[tuple[str, str, str]]:
+    for key, name in quantity.lines:
+        yield key, f"node {node.number} {name}".strip() if has_many else name or quantity.title, name
+
+
+def _gpu_lines(node: Node, quantity: _Quantity, has_many: bool) -> Iterable[tuple[str, str, str]]:
+    for index in sorted(node.gpus):
+        for key, _ in quantity.lines:
+            yield f"gpu{index}.{key}", f"{node.number}: GPU {index}" if has_many else f"GPU {index}", ""
+
+
+def _notes(run: Run) -> list[Block]:
+    notes: list[Block] = []
+    if not any(node.gpus for node in run.nodes):
+        notes.append(cells.missing("No GPU was recorded: there is none, or nvidia-ml-py is not installed."))
+    if run.num_nodes > MAX_NODES:
+        notes.append(cells.missing(f"The first {MAX_NODES} of {run.num_nodes} nodes are shown."))
+    return notes
+
+
+def _why_none(run: Run) -> str:
+    every = setting(run.recipe, "measure", "telemetry")
+    if every == "off":
+        return "The machine was not recorded: measure.telemetry is off."
+    if not every:
+        return "The machine was not recorded: the run was made by a version of paceline that did not."
+    return f"The machine was not recorded: psutil is not installed, or the run ended before the first look ({every})."

@@ -1,0 +1,52 @@
+"""Write the report of a run directory, as one file."""
+
+import json
+from pathlib import Path
+from typing import Final
+
+from paceline.core.class_table import printable
+from paceline.core.errors import RecipeError
+from paceline.core.rundir import RunDir, write_atomic
+from paceline.report.data import to_data
+from paceline.report.html import to_html
+from paceline.report.markdown import to_markdown
+from paceline.report.page import FULL, Limits, build_page
+from paceline.report.run import Run, read_run
+
+MAX_BYTES: Final = 1_000_000
+"""What a report of any run stays below, so that it can be sent by mail."""
+_LIMITS: Final = (FULL, Limits(classes=300, picture_bytes=150_000), Limits(classes=20, picture_bytes=0))
+FORMATS: Final = ("html", "md", "json")
+
+
+def write_report(rundir: RunDir) -> Path:
+    """Write `report.html` into the run directory, and return its path.
+
+    Raise `PacelineError` when it is no run directory, and `OSError` when it cannot be written.
+    """
+    write_atomic(rundir.report, report_text(rundir, "html"))
+    return rundir.report
+
+
+def report_text(rundir: RunDir, kind: str) -> str:
+    """Return the report of a run directory as `html`, `md` or `json`. Raise `PacelineError` when it is none."""
+    if kind not in FORMATS:
+        raise RecipeError(f"--format: {kind!r} is not known (use html, md or json)")
+    run = read_run(rundir)
+    match kind:
+        case "md":
+            return printable(to_markdown(build_page(run)))
+        case "json":
+            return json.dumps(to_data(run), indent=1, allow_nan=False) + "\n"
+        case _:
+            return _html(run)
+
+
+def _html(run: Run) -> str:
+    """Return the page, with less of what there is most of where it would be too long."""
+    for limits in _LIMITS:
+        text = printable(to_html(build_page(run, limits)))
+        if len(text.encode()) < MAX_BYTES:
+            break
+    assert len(text.encode()) < MAX_BYTES, f"{run.path}: a report of {len(text):,} characters"
+    return text

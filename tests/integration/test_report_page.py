@@ -1,0 +1,204 @@
+"""The report in a real browser: it is there without a network, in both themes, on paper and on a phone."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline.report import write_report
+
+RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+INSTALL = ("apt-get", "install", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core")
+FLAGS = (
+    "--no-sandbox",  # a browser of root has none
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)
+PHONE_WIDTH = 390
+# The contrast of WCAG 2.2 (https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio) of every word that can be seen.
+FAINT = """
+() => {
+  const channels = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const linear = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const over = (top, under) => [0, 1, 2].map((i) => top[i] * (top[3] ?? 1) + under[i] * (1 - (top[3] ?? 1)));
+  const behind = (element) => {
+    if (!element) return [255, 255, 255];
+    const style = getComputedStyle(element), colour = channels(style.backgroundColor);
+    if (style.backgroundImage !== "none") return null;
+    if ((colour[3] ?? 1) === 1) return colour;
+    const under = behind(element.parentElement);
+    return under && over(colour, under);
+  };
+  const found = [];
+  let words = 0;
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement, style = getComputedStyle(element);
+    if (!texts.currentNode.data.trim() || element.closest("title") || !element.checkVisibility()) continue;
+    const cell = element.closest("g")?.querySelector(":scope > rect[fill-opacity]");
+    let ground = behind(element.closest("svg") ?? element);
+    if (!ground) continue;
+    if (element.tagName === "text" && cell) {
+      const fill = getComputedStyle(cell);
+      ground = over([...channels(fill.fill).slice(0, 3), Number(fill.fillOpacity)], ground);
+    }
+    const ink = channels(element.tagName === "text" ? style.fill : style.color);
+    const [bright, dark] = [light(ink), light(ground)].sort((a, b) => b - a);
+    words += 1;
+    if ((bright + 0.05) / (dark + 0.05) < 4.5) found.push([texts.currentNode.data.trim(), ink, ground]);
+  }
+  return {words, found};
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Return where Chromium is; one that is missing is installed where that is possible."""
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install 'paceline[dev]')")
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(INSTALL, env=environ, capture_output=True, timeout=240)
+        found = shutil.which(NAMES[0])
+    if found is None:
+        pytest.skip(f"no browser: {' '.join(INSTALL)} would install one, and was not possible here")
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def runs():
+    spec = importlib.util.spec_from_file_location("runs", RUNS)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def rundir(runs, tmp_path_factory):
+    """Return a run one of whose classes is a hostile name, with its report."""
+    shape = runs.Shape(names=(runs.EVIL, *runs.NAMES[1:]))
+    rundir = runs.write_run(tmp_path_factory.mktemp("runs") / "cifar10-resnet18-20261121-153113", shape)
+    write_report(rundir)
+    return rundir
+
+
+@pytest.fixture(scope="module")
+def opened(browser, rundir):
+    """Return a function that opens the page, at a width and in a theme, and keeps what it asks for and complains of."""
+    contexts = []
+
+    def open_page(width=1200, theme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        asked, said = [], []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(rundir.report.as_uri())
+        return page, asked, said
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def test_nothing_but_the_file_is_asked_for_and_nothing_is_complained_of(opened, rundir):
+    page, asked, said = opened()
+    assert [url for url in asked if not url.startswith("data:")] == [rundir.report.as_uri()]
+    assert said == []
+    assert page.title() == "cifar10-resnet18-20261121-153113: target reached"
+
+
+def test_hostile_names_are_seen_as_text_and_run_nothing(opened, runs):
+    page, _, said = opened()
+    assert page.evaluate("window.hacked") is None and said == []
+    assert page.locator("script, iframe, object, embed").count() == 0
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    seen = page.inner_text("body")
+    assert f"data: class {runs.EVIL} has one image only" in seen and runs.EVIL[:79] in seen
+
+
+def test_the_numbers_seen_are_those_of_the_result(opened, rundir):
+    page, *_ = opened()
+    result = json.loads((rundir.path / "result.json").read_text())
+    shown = page.eval_on_selector_all("data", "all => all.map((each) => [each.value, each.innerText])")
+    texts = {}
+    for value, text in shown:
+        texts.setdefault(float(value), set()).add(text)
+    assert "95.00 %" in texts[result["ema"]["top1"]]
+    assert "2,713" in texts[result["throughput"]["images_per_s"]]
+    assert texts[result["account"]["explained"]] == {"99.4 %"}
+    for stage in result["stages"].values():
+        assert stage["host_s"] in texts and stage["device_s"] in texts and stage["share"] in texts
+    assert {"4:35 min"} <= texts[result["account"]["wall_s"]]
+
+
+@pytest.mark.parametrize("width", [1200, PHONE_WIDTH])
+def test_every_chart_is_seen_whole(opened, width):
+    page, *_ = opened(width)
+    charts = page.locator(".chart svg, .heatmap svg, .stack > .bar, .gallery img")
+    boxes = [charts.nth(index).bounding_box() for index in range(charts.count())]
+    assert len(boxes) == 13 + 1 + 3 + 12
+    for box in boxes:
+        assert box["width"] > 100 and box["height"] > 40, box
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width, box
+    drawn = page.eval_on_selector_all("polyline", "all => all.map((each) => each.getBBox().width)")
+    assert len(drawn) >= 20 and min(drawn) > 100
+    words = page.eval_on_selector_all(
+        ".chart svg",
+        "all => all.flatMap((svg) => [...svg.querySelectorAll('text')].map((each) => [each, each.getBBox()]))"
+        ".map(([each, box]) => [each.textContent, box.x, box.y, box.x + box.width, box.y + box.height])",
+    )
+    assert len(words) > 100
+    assert [each for each in words if min(each[1:3]) < 0 or each[3] > 440 or each[4] > 236] == []
+
+
+def test_a_phone_scrolls_down_only(opened):
+    page, *_ = opened(PHONE_WIDTH)
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE_WIDTH
+    assert page.evaluate("document.documentElement.scrollHeight") > 5000
+
+
+@pytest.mark.parametrize("theme, is_dark", [("light", False), ("dark", True)])
+def test_every_word_can_be_read_in_both_themes(opened, theme, is_dark):
+    page, *_ = opened(theme=theme)
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, ground.removeprefix("rgb(").removesuffix(")").split(","))) < 150) == is_dark
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    contrast = page.evaluate(FAINT)
+    assert contrast["words"] > 600
+    assert contrast["found"] == []
+
+
+def test_it_prints_on_a_few_pages_and_on_white(opened, tmp_path):
+    page, *_ = opened(theme="dark")
+    path = tmp_path / "report.pdf"
+    page.pdf(path=str(path), format="A4")
+    assert path.read_bytes().startswith(b"%PDF")
+    assert 5 <= path.read_bytes().count(b"/Type /Page\n") <= 15
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator("nav").is_hidden()

@@ -1,0 +1,53 @@
+"""`paceline report`: where it writes, what it prints, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.report import report
+from paceline.core.errors import PacelineError, RecipeError
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("# recipe 0123456789ab\nseed: 0\n")
+    return tmp_path
+
+
+def test_html_goes_into_the_run_directory(run, capsys):
+    assert report(run, "html", None, as_json=False) == 0
+    assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_markdown_and_json_go_to_stdout_and_nothing_else_does(run, capsys):
+    assert report(run, "md", None, as_json=False) == 0
+    assert capsys.readouterr().out.startswith(f"# {run.name}\n")
+    assert report(run, "json", None, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == run.name
+    assert not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize("kind", ["html", "md", "json"])
+def test_out_names_the_file(run, tmp_path, capsys, kind):
+    path = tmp_path / "elsewhere"
+    assert report(run, kind, path, as_json=True) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"path": str(path), "format": kind, "bytes": path.stat().st_size}
+    assert not (run / "report.html").exists()
+
+
+def test_markdown_on_stdout_leaves_no_room_for_json(run):
+    with pytest.raises(RecipeError, match=r"^--json: Markdown goes to stdout too \(add --out PATH"):
+        report(run, "md", None, as_json=True)
+
+
+def test_a_path_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(PacelineError, match=r"is no run directory \(name one that paceline train has written\)$"):
+        report(tmp_path / "none", "html", None, as_json=False)
+
+
+def test_a_place_that_cannot_be_written_to_is_refused(run):
+    with pytest.raises(PacelineError, match=r"^--out: \S+ cannot be written: No such file or directory"):
+        report(run, "html", Path("/nowhere/at/all/report.html"), as_json=False)

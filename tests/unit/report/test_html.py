@@ -1,0 +1,157 @@
+"""The page: its numbers are the result's, all that comes from outside stays text, and it needs nothing else."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from paceline.report import write_report
+from paceline.report.write import MAX_BYTES
+
+IN_WORDS = {
+    "throughput": {"spread", "n", "excluded_s"},
+    "time": {"train_s", "to_target_s"},
+    "account": {"counted_steps"},
+    "communication": {"share"},
+    "loader": {"images"},
+    "ema": {"top5", "loss", "images"},
+    "best": {"top1"},
+}
+"""Numbers that stand in a sentence, and not alone; some of them are looked for by their words."""
+LEFT_OUT = {"ema": {"ece", "mean_class_accuracy"}, "best": {"images", "top5", "loss", "ece", "mean_class_accuracy"}}
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: tags with their attributes, texts, and the measured values."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts, self.values = [], [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag == "data":
+            self.values.add(float(dict(attributes)["value"]))
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+
+@pytest.fixture(scope="module")
+def rundir(runs, tmp_path_factory):
+    shape = runs.Shape(names=(runs.EVIL, *runs.NAMES[1:]))
+    return runs.write_run(tmp_path_factory.mktemp("runs") / "cifar10-20261121-153113", shape)
+
+
+@pytest.fixture(scope="module")
+def page(rundir):
+    return Page(write_report(rundir).read_text())
+
+
+def numbers(value, path=()):
+    """Yield the places and values of all numbers of a tree."""
+    match value:
+        case dict():
+            for key, each in value.items():
+                yield from numbers(each, (*path, key))
+        case list():
+            for index, each in enumerate(value):
+                yield from numbers(each, (*path, index))
+        case bool() | str() | None:
+            pass
+        case _:
+            yield path, value
+
+
+def test_the_numbers_on_the_page_are_those_of_the_result(rundir, page):
+    result = json.loads((rundir.path / "result.json").read_text())
+    sections = ("throughput", "time", "stages", "account", "loader", "communication", "ranks", "ema", "best")
+    found = dict(numbers({key: result[key] for key in sections}))
+    hidden = {path for path, value in found.items() if value not in page.values}
+    told = {path for path in found if path[1] in IN_WORDS.get(path[0], set()) | LEFT_OUT.get(path[0], set())}
+    assert hidden <= told, hidden - told
+    assert len(found) - len(hidden) > 80
+    for words in (
+        "2,391 to 2,843 over 461 windows",
+        "best 95.11 %, top-5 99.71 %, loss 0.2472, 1,000 images",
+        "stages of 4,682 steps",
+        "target reached after 4:11 min",
+        "4.78 ms a step, 10.1 % of it",
+        "4,692 batches of 300,288 images",
+    ):
+        assert words in page.text
+
+
+def test_what_comes_from_outside_stays_text(runs, page):
+    tags = {tag for tag, _ in page.tags}
+    assert "script" not in tags and "iframe" not in tags and "b" in tags
+    names = {name for _, attributes in page.tags for name in attributes}
+    assert not {name for name in names if name.startswith("on")}
+    sources = [attributes["src"] for _, attributes in page.tags if "src" in attributes]
+    assert sources and all(source.startswith("data:image/") for source in sources)
+    links = [attributes["href"] for _, attributes in page.tags if "href" in attributes]
+    assert links and all(re.fullmatch(r"#[a-z]+|data:,", link) for link in links)
+    assert f"data: class {runs.EVIL} has one image only" in page.text
+    assert 'root: "/data/<i>cifar</i>"' in page.text
+
+
+def test_the_page_forbids_scripts_and_the_network(page):
+    policy = next(each["content"] for tag, each in page.tags if each.get("http-equiv") == "Content-Security-Policy")
+    allowed = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    assert policy == allowed
+
+
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        (["--run-dir", "/runs/x", "folder", "train.epochs=3", "--ranks", "2"], "recipe folder a53258041b55"),
+        (["/home/me/recipes/photos.yaml"], "recipe photos.yaml a53258041b55"),
+        (["train.epochs=3", "--resume"], "recipe a53258041b55"),
+    ],
+)
+def test_the_recipe_is_named_as_on_the_command_line(runs, tmp_path, words, name):
+    provenance = {"command": ["paceline", "train", *words]}
+    rundir = runs.write_run(tmp_path / "run", runs.SMALL, provenance=provenance)
+    assert f"<span>{name}</span>" in write_report(rundir).read_text()
+
+
+def test_every_link_within_the_page_has_a_target(page):
+    ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+    links = [attributes["href"][1:] for tag, attributes in page.tags if tag == "a"]
+    assert len(links) > 8 and set(links) <= ids
+
+
+def test_the_command_to_try_can_be_pasted(rundir, page):
+    assert f"paceline profile {rundir.path} data.workers=6" in page.text
+
+
+@pytest.mark.parametrize("overrides", ["train.epochs=3; rm -rf ~", "$(reboot)=1", "x=`reboot`"])
+def test_an_override_of_a_stranger_is_quoted_or_no_command(runs, tmp_path, overrides):
+    verdict = {"bottleneck": "input-bound", "evidence": "", "ceiling": "", "try": overrides}
+    page = Page(write_report(runs.write_run(tmp_path / "run", runs.SMALL, verdict=verdict)).read_text())
+    commands = [text for text in page.texts if text.startswith("paceline profile")]
+    assert all(re.search(r" '\$\(reboot\)=1'$| 'x=`reboot`'$", text) for text in commands), commands
+    assert commands or f"To try: {overrides}" in page.text
+
+
+def test_the_largest_run_fits(runs, tmp_path):
+    """A thousand classes, a hundred mistakes, six nodes of eight GPUs and long names."""
+    names = tuple(f"{index:04} {'x' * 200}" for index in range(1000))
+    shape = runs.Shape(names=names, nodes=6, gpus=8, looks=40, mistakes=100, steps=1200, evals=300)
+    rundir = runs.write_run(tmp_path / "large", shape)
+    for index in range(100):
+        (rundir.worst / f"{index}.{'png' if index % 2 else 'jpg'}").write_bytes(b"\xff\xd8\xff" + bytes(16_000))
+    path = write_report(rundir)
+    assert path == rundir.report and path.stat().st_size < MAX_BYTES
+    text = path.read_text()
+    assert "no thumbnail" in text and "data:image/jpeg" in text and names[999][:60] in text
+
+
+def test_the_same_run_gives_the_same_page(rundir):
+    assert write_report(rundir).read_bytes() == write_report(rundir).read_bytes()

@@ -1,0 +1,189 @@
+"""Run directories that are not whole: what is missing or damaged is said, and the rest is shown."""
+
+import json
+import math
+import shutil
+
+import pytest
+
+from paceline.core.errors import PacelineError
+from paceline.core.results import EvalResult
+from paceline.core.rundir import RunDir
+from paceline.report import report_text, write_report
+
+SAID = {
+    "result.json": "The run has not finished, so its time is not accounted for",
+    "recipe.yaml": "Plan (plan.json)",
+    "plan.json": "Recipe, resolved (recipe.yaml)",
+    "machine.json": "Machine and versions",
+    "evals.jsonl": "Nothing was evaluated: train.eval_every is off",
+    "steps.jsonl": "No step was logged: the run was shorter than log.every",
+    "classes.csv": "No class was judged: nothing was evaluated.",
+    "confusion.csv": "There is no confusion matrix",
+    "attempts.jsonl": "Checkpoints",
+    "warnings.jsonl": "No warnings.",
+    "bad_images.jsonl": "Reliability",
+    "telemetry.node0.jsonl": "The machine was not recorded: psutil is not installed",
+    "worst/worst.json": "No misclassified image was kept",
+    "profile.json": "with free data",
+}
+DAMAGES = (b"", b"\xff\xfe\x00", b"{", b"[1, 2", b"null", b"7", b'"x"', b"[[[]]]\n{}\n[]\n", b"[" * 9999)
+
+
+@pytest.fixture(scope="module")
+def whole(runs, tmp_path_factory):
+    return runs.write_run(tmp_path_factory.mktemp("runs") / "whole", runs.SMALL)
+
+
+@pytest.fixture
+def rundir(whole, tmp_path):
+    """Return a whole run, to be damaged."""
+    return RunDir(shutil.copytree(whole.path, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", sorted(SAID))
+def test_a_missing_file_is_said_and_the_rest_is_shown(rundir, name):
+    (rundir.path / name).unlink()
+    text = report_text(rundir, "md")
+    assert (SAID[name] in text) != (name == "profile.json")
+    assert "could not be read:" not in text
+    assert text.count("\n## ") >= 9
+
+
+def test_a_page_of_nothing_but_what_must_be_there_is_written(rundir):
+    for name in SAID:
+        if name != "recipe.yaml":
+            (rundir.path / name).unlink()
+    text = write_report(rundir).read_text()
+    assert SAID["result.json"] in text and SAID["evals.jsonl"] in text
+
+
+@pytest.mark.parametrize("name", sorted(SAID))
+def test_a_damaged_file_is_no_error(rundir, name):
+    for content in DAMAGES:
+        (rundir.path / name).write_bytes(content)
+        assert report_text(rundir, "md").startswith("# run") and json.loads(report_text(rundir, "json"))
+
+
+@pytest.mark.parametrize("content", DAMAGES)
+def test_a_folder_of_damaged_files_is_no_error(rundir, content):
+    for name in SAID:
+        (rundir.path / name).write_bytes(content)
+    assert "not finished" in write_report(rundir).read_text()
+
+
+def test_a_killed_run_shows_how_far_it_came(rundir):
+    (rundir.path / "result.json").unlink()
+    with rundir.steps.open("a") as file:
+        file.write('{"step": 4000, "lo')
+    text = write_report(rundir).read_text()
+    assert "not finished" in text and "last logged step" in text and "top-1 so far" in text
+
+
+def test_a_run_that_only_began_is_reported(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("# recipe 0123456789ab\nseed: 0\n")
+    text = write_report(RunDir(tmp_path)).read_text()
+    assert "recipe 0123456789ab" in text and "not finished" in text
+
+
+def test_a_result_of_before_the_account_is_shown_with_its_stages(rundir):
+    path = rundir.path / "result.json"
+    values = json.loads(path.read_text())
+    for key in ("account", "loader", "communication", "ranks", "straggler", "goodput", "checkpoints"):
+        del values[key]
+    path.write_text(json.dumps({**values, "schema_version": 2, "verdict": {"bottleneck": "unknown", "evidence": "x"}}))
+    text = write_report(rundir).read_text()
+    assert "the result is of schema version 2, which had none" in text
+    assert "Stages of the counted steps" in text and "could be read" not in text
+
+
+def test_fields_of_a_newer_version_are_named_and_left_out(rundir):
+    path = rundir.path / "result.json"
+    values = json.loads(path.read_text())
+    values["time"]["asleep_s"] = 3.0
+    path.write_text(json.dumps({**values, "mood": "good"}))
+    text = write_report(rundir).read_text()
+    assert "result.json: not known here, and not shown: time.asleep_s, mood" in text
+    assert "target reached" in text
+
+
+def test_what_is_no_result_is_said(rundir):
+    (rundir.path / "result.json").write_text('{"status": "completed"}')
+    assert "result.json: is not a result: recipe_hash: Field required" in write_report(rundir).read_text()
+
+
+def test_numbers_that_are_none_are_no_error(runs, tmp_path):
+    judged = EvalResult(images=3, top1=0.5, top5=1.0, loss=math.inf, ece=math.nan).model_dump()
+    changes = {"ema": judged, "eval": judged, "best": judged}
+    rundir = runs.write_run(tmp_path / "run", runs.SMALL, **changes)
+    row = '{"step": 9, "epoch": NaN, "loss": "inf", "top1": Infinity, "trained_s": 1e999, "lr": true}\n'
+    for path in (rundir.steps, rundir.evals, rundir.telemetry(0)):
+        path.write_text(row * 3)
+    for kind in ("html", "md", "json"):
+        text = report_text(rundir, kind)
+        assert "nan" in text and "inf" in text
+    assert json.loads(text)["result"]["ema"]["loss"] == "inf"
+
+
+def test_a_run_without_evaluation_says_so(runs, tmp_path):
+    nothing = {"eval": None, "ema": None, "train_eval": None, "best": None, "gap": None}
+    rundir = runs.write_run(tmp_path / "run", runs.SMALL, **nothing)
+    for name in ("evals.jsonl", "classes.csv", "confusion.csv"):
+        (rundir.path / name).unlink()
+    assert "the recipe asked for no evaluation" in write_report(rundir).read_text()
+
+
+def test_one_rank_has_nobody_to_wait_for(runs, tmp_path):
+    alone = {"world_size": 1, "communication": None, "ranks": (), "straggler": None}
+    rundir = runs.write_run(tmp_path / "run", runs.SMALL, **alone)
+    assert "One rank: there is nothing to send" in write_report(rundir).read_text()
+
+
+@pytest.mark.parametrize("every, said", [("off", "measure.telemetry is off"), ("5s", "before the first look (5s)")])
+def test_why_the_machine_was_not_recorded_is_said(rundir, every, said):
+    rundir.telemetry(0).unlink()
+    recipe = rundir.recipe.read_text()
+    rundir.recipe.write_text(recipe.replace("telemetry: 3s", f"telemetry: {every}"))
+    assert said in write_report(rundir).read_text()
+
+
+def test_only_pictures_of_the_folder_itself_are_shown(rundir):
+    """What is no plain file there, and what only calls itself a picture, could be anything."""
+    secret = rundir.path / "secret.png"
+    secret.write_bytes(b"\x89PNG\r\n\x1a\nSECRET")
+    (rundir.worst / "sub").mkdir()
+    (rundir.worst / "sub" / "x.png").write_bytes(secret.read_bytes())
+    (rundir.worst / "link.png").symlink_to(secret)
+    (rundir.worst / "fake.png").write_text("<svg onload=alert(1)>")
+    names = ["../secret.png", str(secret), "", "..", "a\0b", "sub/x.png", "link.png", "fake.png", "x" * 300, 7, None]
+    rows = [{"file": name, "true": "a", "predicted": "b"} for name in [*names, "0.jpg"]]
+    (rundir.worst / "worst.json").write_text(json.dumps(rows))
+    text = write_report(rundir).read_text()
+    assert text.count("no thumbnail") == len(names) and text.count("data:image") == 1
+
+
+def test_what_is_no_run_directory_is_one_line(tmp_path):
+    with pytest.raises(PacelineError) as caught:
+        write_report(RunDir(tmp_path / "nothing"))
+    assert str(caught.value).endswith("nothing: is no run directory (name one that paceline train has written)")
+    assert caught.value.exit_code == 2
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_os_error(rundir, monkeypatch):
+    def refuse(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("paceline.report.write.write_atomic", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(rundir)
+
+
+def test_keys_of_a_profile_may_be_missing(rundir):
+    found = json.loads(rundir.profile.read_text())
+    for key in found:
+        rundir.profile.write_text(json.dumps({**found, key: None}))
+        assert "What would be faster" in report_text(rundir, "md")
+    rundir.profile.write_text(
+        json.dumps({"probes": [{}, 7], "ceilings": {"x": "y"}, "cost": {"mfu": None}, "base": []})
+    )
+    assert "Probes" in write_report(rundir).read_text()
