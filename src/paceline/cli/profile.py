@@ -1,0 +1,272 @@
+"""`paceline profile`: a few steps of a recipe, what each of them took, and what would save it.
+
+The folder of a profile is the run directory of its base; the other runs lie in `probes/` below it. Under torchrun and
+srun the base runs on the ranks that are there, and probes are left to be started by hand.
+"""
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final, TextIO
+
+from paceline.cli.ranks import enter_world, ranks_to_start
+from paceline.cli.started import STARTED_S
+from paceline.cli.words import split_words
+from paceline.core.errors import RecipeError
+from paceline.core.rundir import RunDir
+from paceline.core.world import World
+from paceline.lab.probes import BASE, TRACE, LeftOut, base_trial, measuring_patch, probes_of, trace_trial
+from paceline.lab.trial import Outcome, Trial, TrialError, interrupted_by, run_trials, vary, words_of, write_recipe
+from paceline.parallel.environ import launch_name
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.plan import divide_batch
+from paceline.recipe.schema import Recipe
+
+_PREEMPTED: Final = 75
+_RECIPE: Final = "base.yaml"
+_KINETO_SILENT: Final = "6"
+"""Above every level of torch's profiler, see `cli.train`."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be measured: `recipe` is the measured form of the one whose hash is `recipe_hash`."""
+
+    recipe_hash: str
+    recipe: Recipe
+    steps: int
+    ranks: int
+    base: Trial
+    probes: Sequence[Trial]
+    trace: Sequence[Trial]
+    left_out: Sequence[LeftOut]
+    nvtx: bool
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All runs; the trace, which no other is compared with, comes last."""
+        return [self.base, *self.probes, *self.trace]
+
+
+def profile(
+    words: list[str],
+    ranks: str,
+    run_dir: Path | None,
+    *,
+    steps: int,
+    repeats: int,
+    probes: bool,
+    trace: bool,
+    nvtx: bool,
+    as_json: bool,
+) -> int:
+    """Do what `paceline profile` was asked for; return the exit code."""
+    name, said = split_words(words)
+    _refuse_length(said)
+    loaded = load(name, said)
+    world = enter_world()
+    num_ranks = ranks_to_start(ranks, world, loaded.recipe)
+    recipe = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said))
+    divide_batch(recipe, num_ranks)
+    trials, left_out = probes_of(recipe, num_ranks, repeats) if probes else ([], [])
+    asked = _Asked(
+        recipe_hash=loaded.recipe.hash,
+        recipe=recipe,
+        steps=steps,
+        ranks=num_ranks,
+        base=base_trial(recipe, num_ranks, repeats, said, nvtx=nvtx),
+        probes=trials,
+        trace=[trace_trial(recipe, steps)] if trace else [],
+        left_out=left_out,
+        nvtx=nvtx,
+    )
+    rundir = _rundir(loaded.name, run_dir, world)
+    try:
+        if world.launcher == "single":
+            return _measure(asked, rundir, as_json=as_json)
+        return _be_a_rank(asked, rundir, world, as_json=as_json)
+    finally:
+        if run_dir is None and world.is_main:
+            rundir.give_back()
+
+
+def _refuse_length(said: Patch) -> None:
+    """Raise `RecipeError` for a length that a profile does not have, and for a clock that is off."""
+    for path, value in said.assignments:
+        if path in ("train.steps", "train.epochs"):
+            raise RecipeError(f"{path}: {value} has no effect on a profile (leave it out, or set --steps)")
+        if path == "measure.clock" and value == "off":
+            raise RecipeError("measure.clock: off leaves nothing to profile (leave it out)")
+
+
+def _rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
+    """Return where to write: as told, or a new folder under `runs/`; the other ranks follow rank 0."""
+    if not world.is_main:
+        return RunDir(run_dir or Path("runs"))
+    if run_dir is None:
+        return RunDir.claim(f"profile-{name}", datetime.now().astimezone())
+    rundir = RunDir(run_dir.expanduser())
+    rundir.refuse_another_run(resume=False)
+    return rundir
+
+
+def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
+    """Run the trials in processes of their own, write what they came to, and show it."""
+    out = sys.stderr if as_json else sys.stdout
+    recipe_file = rundir.path / _RECIPE
+    write_recipe(asked.recipe, recipe_file)
+    outcomes: list[Outcome] = []
+    try:
+        with interrupted_by(signal.SIGTERM, signal.SIGHUP), _telling(asked, out) as (begins, say):
+            runs = run_trials(
+                asked.trials,
+                recipe_file,
+                ranks=asked.ranks,
+                place=lambda trial, repeat: _place(rundir, trial, repeat),
+                begins=begins,
+            )
+            for outcome in runs:
+                _check_base(outcome)
+                say(_line(outcome))
+                outcomes.append(outcome)
+    except TrialError:
+        if not rundir.recipe.exists():  # a refusal: there is nothing to look into
+            recipe_file.unlink()
+        raise
+    _move_trace(outcomes, rundir)
+    _conclude(asked, outcomes, rundir, as_json=as_json)
+    return 0
+
+
+def _place(rundir: RunDir, trial: Trial, repeat: int) -> Path:
+    is_ours = trial.name == BASE and repeat == 1
+    return rundir.path if is_ours else rundir.path / "probes" / f"{trial.name}-{repeat}"
+
+
+@contextlib.contextmanager
+def _telling(asked: _Asked, out: TextIO) -> Iterator[tuple[Callable[[Trial, int], None], Callable[[str], None]]]:
+    """Give what is to be called as each run begins, which a terminal shows while it runs, and what says a line."""
+    from rich.console import Console
+
+    console = Console(file=out, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        yield lambda trial, repeat: None, lambda line: print(line, file=out, flush=True)
+        return
+    total = sum(trial.repeats for trial in asked.trials)
+    left = iter(range(1, total + 1))
+    with console.status("") as status:
+        yield (
+            lambda trial, repeat: status.update(f"{trial.name} (run {next(left)} of {total})"),
+            lambda line: console.print(line, soft_wrap=True),
+        )
+
+
+def _check_base(outcome: Outcome) -> None:
+    """Raise what ended a run of the base: without it there is nothing to compare with."""
+    if outcome.trial.name != BASE or outcome.result is not None:
+        return
+    if outcome.code == 1:  # a bug of ours: its traceback is told too
+        print(
+            *(line for line in outcome.said.splitlines() if not line.startswith("error: ")), sep="\n", file=sys.stderr
+        )
+    raise TrialError(outcome.error, outcome.code)
+
+
+def _line(outcome: Outcome) -> str:
+    name = outcome.trial.name + (f", turn {outcome.repeat}" if outcome.trial.repeats > 1 else "")
+    if outcome.result is None:
+        return f"{name}: failed: {outcome.error}"
+    return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"
+
+
+def _move_trace(outcomes: Sequence[Outcome], rundir: RunDir) -> None:
+    """Put the trace where a run has its own."""
+    for traced in (outcome.rundir for outcome in outcomes if outcome.trial.name == TRACE):
+        for source, target in ((traced.trace, rundir.trace), (traced.merged_trace, rundir.merged_trace)):
+            if source.exists():
+                shutil.move(source, target)
+
+
+def _conclude(asked: _Asked, outcomes: Sequence[Outcome], rundir: RunDir, *, as_json: bool) -> None:
+    """Write `profile.json` and the report, and show what was found."""
+    from paceline.cli.show_profile import show_profile
+    from paceline.lab.profile import put_together
+
+    found = put_together(
+        outcomes, asked.recipe, recipe_hash=asked.recipe_hash, steps=asked.steps, left_out=asked.left_out
+    )
+    rundir.write_json(rundir.profile.name, found.to_dict())
+    _write_report(rundir)
+    nsys = _nsys_command(asked, rundir) if asked.nvtx else ""
+    show_profile(found, rundir, nsys=nsys, as_json=as_json)
+
+
+def _write_report(rundir: RunDir) -> None:
+    """Write the report; a disk that refuses it is a warning."""
+    from paceline.report import write_report
+
+    try:
+        write_report(rundir)
+    except OSError as error:
+        print(f"warning: {rundir.report}: was not written: {error.strerror or error}", file=sys.stderr)
+
+
+def _nsys_command(asked: _Asked, rundir: RunDir) -> str:
+    """Return the command that measures the base under Nsight Systems, from the end of its warm-up to its last step.
+
+    Its options are those of NVIDIA's user guide (https://docs.nvidia.com/nsight-systems/UserGuide/index.html). A range
+    is found by its name only where names need not be registered, which torch's are not; collection that a range has
+    ended lets the program go on.
+    """
+    options = (
+        "--trace=cuda,nvtx,osrt",
+        "--capture-range=nvtx",
+        "--nvtx-capture=PROFILE",
+        "--capture-range-end=stop",
+        "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
+        f"--output={rundir.path / 'nsys'}",
+    )
+    recipe_file, folder = str(rundir.path / _RECIPE), str(rundir.path / "probes" / "nsys-1")
+    program = ("paceline", "train", recipe_file, *words_of(asked.base.patch))
+    return shlex.join(("nsys", "profile", *options, *program, "--ranks", str(asked.ranks), "--run-dir", folder))
+
+
+def _be_a_rank(asked: _Asked, rundir: RunDir, world: World, *, as_json: bool) -> int:
+    """Run the base as one of the ranks that torchrun or Slurm has started; rank 0 says what comes of it."""
+    from paceline.train.interrupt import Interrupts
+
+    traced = [each for trial in asked.trace for each in trial.patch.assignments]
+    recipe = vary(asked.recipe, Patch((*asked.base.patch.assignments, *traced)))
+    if traced:
+        os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)
+    with Interrupts() as interrupts:
+        from paceline.cli.progress import build_progress
+        from paceline.train.job import Invocation
+        from paceline.train.run import run
+
+        listeners = [build_progress(sys.stderr if as_json else sys.stdout)] if world.is_main else []
+        launch = launch_name(os.environ, os.getppid(), os.uname().nodename)
+        invocation = Invocation(STARTED_S, ("paceline", *sys.argv[1:]), listeners, launch, interrupts)
+        result = run(recipe, world, rundir, invocation=invocation)
+    if result.status == "preempted":
+        return _PREEMPTED
+    if world.is_main:
+        write_recipe(asked.recipe, rundir.path / _RECIPE)
+        by_hand = [LeftOut(trial.name, _by_hand(trial, rundir)) for trial in asked.probes]
+        alone = replace(asked, left_out=(*asked.left_out, *by_hand))
+        _conclude(alone, [Outcome(asked.base, 1, rundir, result)], rundir, as_json=as_json)
+    return 0
+
+
+def _by_hand(trial: Trial, rundir: RunDir) -> str:
+    """Return how a probe is started that a rank of somebody else's cannot start."""
+    words = shlex.join(("train", str(rundir.path / _RECIPE), *words_of(trial.patch)))
+    return f"needs ranks of its own (start them as these were, with: {words})"

@@ -1,0 +1,175 @@
+"""What a profile amounts to: the rates of a run and of its probes in images/s, and `profile.json`."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Final
+
+from paceline.core.results import RunResult
+from paceline.lab.efficiency import efficiency
+from paceline.lab.probes import BASE, FREE_COMMUNICATION, FREE_COPY, FREE_DATA, FREE_MODEL, TRACE, LeftOut
+from paceline.lab.trial import Outcome, Trial, words_of
+from paceline.measure.verdict import Ceilings
+from paceline.recipe.schema import Recipe
+
+SCHEMA_VERSION: Final = 1
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Global images/s of `n` runs: their median, and in `spread` the lowest and the highest.
+
+    The spread of a single run is that of its windows, the 10th and 90th percentile (`ThroughputResult`).
+    """
+
+    images_per_s: float
+    spread: Range
+    n: int
+
+    @classmethod
+    def of(cls, results: Sequence[RunResult]) -> "Rate":
+        """Return the rate of at least one run."""
+        rates = [result.throughput.images_per_s for result in results]
+        spread = results[0].throughput.spread if len(results) == 1 else (min(rates), max(rates))
+        return cls(median(rates), spread, len(rates))
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A probe that was measured: how many times as fast as the base it is, the median over turns, and their range.
+
+    A run is compared with the run of the base in the same turn, so that what changes about the machine meanwhile meets
+    both. The range is None where there was one turn.
+    """
+
+    trial: Trial
+    rate: Rate
+    ratio: float
+    ratio_spread: Range | None
+
+    @classmethod
+    def of(cls, runs: dict[int, RunResult], base: dict[int, RunResult], trial: Trial) -> "Probed":
+        """Compare runs with those of the base, both by turn; there is a turn in which both were measured."""
+        ratios = [
+            runs[turn].throughput.images_per_s / base[turn].throughput.images_per_s
+            for turn in sorted({*runs} & {*base})
+        ]
+        spread = (min(ratios), max(ratios)) if len(ratios) > 1 else None
+        return cls(trial, Rate.of([runs[turn] for turn in sorted(runs)]), median(ratios), spread)
+
+    @property
+    def may_be_none(self) -> bool:
+        """Whether it was faster than the base in one turn and slower in another."""
+        return self.ratio_spread is not None and self.ratio_spread[0] <= 1 <= self.ratio_spread[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its entry in `profile.json`."""
+        return {
+            "name": self.trial.name,
+            "patch": words_of(self.trial.patch),
+            **asdict(self.rate),
+            "ratio": self.ratio,
+            "ratio_spread": self.ratio_spread,
+            "explains": self.trial.explains,
+        }
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All that a profile has found.
+
+    `recipe` is the hash of the recipe that was asked for, `steps` those that were counted in each run, and `result`
+    that of the first run of the base. `cost` is empty where the cost of the model is not known.
+    """
+
+    recipe: str
+    steps: int
+    ranks: int
+    result: RunResult
+    base: Rate
+    probes: tuple[Probed, ...]
+    left_out: tuple[LeftOut, ...]
+    ceilings: Ceilings
+    cost: dict[str, Any]
+
+    @property
+    def verdict(self) -> dict[str, str]:
+        """The verdict of the base, with the ceilings that probes have measured in place of its estimate."""
+        measured = str(self.ceilings)
+        if not measured:
+            return self.result.verdict
+        unsure = ", ".join(probe.trial.name for probe in self.probes if probe.may_be_none)
+        doubt = f" (not to be told from 1.0x in these turns: {unsure})" if unsure else ""
+        return {**self.result.verdict, "ceiling": f"{measured}{doubt}"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values of `profile.json`."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "recipe": self.recipe,
+            "steps": self.steps,
+            "ranks": self.ranks,
+            "base": asdict(self.base),
+            "probes": [probe.to_dict() for probe in self.probes],
+            "left_out": [asdict(each) for each in self.left_out],
+            "ceilings": {name: ratio for name, ratio in asdict(self.ceilings).items() if ratio is not None},
+            "cost": self.cost,
+            "verdict": self.verdict,
+        }
+
+
+def put_together(
+    outcomes: Sequence[Outcome], recipe: Recipe, *, recipe_hash: str, steps: int, left_out: Sequence[LeftOut]
+) -> Profile:
+    """Return what runs of a base and its probes came to; every run of the base has a result.
+
+    `recipe` is what was measured and `recipe_hash` that of the one it was made of; probes in `left_out` did not fit it.
+    """
+    runs: dict[str, dict[int, RunResult]] = {}
+    for outcome in outcomes:
+        if outcome.result is not None:
+            runs.setdefault(outcome.trial.name, {})[outcome.repeat] = outcome.result
+    base = runs[BASE]
+    trials = {outcome.trial.name: outcome.trial for outcome in outcomes}
+    probes = tuple(
+        Probed.of(runs[name], base, trial)
+        for name, trial in trials.items()
+        if name in runs and name not in (BASE, TRACE)
+    )
+    failed = (LeftOut(outcome.trial.name, outcome.error) for outcome in outcomes if outcome.result is None)
+    rate = Rate.of([base[turn] for turn in sorted(base)])
+    cost, uncounted = _cost(outcomes, recipe, rate)
+    return Profile(
+        recipe=recipe_hash,
+        steps=steps,
+        ranks=base[1].world_size,
+        result=base[1],
+        base=rate,
+        probes=probes,
+        left_out=(*left_out, *failed, *uncounted),
+        ceilings=_ceilings(probes),
+        cost=cost,
+    )
+
+
+def _cost(outcomes: Sequence[Outcome], recipe: Recipe, rate: Rate) -> tuple[dict[str, Any], list[LeftOut]]:
+    """Return the cost of the model; for a network that cannot be counted nothing, and the reason in one line."""
+    base = next(outcome for outcome in outcomes if outcome.trial.name == BASE)
+    assert base.result is not None
+    try:
+        return efficiency(recipe, base.rundir, base.result, rate.images_per_s), []
+    except Exception as error:  # whatever a network of somebody else's raises without data
+        reason = " ".join(str(error).split())[:160]
+        return {}, [LeftOut("cost", f"{recipe.model.name} cannot be counted: {type(error).__name__}: {reason}")]
+
+
+def _ceilings(probes: Sequence[Probed]) -> Ceilings:
+    ratios = {probe.trial.name: probe.ratio for probe in probes}
+    return Ceilings(
+        free_data=ratios.get(FREE_DATA),
+        free_copy=ratios.get(FREE_COPY),
+        free_communication=ratios.get(FREE_COMMUNICATION),
+        free_model=ratios.get(FREE_MODEL),
+    )

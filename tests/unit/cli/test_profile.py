@@ -1,0 +1,291 @@
+"""What `paceline profile` refuses, measures and shows, with runs that were never run."""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import profile as verb
+from paceline.cli.show_profile import show_profile
+from paceline.core.errors import RecipeError
+from paceline.core.results import (
+    BucketResult,
+    CommunicationResult,
+    LoaderResult,
+    RunResult,
+    StageResult,
+    StragglerResult,
+    ThroughputResult,
+    TimeResult,
+)
+from paceline.core.rundir import RunDir
+from paceline.lab.probes import LeftOut
+from paceline.lab.profile import Probed, Profile, Rate
+from paceline.lab.trial import Outcome, Trial, TrialError
+from paceline.measure.verdict import Ceilings
+from paceline.recipe.patch import Patch
+
+STAGES = {
+    "data_wait": StageResult(host_s=0.2, device_s=0.2, share=0.25),
+    "forward": StageResult(host_s=0.16, device_s=0.16, share=0.2),
+    "backward": StageResult(host_s=0.4, device_s=0.4, share=0.5),
+}
+LOADER = LoaderResult(
+    workers=2,
+    batches=50,
+    images=3200,
+    read_s=0.1,
+    decode_s=0.2,
+    augment_s=0.05,
+    collate_s=0.01,
+    wait_s=0.2,
+    queue_depth=1.25,
+    ready=0.75,
+    bytes_read=50_000_000,
+    bytes_made=100_000_000,
+    busy=0.5,
+)
+COMMUNICATION = CommunicationResult(
+    exposed_s=0.003,
+    share=0.15,
+    bytes=45_000_000,
+    wire_s=0.01,
+    overlap=0.7,
+    buckets=(BucketResult(bytes=45_000_000, ready_s=0.0, wire_s=0.01, n=40),),
+)
+COST = {
+    "parameters": 11_173_962,
+    "flops_per_image": 3.34e9,
+    "achieved_flops_per_s": 3.34e12,
+    "peak_flops_per_s": 33.4e12,
+    "peak_source": "a data sheet",
+    "mfu": 0.1,
+    "roofline_images_per_s": 4000.0,
+    "roofline_share": 0.25,
+}
+
+
+def result(images_per_s: float = 1000.0, **more: object) -> RunResult:
+    values = {
+        "status": "completed",
+        "recipe_hash": "0123456789ab",
+        "world_size": 2,
+        "epochs": 1.5,
+        "steps": 50,
+        "images_seen": 3200,
+        "eval": None,
+        "best": None,
+        "throughput": ThroughputResult(images_per_s=images_per_s, spread=(900.0, 1100.0), n=4, excluded_s=1.0),
+        "time": TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0, checkpoint_s=0, to_target_s=None),
+        "stages": STAGES,
+        "loader": LOADER,
+        "verdict": {
+            "bottleneck": "input-bound",
+            "evidence": "Waiting for data took 0.2 s of 0.8 s.",
+            "ceiling": "at most 1.3x without waiting for data",
+            "try": "data.workers=4",
+        },
+        "lr": "0.1 at 64",
+        "weights_sha256": "ab" * 32,
+        "provenance": {},
+    }
+    return RunResult.model_validate({**values, **more})
+
+
+def profile(**more: Any) -> Profile:
+    base = result()
+    values = {
+        "recipe": "ba9876543210",
+        "steps": 40,
+        "ranks": 2,
+        "result": base,
+        "base": Rate.of([base]),
+        "probes": (),
+        "left_out": (),
+        "ceilings": Ceilings(),
+        "cost": {},
+    }
+    return Profile(**{**values, **more})
+
+
+FREE_DATA = Trial("free-data", Patch((("data.replay", "host"),)), 2, "reading")
+
+
+@pytest.fixture
+def seen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Return a function from a profile to what a person sees, a line each with its columns apart."""
+    monkeypatch.setenv("COLUMNS", "220")
+
+    def lines(found: Profile, nsys: str = "") -> list[str]:
+        show_profile(found, RunDir(tmp_path), nsys=nsys, as_json=False)
+        shown = capsys.readouterr().out
+        return [" ".join(line.replace("│", " | ").split()).strip("| ") for line in shown.splitlines()]
+
+    return lines
+
+
+def test_stages_are_shown_by_step_and_what_none_covers_is_told(seen) -> None:
+    """0.8 s of 40 steps: the stages share 95 % of it."""
+    shown = seen(profile())
+    assert "a step: 20.00 ms (mean of 40 steps, rank 0)" in shown
+    rows = [line for line in shown if line.startswith(("backward", "data_wait", "forward", "no stage"))]
+    assert rows == [
+        "backward | 10.00 | 50.0%",
+        "data_wait | 5.00 | 25.0%",
+        "forward | 4.00 | 20.0%",
+        "no stage | 1.00 | 5.0%",
+    ]
+
+
+def test_the_devices_own_time_is_shown_where_it_is_another(seen) -> None:
+    stages = {**STAGES, "forward": StageResult(host_s=0.16, device_s=0.3, share=0.2)}
+    shown = seen(profile(result=result(stages=stages)))
+    assert "stage | ms | ms of the device | share" in shown
+    assert "forward | 4.00 | 7.50 | 20.0%" in shown
+
+
+def test_the_loader_is_shown_by_batch_and_by_image(seen) -> None:
+    shown = seen(profile())
+    assert "decode | 4.00 | 62.5" in shown
+    ready = "75% of batches were ready when asked for, 1.2 lay waiting, workers were busy 50% of the time"
+    assert f"a batch: 1 MB read and 2 MB made, {ready}" in shown
+
+
+def test_without_workers_nothing_is_said_of_a_queue(seen) -> None:
+    shown = seen(profile(result=result(loader=LOADER.model_copy(update={"workers": 0, "busy": None}))))
+    assert "a batch, made by the rank itself" in shown
+    assert "a batch: 1 MB read and 2 MB made" in shown
+
+
+def test_what_ranks_send_and_whom_they_wait_for_is_shown(seen) -> None:
+    straggler = StragglerResult(lost_s=0.002, share=0.1, rank=1, stage="backward", late_s=0.004)
+    shown = seen(profile(result=result(communication=COMMUNICATION, straggler=straggler)))
+    assert "exposed | 3.00 ms a step (15.0%)" in shown
+    assert "sent | 45 MB a step, in 1 bucket" in shown
+    assert "on the wire | 10.00 ms a step, 70% of it behind backward" in shown
+    assert "waiting for the latest | 2.00 ms a step (10.0%): rank 1, by 4.00 ms, in backward" in shown
+
+
+def test_probes_are_shown_beside_the_base_and_their_ceilings_replace_its_estimate(seen) -> None:
+    probe = Probed.of({1: result(3000.0), 2: result(4000.0)}, {1: result(1000.0), 2: result(1000.0)}, FREE_DATA)
+    shown = seen(profile(probes=(probe,), ceilings=Ceilings(free_data=probe.ratio)))
+    assert "base | 1,000 | 900 | 1,100 | 1.00x | nothing" in shown
+    assert "free-data | 3,500 | 3,000 | 4,000 | 3.50x (3.00 to 4.00) | reading" in shown
+    assert "ceiling | with free data: 3.5x" in shown
+    assert "try | data.workers=4" in shown
+
+
+def test_without_probes_the_estimate_stands(seen) -> None:
+    assert "ceiling | at most 1.3x without waiting for data" in seen(profile())
+
+
+def test_what_was_left_out_is_told_with_its_reason(seen) -> None:
+    assert "free-model | left out: no such model" in seen(profile(left_out=(LeftOut("free-model", "no such model"),)))
+
+
+def test_the_cost_of_the_model_is_told_as_far_as_it_is_known(seen) -> None:
+    shown = seen(profile(cost=COST))
+    assert "model | 11,173,962 parameters, 3.34 GFLOP an image to train on" in shown
+    assert "computing | 3.34 TFLOP/s on each rank, an MFU of 10.0% of 33.4 TFLOP/s (a data sheet)" in shown
+    assert any(line.startswith("roofline | 25.0% of the 4,000 images/s") for line in shown)
+    unknown = {**COST, "peak_flops_per_s": None, "mfu": None, "roofline_images_per_s": None, "roofline_share": None}
+    assert "computing | 3.34 TFLOP/s on each rank" in seen(profile(cost=unknown))
+
+
+def test_a_trace_and_the_command_for_nsight_are_told(seen, tmp_path: Path) -> None:
+    (tmp_path / "trace.json.gz").touch()
+    shown = seen(profile(), nsys="nsys profile --trace=cuda paceline train x")
+    assert any(line.startswith("trace |") and "ui.perfetto.dev" in line for line in shown)
+    assert "nsys profile --trace=cuda paceline train x" in shown
+
+
+def test_json_is_what_profile_json_holds_and_nothing_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    probe = Probed.of({1: result(3000.0)}, {1: result(1000.0)}, FREE_DATA)
+    found = profile(probes=(probe,), ceilings=Ceilings(free_data=3.0), cost=COST)
+    show_profile(found, RunDir(tmp_path), nsys="", as_json=True)
+    values = json.loads(capsys.readouterr().out)
+    assert values == json.loads(json.dumps(found.to_dict()))
+    assert values["base"] == {"images_per_s": 1000, "spread": [900, 1100], "n": 1}
+    assert values["probes"] == [
+        {
+            "name": "free-data",
+            "patch": ["data.replay=host"],
+            "images_per_s": 3000,
+            "spread": [900, 1100],
+            "n": 1,
+            "ratio": 3,
+            "ratio_spread": None,
+            "explains": "reading",
+        }
+    ]
+    assert values["ceilings"] == {"free_data": 3.0}
+    assert values["verdict"]["ceiling"] == "with free data: 3.0x"
+    assert (values["recipe"], values["steps"], values["ranks"]) == ("ba9876543210", 40, 2)
+
+
+@pytest.mark.parametrize("word", ["train.steps=5", "train.epochs=2", "measure.clock=off"])
+def test_a_length_and_a_clock_that_is_off_are_refused(word: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=rf"^{word.partition('=')[0]}: "):
+        ask(tmp_path, word)
+
+
+def ask(folder: Path, *words: str, **options: Any) -> int:
+    asked = {"steps": 40, "repeats": 1, "probes": True, "trace": False, "nvtx": False, "as_json": True}
+    return verb.profile(["digits", *words], "1", folder / "run", **{**asked, **options})
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
+    """Return a list to fill with how runs end, in the place of running them; results lie in their run directories."""
+    ended: list[Outcome] = []
+
+    def run(trials: Sequence[Trial], *args: object, **options: object) -> Iterator[Outcome]:
+        yield from ended
+
+    monkeypatch.setattr(verb, "run_trials", run)
+    return ended
+
+
+def test_a_base_that_is_refused_ends_the_profile_with_its_error_and_leaves_nothing(outcomes, tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path / "run")
+    outcomes.append(Outcome(Trial("base"), 1, rundir, None, "data.source: no such folder", 2, "error: ..."))
+    with pytest.raises(TrialError, match=r"^data\.source: no such folder$") as raised:
+        ask(tmp_path)
+    assert raised.value.exit_code == 2
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_the_traceback_of_a_bug_is_told(outcomes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "Traceback\n  somewhere\nerror: rank 0 of 1: KeyError: 'x'\n"
+    outcomes.append(Outcome(Trial("base"), 1, RunDir(tmp_path / "run"), None, "rank 0 of 1: KeyError: 'x'", 1, said))
+    with pytest.raises(TrialError):
+        ask(tmp_path)
+    assert capsys.readouterr().err == "Traceback\n  somewhere\n"
+
+
+def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").touch()
+    with pytest.raises(RecipeError, match="already holds a run"):
+        ask(tmp_path)
+
+
+def test_nsight_is_told_to_wait_for_the_range_and_to_let_the_run_end(outcomes, tmp_path, capsys, monkeypatch) -> None:
+    """The options are those of NVIDIA's user guide; what follows them is a training that this program starts."""
+    monkeypatch.setenv("COLUMNS", "200")
+    rundir = RunDir(tmp_path / "run")
+    outcomes.append(Outcome(Trial("base"), 1, rundir, result()))
+    monkeypatch.setattr("paceline.lab.profile.efficiency", lambda *args: {})
+    monkeypatch.setattr(verb, "_write_report", lambda rundir: None)
+    assert ask(tmp_path, nvtx=True, as_json=False) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("nsys"))
+    words = shlex.split(line)
+    program = words.index("paceline")
+    assert words[:program] == [
+        *("nsys", "profile", "--trace=cuda,nvtx,osrt", "--capture-range=nvtx", "--nvtx-capture=PROFILE"),
+        *("--capture-range-end=stop", "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0", f"--output={rundir.path}/nsys"),
+    ]
+    assert words[program:][:4] == ["paceline", "train", f"{rundir.path}/base.yaml", "measure.nvtx=on"]

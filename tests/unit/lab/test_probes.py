@@ -1,0 +1,144 @@
+"""What a profile measures: for every shipped recipe a run of a few steps, and probes that fit it."""
+
+from math import prod
+
+import pytest
+
+from paceline.core.dataset import DatasetInfo
+from paceline.lab.probes import base_trial, measuring_patch, probes_of, trace_trial
+from paceline.lab.trial import vary, words_of
+from paceline.recipe.load import load, preset_names
+from paceline.recipe.patch import Patch
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema import Recipe
+
+NOTHING = Patch()
+SIZES = {"digits": (8, 8), "fashion_mnist": (28, 28), "folder": None, "manifest": None}
+
+
+def measured(name: str, *words: str, steps: int = 40) -> Recipe:
+    said = Patch.parse(list(words))
+    recipe = load(name, said).recipe
+    return vary(recipe, measuring_patch(recipe, steps, said))
+
+
+def info(recipe: Recipe, split: str) -> DatasetInfo:
+    """Return a data set of the kind that the recipe is made for."""
+    name = recipe.data.source.name
+    channels = 1 if name in ("digits", "fashion_mnist") else 3
+    return DatasetInfo(
+        name=name,
+        split=split,
+        num_images=50_000,
+        class_names=tuple("abcdefghij"),
+        channels=channels,
+        image_size=SIZES.get(name, (32, 32)),
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+    )
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_shipped_recipe_becomes_a_run_of_steps_alone_with_probes_that_fit(name: str) -> None:
+    recipe = measured(name)
+    ranks = 1 if recipe.parallel.strategy == "dataparallel" else 2
+    base = base_trial(recipe, ranks, 1, NOTHING, nvtx=True)
+    trials, left_out = probes_of(recipe, ranks, 1)
+    assert left_out == []
+    expected = ["free-data", "free-copy", "free-communication", "free-model"]
+    assert [trial.name for trial in trials] == [each for each in expected if ranks > 1 or each != "free-communication"]
+    for trial in (base, trace_trial(recipe, 40), *trials):
+        varied = vary(recipe, trial.patch)
+        plan = Plan.derive(varied, ranks, info(varied, "train"), info(varied, "val"))
+        assert (plan.total_steps, plan.eval_every, plan.checkpoint_every) == (recipe.measure.warmup_steps + 40, 0, 0)
+        assert varied.measure.clock == "on" and varied.log.report == "off"
+        assert prod(size for _, size in plan.train_sizes) == plan.image_size  # one size, and it is the whole
+
+
+def test_the_learning_rate_is_small_and_constant_for_all_that_an_optimizer_moves() -> None:
+    recipe = measured("cifar10-94")
+    assert recipe.schedule.name == "constant"
+    assert (recipe.optim.name, recipe.optim.lr, recipe.optim.sgd_lr) == ("muon", 0.24e-3, 106e-3)
+    assert (recipe.optim.momentum, recipe.optim.newton_schulz_steps) == (0.6, 3)  # what costs time stays
+
+
+def test_what_a_user_says_of_evaluating_saving_sizes_and_logging_stands() -> None:
+    words = ("train.eval_every=20st", "checkpoint.every=10st", "checkpoint.keep=1", "log.every=5st")
+    recipe = measured("cifar10-cpu", *words, "measure.warmup_steps=3", "data.progressive.start_size=20")
+    assert recipe.train.steps == 43
+    assert (str(recipe.train.eval_every), str(recipe.checkpoint.every), recipe.checkpoint.keep) == ("20st", "10st", 1)
+    assert str(recipe.log.every) == "5st" and recipe.data.progressive.start_size == 20
+
+
+def test_what_cannot_be_in_a_few_steps_is_taken_out() -> None:
+    words = ("checkpoint.keep=1", "train.stop.top1=0.9", "train.eval_train=on", "log.every=1%", "schedule.name=plateau")
+    recipe = measured("cifar-base", *words, "parallel.check_replicas=1%")
+    assert (recipe.checkpoint.every, recipe.checkpoint.keep, recipe.train.stop) == ("off", 3, "off")
+    assert (recipe.train.eval_train, recipe.parallel.check_replicas, str(recipe.log.every)) == ("off", "off", "10st")
+
+
+def test_a_clock_that_is_off_is_put_on() -> None:
+    off = Patch((("measure.clock", "off"), ("measure.warmup_steps", 10)))
+    recipe = vary(load("digits").recipe, off)
+    assert vary(recipe, measuring_patch(recipe, 40, NOTHING)).measure.clock == "on"
+
+
+def test_buckets_are_timed_between_ranks_of_ddp_unless_a_user_says_otherwise() -> None:
+    def words(name: str, ranks: int, *said: str) -> list[str]:
+        return words_of(base_trial(measured(name, *said), ranks, 1, Patch.parse(list(said)), nvtx=False).patch)
+
+    assert words("digits", 2) == ["measure.communication=on"]
+    assert words("digits", 1) == []
+    assert words("digits", 2, "measure.communication=off") == []
+    assert words("digits", 2, "parallel.strategy=fsdp") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "probe", "patch"),
+    [
+        ("digits", (), "free-data", ["data.replay=host"]),
+        ("digits", ("log.samples=true",), "free-copy", ["data.replay=device", "log.samples=false"]),
+        ("digits", (), "free-communication", ["parallel.sync_gradients=false"]),
+        (
+            "digits",
+            ("parallel.compression=powersgd", "parallel.powersgd_rank=2", "parallel.static_graph=true"),
+            "free-communication",
+            [
+                "parallel.sync_gradients=false",
+                "parallel.compression=off",
+                "parallel.powersgd_rank=auto",
+                "parallel.static_graph=false",
+            ],
+        ),
+        ("digits", (), "free-model", ["model.name=empty", "model.width=1.0"]),
+        (
+            "digits",
+            ("train.compile=true", "model.drop_path=0.1"),
+            "free-model",
+            ["model.name=empty", "train.compile=off", "model.width=1.0", "model.drop_path=0.0"],
+        ),
+        ("folder-finetune", (), "free-model", ["model.name=empty", "model.weights=off"]),
+        ("cifar10-94", (), "free-model", ["model.name=empty", "optim.name=sgd", "optim.lr=0.00024"]),
+    ],
+)
+def test_a_probe_sets_one_thing_free_and_resets_what_has_no_effect_beside_it(name, said, probe, patch) -> None:
+    trials, _ = probes_of(measured(name, *said), ranks=2, repeats=3)
+    trial = next(trial for trial in trials if trial.name == probe)
+    assert words_of(trial.patch) == patch
+    assert trial.repeats == 3 and trial.explains
+
+
+def test_a_probe_of_what_is_so_already_is_none() -> None:
+    def names(*words: str, ranks: int = 2) -> list[str]:
+        return [trial.name for trial in probes_of(measured("digits", *words), ranks, 1)[0]]
+
+    assert names("data.replay=host") == ["free-copy", "free-communication", "free-model"]
+    assert names("data.replay=device") == ["free-communication", "free-model"]
+    assert names("parallel.sync_gradients=false") == ["free-data", "free-copy", "free-model"]
+    assert names("model.name=empty", "model.width=1") == ["free-data", "free-copy", "free-communication"]
+    assert names(ranks=1) == ["free-data", "free-copy", "free-model"]
+
+
+def test_a_trace_is_as_long_as_the_run_unless_a_user_says_otherwise() -> None:
+    assert words_of(trace_trial(measured("digits", steps=7), 7).patch) == ["measure.trace=7"]
+    assert words_of(trace_trial(measured("digits", "measure.trace=2"), 40).patch) == ["measure.trace=2"]
