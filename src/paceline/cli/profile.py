@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from paceline.cli.ranks import enter_world, ranks_to_start
+from paceline.cli.report import leave_report
 from paceline.cli.started import STARTED_S
 from paceline.cli.words import split_words
 from paceline.core.errors import RecipeError
@@ -32,8 +33,6 @@ from paceline.recipe.schema import Recipe
 
 _PREEMPTED: Final = 75
 _RECIPE: Final = "base.yaml"
-_KINETO_SILENT: Final = "6"
-"""Above every level of torch's profiler, see `cli.train`."""
 
 
 @dataclass(frozen=True)
@@ -204,19 +203,9 @@ def _conclude(asked: _Asked, outcomes: Sequence[Outcome], rundir: RunDir, *, as_
         outcomes, asked.recipe, recipe_hash=asked.recipe_hash, steps=asked.steps, left_out=asked.left_out
     )
     rundir.write_json(rundir.profile.name, found.to_dict())
-    _write_report(rundir)
+    leave_report(rundir)
     nsys = _nsys_command(asked, rundir) if asked.nvtx else ""
     show_profile(found, rundir, nsys=nsys, as_json=as_json)
-
-
-def _write_report(rundir: RunDir) -> None:
-    """Write the report; a disk that refuses it is a warning."""
-    from paceline.report import write_report
-
-    try:
-        write_report(rundir)
-    except OSError as error:
-        print(f"warning: {rundir.report}: was not written: {error.strerror or error}", file=sys.stderr)
 
 
 def _nsys_command(asked: _Asked, rundir: RunDir) -> str:
@@ -245,8 +234,6 @@ def _be_a_rank(asked: _Asked, rundir: RunDir, world: World, *, as_json: bool) ->
 
     traced = [each for trial in asked.trace for each in trial.patch.assignments]
     recipe = vary(asked.recipe, Patch((*asked.base.patch.assignments, *traced)))
-    if traced:
-        os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)
     with Interrupts() as interrupts:
         from paceline.cli.progress import build_progress
         from paceline.train.job import Invocation

@@ -24,6 +24,7 @@ def enter_world() -> World:
     world = world_from_environ(os.environ)
     # A rank that asks a peer for something may find it gone; torch's C++ side would print 20 lines about it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above all levels; its profiler writes when it starts and stops
     if ends_with_parent(os.environ, world):
         die_with_parent(world.launcher_pid or os.getppid())
     if world.world_size > 1 and is_one_node(os.environ, world) and _has_interface(_LOOPBACK):

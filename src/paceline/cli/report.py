@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.rundir import RunDir, write_atomic
-from paceline.report import report_text
+from paceline.report import report_text, write_report
 
 
 def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
@@ -32,3 +32,11 @@ def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
     written = {"path": str(out), "format": format, "bytes": len(text.encode())}
     print(json.dumps(written, indent=2) if as_json else f"report: {out}")
     return 0
+
+
+def leave_report(rundir: RunDir) -> None:
+    """Write the report of a run that has ended; a disk that refuses it is a warning."""
+    try:
+        write_report(rundir)
+    except OSError as error:
+        print(f"warning: {rundir.report}: was not written: {error.strerror or error}", file=sys.stderr)

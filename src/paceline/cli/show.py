@@ -33,6 +33,8 @@ def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
     if result.throughput.n and result.stages:
         _print_stages(result)
     print(f"run directory: {printable(rundir.path)}")
+    if rundir.report.is_file():
+        print(f"report: {printable(rundir.report)}")
 
 
 def show_evaluation(report: EvalReport, checkpoint: Path, *, as_json: bool, per_class: bool = False) -> None:

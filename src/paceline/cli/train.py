@@ -16,8 +16,6 @@ from paceline.parallel.environ import count_gpus, launch_name
 from paceline.recipe.load import DEFAULT, RUN_RECIPE, Loaded, load
 from paceline.recipe.plan import divide_batch
 
-_SILENT = "6"
-"""Above every level of torch's profiler, which would write when it starts and stops between the lines of a run."""
 _PREEMPTED = 75
 """EX_TEMPFAIL of sysexits.h: saved, and to be started again."""
 
@@ -117,10 +115,9 @@ def _is_of_this_launch(rundir: RunDir) -> bool:
 def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
     from paceline.train.interrupt import Interrupts
 
-    if loaded.recipe.measure.trace != "off":
-        os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     with Interrupts() as interrupts:  # importing torch takes seconds, in which a signal may come
         from paceline.cli.progress import build_progress
+        from paceline.cli.report import leave_report
         from paceline.cli.show import show_result
         from paceline.parallel.flight_recorder import flight_recorder_environ
         from paceline.train.job import Invocation
@@ -136,16 +133,6 @@ def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, a
         result = run(loaded.recipe, world, rundir, resume=resume, invocation=invocation)
         if world.is_main:
             if loaded.recipe.log.report == "on":
-                _write_report(rundir)
+                leave_report(rundir)
             show_result(result, rundir, as_json=as_json)
     return _PREEMPTED if result.status == "preempted" else 0
-
-
-def _write_report(rundir: RunDir) -> None:
-    """Write the report; a disk that refuses it is a warning."""
-    from paceline.report import write_report
-
-    try:
-        write_report(rundir)
-    except OSError as error:
-        print(f"warning: {rundir.report}: was not written: {error.strerror or error}", file=sys.stderr)

@@ -41,13 +41,15 @@ class Probed:
     """A probe that was measured: how many times as fast as the base it is, the median over turns, and their range.
 
     A run is compared with the run of the base in the same turn, so that what changes about the machine meanwhile meets
-    both. The range is None where there was one turn.
+    both. The range is None where there was one turn. `may_be_none` says that there may be no difference: it was faster
+    in one turn and slower in another, or, in a single one, some of its windows are among those of the base.
     """
 
     trial: Trial
     rate: Rate
     ratio: float
     ratio_spread: Range | None
+    may_be_none: bool
 
     @classmethod
     def of(cls, runs: dict[int, RunResult], base: dict[int, RunResult], trial: Trial) -> "Probed":
@@ -57,12 +59,9 @@ class Probed:
             for turn in sorted({*runs} & {*base})
         ]
         spread = (min(ratios), max(ratios)) if len(ratios) > 1 else None
-        return cls(trial, Rate.of([runs[turn] for turn in sorted(runs)]), median(ratios), spread)
-
-    @property
-    def may_be_none(self) -> bool:
-        """Whether it was faster than the base in one turn and slower in another."""
-        return self.ratio_spread is not None and self.ratio_spread[0] <= 1 <= self.ratio_spread[1]
+        rate = Rate.of([runs[turn] for turn in sorted(runs)])
+        low, high = spread or _of_windows(rate, Rate.of(list(base.values())))
+        return cls(trial, rate, median(ratios), spread, may_be_none=low <= 1 <= high)
 
     def to_dict(self) -> dict[str, Any]:
         """Return its entry in `profile.json`."""
@@ -74,6 +73,12 @@ class Probed:
             "ratio_spread": self.ratio_spread,
             "explains": self.trial.explains,
         }
+
+
+def _of_windows(rate: Rate, base: Rate) -> Range:
+    """Return the lowest and the highest ratio of windows of a run to windows of the base."""
+    (low, high), (base_low, base_high) = rate.spread, base.spread
+    return (low / base_high if base_high else 0.0, high / base_low if base_low else float("inf"))
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class Profile:
         if not measured:
             return self.result.verdict
         unsure = ", ".join(probe.trial.name for probe in self.probes if probe.may_be_none)
-        doubt = f" (not to be told from 1.0x in these turns: {unsure})" if unsure else ""
+        doubt = f" (not to be told from 1.0x here: {unsure})" if unsure else ""
         return {**self.result.verdict, "ceiling": f"{measured}{doubt}"}
 
     def to_dict(self) -> dict[str, Any]:

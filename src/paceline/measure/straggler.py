@@ -8,6 +8,8 @@ before forward would seem to wait as long as the others.
 What this cannot tell: lateness inside a collective that is charged to another stage, as SyncBatchNorm's are to forward
 and backward, in which the others' waiting then looks like work; why a rank is late in a stage; and two ranks that are
 late in turn within one step, one before rank 0's buffers are sent and the other after, which cost more than either.
+Where the last packets of a slow link let ranks go one after another, now in this order and now in that, `lost_s` counts
+the difference as waiting; in means over steps, as `late_s` is, it is gone.
 """
 
 from collections.abc import Mapping, Sequence

@@ -279,7 +279,7 @@ def test_nsight_is_told_to_wait_for_the_range_and_to_let_the_run_end(outcomes, t
     rundir = RunDir(tmp_path / "run")
     outcomes.append(Outcome(Trial("base"), 1, rundir, result()))
     monkeypatch.setattr("paceline.lab.profile.efficiency", lambda *args: {})
-    monkeypatch.setattr(verb, "_write_report", lambda rundir: None)
+    monkeypatch.setattr(verb, "leave_report", lambda rundir: None)
     assert ask(tmp_path, nvtx=True, as_json=False) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("nsys"))
     words = shlex.split(line)

@@ -78,7 +78,7 @@ def test_a_probe_is_compared_with_the_base_of_its_own_turn(found) -> None:
 
 def test_a_probe_that_was_faster_once_and_slower_once_is_not_told_from_the_base(found) -> None:
     profile = found(*runs("base", 100.0, 100.0), *runs("free-data", 90.0, 130.0), *runs("free-model", 900.0, 800.0))
-    doubt = "(not to be told from 1.0x in these turns: free-data)"
+    doubt = "(not to be told from 1.0x here: free-data)"
     assert profile.verdict["ceiling"] == f"with free data: 1.10x; with a free model: 8.5x {doubt}"
 
 

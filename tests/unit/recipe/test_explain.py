@@ -40,7 +40,7 @@ UNKNOWN_KEYS = [
     (["data.augment=[rotate, {name: flip, pp: 1}]"], "data.augment[1].pp: is not a field (did you mean 'p'?)"),
     (["train.stop={top: 0.5, top1: 0.5}"], "train.stop.top: is not a field (did you mean 'top1'?)"),
     (["log.tensorbord=on"], "log.tensorbord: is not a field (did you mean 'tensorboard'?)"),
-    (["log.xyz=on"], "log.xyz: is not a field (one of every, tensorboard, samples)"),
+    (["log.xyz=on"], "log.xyz: is not a field (one of every, tensorboard, samples, worst, report)"),
 ]
 
 WRONG_VALUES = [

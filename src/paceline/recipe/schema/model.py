@@ -12,8 +12,8 @@ class Model(Section):
 
     name: str = "resnet18_cifar"
     """One of ours (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`,
-    `speednet94`, `speednet96`), `torchvision:NAME` or `timm:NAME`; `empty`, a linear layer on the mean colour, is a probe
-    of what the model costs."""
+    `speednet94`, `speednet96`), `torchvision:NAME` or `timm:NAME`; `empty`, a linear layer on the mean colour, is a
+    probe of what the model costs."""
     norm: Literal["batch", "sync_batch", "group", "none"] = "batch"
     """Normalisation layers of our own networks; `sync_batch` also makes others' batch norms count over all ranks."""
     width: float = Field(1.0, gt=0)
