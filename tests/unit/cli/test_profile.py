@@ -78,7 +78,9 @@ def result(images_per_s: float = 1000.0, **more: object) -> RunResult:
         "images_seen": 3200,
         "eval": None,
         "best": None,
-        "throughput": ThroughputResult(images_per_s=images_per_s, spread=(900.0, 1100.0), n=4, excluded_s=1.0),
+        "throughput": ThroughputResult(
+            images_per_s=images_per_s, spread=(images_per_s - 100, images_per_s + 100), n=4, excluded_s=1.0
+        ),
         "time": TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0, checkpoint_s=0, to_target_s=None),
         "stages": STAGES,
         "loader": LOADER,
@@ -214,7 +216,7 @@ def test_json_is_what_profile_json_holds_and_nothing_else(capsys: pytest.Capture
             "name": "free-data",
             "patch": ["data.replay=host"],
             "images_per_s": 3000,
-            "spread": [900, 1100],
+            "spread": [2900, 3100],
             "n": 1,
             "ratio": 3,
             "ratio_spread": None,

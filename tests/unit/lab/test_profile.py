@@ -82,6 +82,12 @@ def test_a_probe_that_was_faster_once_and_slower_once_is_not_told_from_the_base(
     assert profile.verdict["ceiling"] == f"with free data: 1.10x; with a free model: 8.5x {doubt}"
 
 
+def test_in_a_single_turn_windows_are_compared(found) -> None:
+    """A run of 100 has windows from 90 to 110, one of 125 from 115: they are apart. One of 115 begins at 105."""
+    profile = found(*runs("base", 100.0), *runs("free-data", 125.0), *runs("free-copy", 115.0))
+    assert profile.verdict["ceiling"].endswith("(not to be told from 1.0x here: free-copy)")
+
+
 def test_failed_runs_are_listed_with_what_did_not_fit_and_good_turns_of_theirs_count(found) -> None:
     misfit = LeftOut("free-copy", "no such field")
     failed = [*runs("free-data", 200.0, None), *runs("free-model", None)]
