@@ -27,13 +27,15 @@ import numpy as np
 import record
 
 from paceline.core.rundir import RunDir
+from paceline.core.stages import STAGES
 from paceline.core.world import World
 from paceline.measure import Clock, ClockSummary, NullClock, StageClock, build_clock
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.train import meter
-from paceline.train.run import Invocation, run
+from paceline.train.job import Invocation
+from paceline.train.run import run
 
 T = TypeVar("T")
 NUM_RESAMPLES = 10_000
@@ -46,7 +48,7 @@ def main() -> None:
     load_before = os.getloadavg()[0]
     turns = measure(recipe_for(asked), asked.warmup)
     on_s, off_s = (turns.step_s[name][asked.warmup :] for name in ("on", "off"))
-    alone_s = clock_alone(meter.STAGES)
+    alone_s = clock_alone(STAGES)
     result = {
         "benchmark": "clock",
         **record.provenance(),
@@ -54,7 +56,7 @@ def main() -> None:
         "config": {"preset": "cifar10-resnet18", **{name: getattr(asked, name) for name in CONFIG}},
         "wall": compared(on_s, off_s),
         "alone": {
-            "stages": len(meter.STAGES),
+            "stages": len(STAGES),
             "s_per_step": round(alone_s, 9),
             "share_of_step": round(alone_s / float(np.median(off_s)), 7),
         },

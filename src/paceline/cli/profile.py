@@ -1,7 +1,7 @@
 """`paceline profile`: a few steps of a recipe, what each of them took, and what would save it.
 
 The folder of a profile is the run directory of its base; the other runs lie in `probes/` below it. Under torchrun and
-srun the base runs on the ranks that are there, and probes are left to be started by hand.
+srun the base runs on the ranks that are there, and all other runs are left to be started by hand.
 """
 
 import contextlib
@@ -22,8 +22,9 @@ from paceline.cli.started import STARTED_S
 from paceline.cli.words import split_words
 from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
+from paceline.core.units import count
 from paceline.core.world import World
-from paceline.lab.probes import BASE, TRACE, LeftOut, base_trial, measuring_patch, probes_of, trace_trial
+from paceline.lab.probes import BASE, TRACE, LeftOut, aside_trials, base_trial, measuring_patch, probes_of
 from paceline.lab.trial import Outcome, Trial, TrialError, interrupted_by, run_trials, vary, words_of, write_recipe
 from paceline.parallel.environ import launch_name
 from paceline.recipe.load import load
@@ -33,6 +34,7 @@ from paceline.recipe.schema import Recipe
 
 _PREEMPTED: Final = 75
 _RECIPE: Final = "base.yaml"
+_NVTX: Final = Patch((("measure.nvtx", "on"),))
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,14 @@ class _Asked:
     ranks: int
     base: Trial
     probes: Sequence[Trial]
-    trace: Sequence[Trial]
+    aside: Sequence[Trial]
     left_out: Sequence[LeftOut]
     nvtx: bool
 
     @property
     def trials(self) -> list[Trial]:
-        """All runs; the trace, which no other is compared with, comes last."""
-        return [self.base, *self.probes, *self.trace]
+        """All runs; what is compared with none comes last."""
+        return [self.base, *self.probes, *self.aside]
 
 
 def profile(
@@ -73,6 +75,9 @@ def profile(
     loaded = load(name, said)
     world = enter_world()
     num_ranks = ranks_to_start(ranks, world, loaded.recipe)
+    asks = loaded.recipe.measure
+    trace, nvtx = trace or asks.trace != "off", nvtx or asks.nvtx == "on"
+    _refuse_more_runs(world, repeats=repeats, trace=trace, nvtx=nvtx)
     recipe = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said))
     divide_batch(recipe, num_ranks)
     trials, left_out = probes_of(recipe, num_ranks, repeats) if probes else ([], [])
@@ -81,9 +86,9 @@ def profile(
         recipe=recipe,
         steps=steps,
         ranks=num_ranks,
-        base=base_trial(recipe, num_ranks, repeats, said, nvtx=nvtx),
+        base=base_trial(repeats),
         probes=trials,
-        trace=[trace_trial(recipe, steps)] if trace else [],
+        aside=aside_trials(loaded.recipe, num_ranks, steps, said, trace=trace),
         left_out=left_out,
         nvtx=nvtx,
     )
@@ -106,6 +111,21 @@ def _refuse_length(said: Patch) -> None:
             raise RecipeError("measure.clock: off leaves nothing to profile (leave it out)")
 
 
+def _refuse_more_runs(world: World, *, repeats: int, trace: bool, nvtx: bool) -> None:
+    """Raise `RecipeError` for what needs runs of its own, where ranks of somebody else's are one run."""
+    if world.launcher == "single":
+        return
+    ranks = f"which ranks that {world.launcher} started do not get"
+    if repeats > 1:
+        raise RecipeError(f"--repeats: {repeats} turns need runs of their own, {ranks} (leave it out)")
+    if trace:
+        fix = "leave it out, and start `paceline train` with measure.trace=40 for it"
+        raise RecipeError(f"--trace: needs a run of its own, {ranks} ({fix})")
+    if nvtx:
+        fix = "leave it out, and start `paceline train` with measure.nvtx=on under nsys"
+        raise RecipeError(f"--nvtx: needs a run of its own, {ranks} ({fix})")
+
+
 def _rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
     """Return where to write: as told, or a new folder under `runs/`; the other ranks follow rank 0."""
     if not world.is_main:
@@ -125,6 +145,7 @@ def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
     outcomes: list[Outcome] = []
     try:
         with interrupted_by(signal.SIGTERM, signal.SIGHUP), _telling(asked, out) as (begins, say):
+            say(_plan(asked))
             runs = run_trials(
                 asked.trials,
                 recipe_file,
@@ -145,6 +166,16 @@ def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
     return 0
 
 
+def _plan(asked: _Asked) -> str:
+    """Return how much there is to wait for."""
+    steps = asked.recipe.measure.warmup_steps + asked.steps
+    return f"{count(_num_runs(asked), 'run')} of {count(steps, 'step')}"
+
+
+def _num_runs(asked: _Asked) -> int:
+    return sum(trial.repeats for trial in asked.trials)
+
+
 def _place(rundir: RunDir, trial: Trial, repeat: int) -> Path:
     is_ours = trial.name == BASE and repeat == 1
     return rundir.path if is_ours else rundir.path / "probes" / f"{trial.name}-{repeat}"
@@ -159,7 +190,7 @@ def _telling(asked: _Asked, out: TextIO) -> Iterator[tuple[Callable[[Trial, int]
     if not console.is_terminal:
         yield lambda trial, repeat: None, lambda line: print(line, file=out, flush=True)
         return
-    total = sum(trial.repeats for trial in asked.trials)
+    total = _num_runs(asked)
     left = iter(range(1, total + 1))
     with console.status("") as status:
         yield (
@@ -224,7 +255,7 @@ def _nsys_command(asked: _Asked, rundir: RunDir) -> str:
         f"--output={rundir.path / 'nsys'}",
     )
     recipe_file, folder = str(rundir.path / _RECIPE), str(rundir.path / "probes" / "nsys-1")
-    program = ("paceline", "train", recipe_file, *words_of(asked.base.patch))
+    program = ("paceline", "train", recipe_file, *words_of(_NVTX))
     return shlex.join(("nsys", "profile", *options, *program, "--ranks", str(asked.ranks), "--run-dir", folder))
 
 
@@ -232,8 +263,6 @@ def _be_a_rank(asked: _Asked, rundir: RunDir, world: World, *, as_json: bool) ->
     """Run the base as one of the ranks that torchrun or Slurm has started; rank 0 says what comes of it."""
     from paceline.train.interrupt import Interrupts
 
-    traced = [each for trial in asked.trace for each in trial.patch.assignments]
-    recipe = vary(asked.recipe, Patch((*asked.base.patch.assignments, *traced)))
     with Interrupts() as interrupts:
         from paceline.cli.progress import build_progress
         from paceline.train.job import Invocation
@@ -242,18 +271,18 @@ def _be_a_rank(asked: _Asked, rundir: RunDir, world: World, *, as_json: bool) ->
         listeners = [build_progress(sys.stderr if as_json else sys.stdout)] if world.is_main else []
         launch = launch_name(os.environ, os.getppid(), os.uname().nodename)
         invocation = Invocation(STARTED_S, ("paceline", *sys.argv[1:]), listeners, launch, interrupts)
-        result = run(recipe, world, rundir, invocation=invocation)
+        result = run(asked.recipe, world, rundir, invocation=invocation)
     if result.status == "preempted":
         return _PREEMPTED
     if world.is_main:
         write_recipe(asked.recipe, rundir.path / _RECIPE)
-        by_hand = [LeftOut(trial.name, _by_hand(trial, rundir)) for trial in asked.probes]
+        by_hand = [LeftOut(trial.name, _by_hand(trial, rundir)) for trial in (*asked.probes, *asked.aside)]
         alone = replace(asked, left_out=(*asked.left_out, *by_hand))
         _conclude(alone, [Outcome(asked.base, 1, rundir, result)], rundir, as_json=as_json)
     return 0
 
 
 def _by_hand(trial: Trial, rundir: RunDir) -> str:
-    """Return how a probe is started that a rank of somebody else's cannot start."""
+    """Return how a run is started that a rank of somebody else's cannot start."""
     words = shlex.join(("train", str(rundir.path / _RECIPE), *words_of(trial.patch)))
     return f"needs ranks of its own (start them as these were, with: {words})"

@@ -35,8 +35,9 @@ def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
 
 
 def leave_report(rundir: RunDir) -> None:
-    """Write the report of a run that has ended; a disk that refuses it is a warning."""
+    """Write the report of a run that has ended. Where that fails, for whatever reason, the run has not: a warning."""
     try:
         write_report(rundir)
-    except OSError as error:
-        print(f"warning: {rundir.report}: was not written: {error.strerror or error}", file=sys.stderr)
+    except Exception as error:
+        what = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        print(f"warning: {rundir.report}: was not written: {what} (see paceline report)", file=sys.stderr)

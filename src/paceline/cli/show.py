@@ -11,9 +11,18 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.core.class_table import ClassCount, worst
-from paceline.core.results import AccountResult, CheckpointResult, EvalReport, EvalResult, GoodputResult, RunResult
+from paceline.core.results import (
+    AccountResult,
+    CheckpointResult,
+    EvalReport,
+    EvalResult,
+    GoodputResult,
+    RunResult,
+    StageResult,
+)
 from paceline.core.rundir import RunDir
-from paceline.core.units import count, duration
+from paceline.core.stages import spoken
+from paceline.core.units import accuracy, count, milliseconds, seconds, share, size
 from paceline.data.sources.places import printable
 
 _WORST = 3
@@ -30,8 +39,8 @@ def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
         [*_rows(result, rundir.read_classes()), *_kept(result, rundir)],
         f"{result.status.replace('_', ' ')}: recipe {result.recipe_hash}",
     )
-    if result.throughput.n and result.stages:
-        _print_stages(result)
+    if result.throughput.n and result.stages and result.account is not None:
+        print_stages(result.stages, result.account.counted_steps, "rank 0" if result.world_size > 1 else "")
     print(f"run directory: {printable(rundir.path)}")
     if rundir.report.is_file():
         print(f"report: {printable(rundir.report)}")
@@ -65,11 +74,17 @@ def _rows(result: RunResult, classes: Iterable[ClassCount]) -> list[tuple[str, s
     if rates.n:
         low, high = rates.spread
         speed = f"{rates.images_per_s:,.0f} images/s ({low:,.0f} to {high:,.0f}; {count(rates.n, 'window')})"
-        rows.append(("throughput", f"{speed}, without {rates.excluded_s:.1f} s of warm-up and pauses"))
-    parts = f"start {times.startup_s:.1f} s, train {times.train_s:.1f} s, eval {times.eval_s:.1f} s"
-    rows.append(("time", f"{duration(times.wall_s)} ({parts}, checkpoints {times.checkpoint_s:.1f} s)"))
+        rows.append(("throughput", f"{speed}, without {seconds(rates.excluded_s)} of warm-up and pauses"))
+    parts = {
+        "start-up": times.startup_s,
+        "training": times.train_s,
+        spoken("evaluate"): times.eval_s,
+        spoken("checkpoint"): times.checkpoint_s,
+    }
+    told = ", ".join(f"{name} {seconds(each_s)}" for name, each_s in parts.items())
+    rows.append(("time", f"{seconds(times.wall_s)} ({told})"))
     if times.to_target_s is not None:
-        rows.append(("to target", duration(times.to_target_s)))
+        rows.append(("to target", seconds(times.to_target_s)))
     trained = (
         f"{count(result.steps, 'step')}, {count(result.images_seen, 'image')}, "
         f"{count(round(result.epochs, 2), 'epoch')}, {count(result.world_size, 'rank')}"
@@ -111,40 +126,33 @@ def _kept(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
 
 
 def goodput_line(goodput: GoodputResult) -> str:
-    """Return the share of useful time and what losses matter: `97.1 % of 12:30; start-up 4.1 s, data wait 2.0 s`."""
+    """Return the share of useful time and what losses matter: `97.1 % of 12:30 min; start-up 4.10 s`."""
     losses = {
         "start-up": goodput.startup_s,
-        "data wait": goodput.data_wait_s,
-        "evaluation": goodput.eval_s,
-        "checkpoints": goodput.checkpoint_s,
+        spoken("data_wait"): goodput.data_wait_s,
+        spoken("evaluate"): goodput.eval_s,
+        spoken("checkpoint"): goodput.checkpoint_s,
         "steps done again": goodput.rework_s,
         "down": goodput.down_s,
         "other": goodput.other_s,
     }
-    told = [f"{name} {_seconds(lost_s)}" for name, lost_s in losses.items() if lost_s >= _MATTERS * goodput.wall_s]
+    told = [f"{name} {seconds(lost_s)}" for name, lost_s in losses.items() if lost_s >= _MATTERS * goodput.wall_s]
     over = f" over {count(goodput.starts, 'start')}" if goodput.starts > 1 else ""
-    return "; ".join([f"{100 * goodput.share:.1f} % of {duration(goodput.wall_s)}{over}", ", ".join(told)]).rstrip("; ")
+    return "; ".join(
+        [f"{share(goodput.share)} of {seconds(goodput.wall_s)}{over}", *([", ".join(told)] if told else [])]
+    )
 
 
 def saving_line(saving: CheckpointResult) -> str:
-    """Return `12 saved, 307.0 MB each: training stood still for 30 ms, on disk after 500 ms (614 MB/s); 1 failed`."""
+    """Return `12 saved, 307 MB each: training stood still for 30 ms, on disk after 500 ms (614 MB/s); 1 failed`."""
     parts = [f"{saving.saved:,} saved"]
     if saving.saved:
-        megabytes = saving.bytes / 1e6
-        speed = f" ({megabytes / saving.write_s:,.0f} MB/s)" if saving.write_s else ""
-        stall = f"training stood still for {_brief(saving.stall_s)}, on disk after {_brief(saving.write_s)}{speed}"
-        parts = [f"{parts[0]}, {megabytes:,.1f} MB each: {stall}"]
+        speed = f" ({size(saving.bytes / saving.write_s)}/s)" if saving.write_s else ""
+        stall = f"training stood still for {seconds(saving.stall_s)}, on disk after {seconds(saving.write_s)}{speed}"
+        parts = [f"{parts[0]}, {size(saving.bytes)} each: {stall}"]
     if saving.failed:
         parts.append(f"{saving.failed:,} failed")
     return "; ".join(parts)
-
-
-def _brief(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 def _judged(
@@ -156,20 +164,22 @@ def _judged(
         rows.append(("averaged weights", _figures(averaged)))
     if train is not None:
         points = f"{100 * (train.top1 - raw.top1):+.2f}"
-        rows.append(("on training images", f"{train.top1:.2%}, a gap of {points} points ({train.images:,} images)"))
+        rows.append(
+            ("on training images", f"{accuracy(train.top1)}, a gap of {points} points ({train.images:,} images)")
+        )
     classes = list(classes)
     mistaken = worst(classes, _WORST) if len(classes) > 2 else []
     if mistaken:
-        told = (f"{each.name}: {each.accuracy:.2%} of {each.images:,}" for each in mistaken)
+        told = (f"{each.name}: {accuracy(each.accuracy)} of {each.images:,}" for each in mistaken)
         rows.append(("worst classes", ", ".join(told)))
     return rows
 
 
 def _figures(result: EvalResult) -> str:
     """Return the figures of an evaluation; the mean over the classes where it is not that over the images."""
-    figures = [f"{result.top1:.2%}", f"top-5 {result.top5:.2%}", f"loss {result.loss:.4f}"]
+    figures = [accuracy(result.top1), f"top-5 {accuracy(result.top5)}", f"loss {result.loss:.4f}"]
     if result.mean_class_accuracy is not None and abs(result.mean_class_accuracy - result.top1) >= 5e-5:
-        figures.append(f"mean of classes {result.mean_class_accuracy:.2%}")
+        figures.append(f"mean of classes {accuracy(result.mean_class_accuracy)}")
     if result.ece is not None:
         figures.append(f"calibration error {result.ece:.4f}")
     return ", ".join(figures)
@@ -192,45 +202,51 @@ def _print_classes(classes: Iterable[ClassCount]) -> None:
     for heading in ("images", "correct", "accuracy"):
         table.add_column(heading, justify="right")
     for each in classes:
-        accuracy = f"{each.accuracy:.2%}" if each.images else "none to judge"
-        table.add_row(each.name, f"{each.images:,}", f"{each.correct:,}", accuracy)
+        judged = accuracy(each.accuracy) if each.images else "none to judge"
+        table.add_row(each.name, f"{each.images:,}", f"{each.correct:,}", judged)
     _console().print(table)
 
 
-def _print_stages(result: RunResult) -> None:
-    """Print the stages in the order of a step; the device's own seconds only where they are not the host's."""
-    has_device = any(stage.device_s != stage.host_s for stage in result.stages.values())
-    num_steps = result.account.counted_steps if result.account else 0
-    per_step = 1000 / max(1, num_steps)
-    table = _table("where the time of a step went")
+def print_stages(stages: Mapping[str, StageResult], num_steps: int, whose: str = "") -> None:
+    """Print what the mean of `num_steps` steps was spent on, what takes longest first, and last what no stage covers.
+
+    The device's own time is shown only where it is not the host's. `whose` clock it is by is told where it is not "".
+    """
+    covered, covered_s = sum(stage.share for stage in stages.values()), sum(stage.host_s for stage in stages.values())
+    wall_s = covered_s / covered if covered else 0.0
+    has_device = any(stage.device_s != stage.host_s for stage in stages.values())
+    rest = ("residual", wall_s - covered_s, "", 1 - covered)
+    rows = [(name, stage.host_s, _ms(stage.device_s, num_steps), stage.share) for name, stage in stages.items()]
+    where = ", ".join(filter(None, [f"mean of {count(num_steps, 'step')}", whose]))
+    table = _table("")
     table.add_column("stage", style="bold")
-    for heading in ("ms a step", "host s", *(("device s",) if has_device else ()), "share"):
+    for heading in ("ms", *(["ms of the device"] if has_device else []), "share"):
         table.add_column(heading, justify="right")
-    for name, stage in result.stages.items():
-        device = (f"{stage.device_s:.2f}",) if has_device else ()
-        host_s = stage.host_s
-        table.add_row(spoken(name), f"{host_s * per_step:.2f}", f"{host_s:.2f}", *device, f"{stage.share:.1%}")
+    for name, host_s, device, each_share in [*sorted(rows, key=lambda row: -row[1]), rest]:
+        shown = [_ms(host_s, num_steps), *([device] if has_device else []), share(max(0.0, each_share))]
+        table.add_row(spoken(name), *shown)
+    title = f"a step: {milliseconds(wall_s / num_steps)} ({where})"
+    _console().print(title, style="bold", soft_wrap=True)  # a table would fold its title at its own width
     _console().print(table)
+
+
+def _ms(whole_s: float, num_steps: int) -> str:
+    return f"{1000 * whole_s / num_steps:,.2f}"
 
 
 def account_line(account: AccountResult) -> str:
-    """Return `start-up 12.2 s + compile ... + residual 0.1 s = 25.1 s; 99.6 % explained`, without what took nothing."""
+    """Return `start-up 12.2 s + ... + not explained 100 ms = 25.1 s; 99.6 % explained`, without what took nothing."""
     parts = {
         "start-up": account.start_up_s,
         "compiling": account.compile_s,
         "warm-up": account.warmup_s,
         "stages": account.stages_s,
-        **{spoken(name): seconds for name, seconds in account.pauses.items()},
+        **{spoken(name): each_s for name, each_s in account.pauses.items()},
         "finish": account.finish_s,
-        "residual": account.residual_s,
+        spoken("residual"): account.residual_s,
     }
-    told = [f"{name} {_seconds(seconds)}" for name, seconds in parts.items() if abs(seconds) >= 0.05]
-    return f"{' + '.join(told)} = {_seconds(account.wall_s)}; {account.explained:.1%} explained"
-
-
-def spoken(name: str) -> str:
-    """Return a stage or pause as it is said: `exposed communication`."""
-    return name.replace("_", " ")
+    told = [f"{name} {seconds(each_s)}" for name, each_s in parts.items() if abs(each_s) >= 0.05]
+    return f"{' + '.join(told)} = {seconds(account.wall_s)}; {share(account.explained)} explained"
 
 
 def _table(title: str, *, show_header: bool = True) -> Table:

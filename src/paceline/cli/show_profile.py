@@ -8,10 +8,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.show import print_rows
+from paceline.cli.show import print_rows, print_stages
 from paceline.core.results import CommunicationResult, LoaderResult, StragglerResult
 from paceline.core.rundir import RunDir
-from paceline.core.units import count
+from paceline.core.stages import spoken
+from paceline.core.units import count, flops, milliseconds, number, seconds, share, size
 from paceline.data.sources.places import printable
 from paceline.lab.profile import Probed, Profile, Rate
 
@@ -21,11 +22,13 @@ def show_profile(profile: Profile, rundir: RunDir, *, nsys: str, as_json: bool) 
     if as_json:
         print(json.dumps(profile.to_dict(), indent=2))
         return
-    _print_stages(profile)
+    whose = ["rank 0"] if profile.ranks > 1 else []
+    whose += ["turn 1"] if profile.base.n > 1 else []
+    print_stages(profile.result.stages, profile.steps, ", ".join(whose))
     if profile.result.loader is not None and profile.result.loader.batches:
         _print_loader(profile.result.loader)
-    if profile.result.communication is not None:
-        rows = [*_communication(profile.result.communication), *_straggler(profile.result.straggler)]
+    if profile.communication is not None:
+        rows = [*_communication(profile.communication, profile.timed_run), *_straggler(profile.result.straggler)]
         print_rows(rows, "between the ranks")
     if profile.probes:
         _print_probes(profile.base, profile.probes)
@@ -33,26 +36,6 @@ def show_profile(profile: Profile, rundir: RunDir, *, nsys: str, as_json: bool) 
     if nsys:
         print(f"Nsight Systems:\n  {nsys}")
     print(f"run directory: {printable(rundir.path)}")
-
-
-def _print_stages(profile: Profile) -> None:
-    """Print what a step was spent on; the device's own time only where it is not the host's."""
-    result, steps = profile.result, profile.steps
-    stages = sorted(result.stages.items(), key=lambda item: -item[1].host_s)
-    has_device = any(stage.device_s != stage.host_s for _, stage in stages)
-    share = sum(stage.share for _, stage in stages)
-    wall_s = sum(stage.host_s for _, stage in stages) / share if share else 0.0
-    rows = [
-        (name, _ms(stage.host_s / steps), *((_ms(stage.device_s / steps),) if has_device else ()), f"{stage.share:.1%}")
-        for name, stage in stages
-    ]
-    rows.append(
-        ("no stage", _ms((1 - share) * wall_s / steps), *(("",) if has_device else ()), f"{max(0.0, 1 - share):.1%}")
-    )
-    headings = ("stage", "ms", *(("ms of the device",) if has_device else ()), "share")
-    where = f"mean of {count(steps, 'step')}" + (", rank 0" if profile.ranks > 1 else "")
-    where += ", turn 1" if profile.base.n > 1 else ""
-    _print_table(f"a step: {_ms(wall_s / steps)} ms ({where})", headings, rows)
 
 
 def _print_loader(loader: LoaderResult) -> None:
@@ -64,25 +47,30 @@ def _print_loader(loader: LoaderResult) -> None:
         "collate": loader.collate_s,
     }
     rows = [
-        (name, _ms(seconds / loader.batches), _us(seconds / max(1, loader.images))) for name, seconds in parts.items()
+        (name, milliseconds(each_s / loader.batches), seconds(each_s / max(1, loader.images)))
+        for name, each_s in parts.items()
     ]
     workers = count(loader.workers, "worker") if loader.workers else "the rank itself"
-    _print_table(f"a batch, made by {workers}", ("part", "ms a batch", "us an image"), rows)
-    facts = [f"{_bytes(loader.bytes_read / loader.batches)} read and {_bytes(loader.bytes_made / loader.batches)} made"]
+    _print_table(f"a batch, made by {workers}", ("part", "a batch", "an image"), rows)
+    facts = [f"{size(loader.bytes_read / loader.batches)} read and {size(loader.bytes_made / loader.batches)} made"]
     if loader.workers:
-        facts += [f"{loader.ready:.0%} of batches were ready when asked for", f"{loader.queue_depth:.1f} lay waiting"]
+        facts += [
+            f"{share(loader.ready)} of batches were ready when asked for",
+            f"{number(loader.queue_depth)} lay waiting",
+        ]
     if loader.busy is not None:
-        facts.append(f"workers were busy {loader.busy:.0%} of the time")
+        facts.append(f"workers were busy {share(loader.busy)} of the time")
     print(f"a batch: {', '.join(facts)}")
 
 
-def _communication(measured: CommunicationResult) -> Iterable[tuple[str, str]]:
-    yield "exposed", f"{_ms(measured.exposed_s)} ms a step ({measured.share:.1%})"
+def _communication(measured: CommunicationResult, timed_run: str) -> Iterable[tuple[str, str]]:
+    yield "exposed", f"{milliseconds(measured.exposed_s)} a step ({share(measured.share)})"
     if measured.bytes is not None:
-        yield "sent", f"{_bytes(measured.bytes)} a step, in {count(len(measured.buckets), 'bucket')}"
+        yield "sent", f"{size(measured.bytes)} a step, in {count(len(measured.buckets), 'bucket')}"
     if measured.wire_s is not None:
-        hidden = "" if measured.overlap is None else f", {measured.overlap:.0%} of it behind backward"
-        yield "on the wire", f"{_ms(measured.wire_s)} ms a step{hidden}"
+        hidden = "" if measured.overlap is None else f", {share(measured.overlap)} of it behind backward"
+        where = f" (in the run {timed_run})" if timed_run else ""
+        yield "on the wire", f"{milliseconds(measured.wire_s)} a step{hidden}{where}"
 
 
 def _straggler(found: StragglerResult | None) -> Iterable[tuple[str, str]]:
@@ -90,8 +78,10 @@ def _straggler(found: StragglerResult | None) -> Iterable[tuple[str, str]]:
         return
     whom = "now one rank and now another"
     if found.rank is not None:
-        whom = f"rank {found.rank}, by {_ms(found.late_s)} ms" + (f", in {found.stage}" if found.stage else "")
-    yield "waiting for the latest", f"{_ms(found.lost_s)} ms a step ({found.share:.1%}): {whom}"
+        whom = f"rank {found.rank}, by {milliseconds(found.late_s)}" + (
+            f", in {spoken(found.stage)}" if found.stage else ""
+        )
+    yield "waiting for the latest", f"{milliseconds(found.lost_s)} a step ({share(found.share)}): {whom}"
 
 
 def _print_probes(base: Rate, probes: Sequence[Probed]) -> None:
@@ -124,6 +114,8 @@ def _rows(profile: Profile, rundir: RunDir) -> list[tuple[str, str]]:
     if rundir.merged_trace.exists():
         rows.append(("trace", f"{printable(rundir.merged_trace)}: open it on https://ui.perfetto.dev"))
         rows.append(("", f"{printable(rundir.trace)}: each rank's own, for HolisticTraceAnalysis"))
+    if profile.trace_share is not None:
+        rows.append(("", f"stages in rank 0's add up to {profile.trace_share:.1%} of what its clock says"))
     return rows
 
 
@@ -131,47 +123,27 @@ def _cost(cost: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what the model asks for and what the device gives, as far as either is known."""
     if not cost:
         return
-    yield "model", f"{cost['parameters']:,} parameters, {_flops(cost['flops_per_image'])} an image to train on"
-    reached = f"{_flops(cost['achieved_flops_per_s'])}/s"
+    yield "model", f"{cost['parameters']:,} parameters, {flops(cost['flops_per_image'])} an image to train on"
+    reached = f"{flops(cost['achieved_flops_per_s'])}/s"
     if cost["mfu"] is None:
         yield "computing", f"{reached} on each rank"
         return
-    peak = f"{_flops(cost['peak_flops_per_s'])}/s ({cost['peak_source']})"
-    yield "computing", f"{reached} on each rank, an MFU of {cost['mfu']:.1%} of {peak}"
+    peak = f"{flops(cost['peak_flops_per_s'])}/s ({cost['peak_source']})"
+    yield "computing", f"{reached} on each rank, an MFU of {share(cost['mfu'])} of {peak}"
     if cost["roofline_share"] is not None:
         bound = f"{cost['roofline_images_per_s']:,.0f} images/s that memory and arithmetic would allow"
-        yield "roofline", f"{cost['roofline_share']:.1%} of the {bound}"
-
-
-def _flops(flops: float) -> str:
-    """Return `3.3 GFLOP`."""
-    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9)):
-        if flops >= scale:
-            return f"{flops / scale:,.3g} {prefix}FLOP"
-    return f"{flops / 1e6:,.3g} MFLOP"
+        yield "roofline", f"{share(cost['roofline_share'])} of the {bound}"
 
 
 def _print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table whose first column names, whose last one tells when it is words, and whose others are numbers."""
     table = Table(box=box.ROUNDED)
-    for number, heading in enumerate(headings):
-        is_text = number == 0 or heading == "free"
-        style = "bold" if number == 0 else ""
+    for index, heading in enumerate(headings):
+        is_text = index == 0 or heading == "free"
+        style = "bold" if index == 0 else ""
         table.add_column(heading, justify="left" if is_text else "right", style=style, no_wrap=not is_text)
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)
     console.print(title, style="bold", soft_wrap=True)  # a table would fold its title at its own width
     console.print(table)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.2f}" if abs(seconds) < 0.1 else f"{1e3 * seconds:,.0f}"
-
-
-def _us(seconds: float) -> str:
-    return f"{1e6 * seconds:,.1f}"
-
-
-def _bytes(num_bytes: float) -> str:
-    return f"{num_bytes / 1e6:,.3g} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:,.3g} kB"

@@ -132,7 +132,7 @@ def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, a
         invocation = Invocation(STARTED_S, words, listeners, _launch(), interrupts)
         result = run(loaded.recipe, world, rundir, resume=resume, invocation=invocation)
         if world.is_main:
-            if loaded.recipe.log.report == "on":
+            if loaded.recipe.log.report == "on" and result.status != "preempted":  # which has little time left
                 leave_report(rundir)
             show_result(result, rundir, as_json=as_json)
     return _PREEMPTED if result.status == "preempted" else 0

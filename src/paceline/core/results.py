@@ -67,7 +67,7 @@ class ThroughputResult(_Value):
     """Global images/s in steady state, waiting for data included.
 
     `spread` is the 10th and 90th percentile of images/s over `n` windows of up to ten steps; `excluded_s` is what
-    was left out: warm-up steps, evaluations and checkpoints.
+    was left out: warm-up steps and pauses.
     """
 
     images_per_s: float
@@ -177,7 +177,7 @@ class CommunicationResult(_Value):
 class RankResult(_Value):
     """A rank's means over the counted steps, in seconds of a step; stages are in device seconds.
 
-    `late_s` is how much later than the mean of the other ranks its last gradient was ready.
+    `late_s` is how much longer the others waited for gradients and buffers than it did: 0 where that cannot be told.
     """
 
     rank: int
@@ -189,8 +189,9 @@ class RankResult(_Value):
 class StragglerResult(_Value):
     """What ranks lose by waiting for the latest of them: seconds of a step, and the share of it.
 
-    `rank` is the one that is late again and again, and `stage` where it spends more than the others; None where now
-    one rank and now another is late.
+    `late_steps` is the share of steps in which some rank was late by 5 % of a step or more: little where one long stall
+    is what was lost. `rank` is the one that is late again and again, by `late_s` seconds, and `stage` where it spends
+    more than the others; None and 0 where now one rank and now another is late.
     """
 
     lost_s: float
@@ -198,6 +199,7 @@ class StragglerResult(_Value):
     rank: int | None = None
     stage: str | None = None
     late_s: float = 0.0
+    late_steps: float = 0.0
 
 
 class CheckpointResult(_Value):
@@ -243,8 +245,8 @@ class RunResult(_Value):
     are any. `skipped_steps` moved nothing, as their loss or gradient was no number. `bad_images` is how many different
     images could not be read and were left out. `goodput`, `checkpoints` and `account` are None in results of before
     they were measured; `loader` is None with `measure.clock=off`, `communication` also where gradients are not averaged
-    by ddp, and `straggler` where there is one rank, which is when `ranks` is empty. `verdict` has `bottleneck`,
-    `evidence`, `ceiling` and `try`.
+    by ddp, and `straggler` likewise and where there is one rank, which is when `ranks` is empty. `verdict` has
+    `bottleneck`, `evidence`, `ceiling` and `try`.
     """
 
     schema_version: int = SCHEMA_VERSION

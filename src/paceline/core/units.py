@@ -1,4 +1,6 @@
-"""Durations as people write them (`5ep`, `500st`, `50000img`, `10%`, `30min`), resolved once to steps or seconds."""
+"""Durations as people write them (`5ep`, `500st`, `50000img`, `10%`, `30min`), resolved once to steps or seconds; and
+times, amounts, shares and rates as people read them, in the terminal and in reports alike.
+"""
 
 import math
 import re
@@ -54,11 +56,75 @@ class Duration:
         return round(self.value * per_unit)
 
 
-def duration(seconds: float) -> str:
+def duration(value_s: float) -> str:
     """Return `0:07`, `12:30` or `3:05:00`."""
-    minutes, second = divmod(round(seconds), 60)
+    minutes, second = divmod(round(value_s), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return `1,234`, `12.3` or `0.0123`: at least `digits` significant digits, whole ones in full."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    if decimals > 6:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.{decimals}f}"
+
+
+def seconds(value_s: float) -> str:
+    """Return `1.70 µs`, `12.3 ms`, `4.70 s`, `1:18 min` or `3:05:00 h`."""
+    if not math.isfinite(value_s) or value_s == 0:
+        return f"{number(value_s)} s"
+    if abs(value_s) < 1e-3:
+        return f"{number(1e6 * value_s)} µs"
+    if abs(value_s) < 1:
+        return milliseconds(value_s)
+    if abs(value_s) < 59.95:
+        return f"{value_s:.1f} s" if abs(value_s) >= 9.995 else f"{value_s:.2f} s"
+    sign = "-" if value_s < 0 else ""
+    return f"{sign}{duration(abs(value_s))} {'min' if round(abs(value_s)) < 3600 else 'h'}"
+
+
+def milliseconds(value_s: float) -> str:
+    """Return seconds as `12.3 ms`."""
+    return f"{number(1000 * value_s)} ms" if abs(value_s) >= 1e-6 else "0 ms"
+
+
+def share(value: float) -> str:
+    """Return a share as `99.3 %`; what is there but would round to nothing as `< 0.1 %`."""
+    if 0 < value < 0.0005:
+        return "< 0.1 %"
+    return f"{100 * value:.1f} %" if math.isfinite(value) else number(value)
+
+
+def accuracy(value: float) -> str:
+    """Return a share as `97.22 %`: two digits, as one image of 10,000 is to be seen."""
+    return f"{100 * value:.2f} %" if math.isfinite(value) else number(value)
+
+
+def size(num_bytes: float) -> str:
+    """Return `512 bytes`, `93.7 MB` or `1.21 GB`."""
+    if num_bytes < 1000:
+        return f"{num_bytes:.0f} bytes"
+    unit, unit_bytes = byte_unit(num_bytes)
+    return f"{number(num_bytes / unit_bytes)} {unit}"
+
+
+def byte_unit(num_bytes: float) -> tuple[str, float]:
+    """Return the decimal unit that an amount is told in, and how many bytes that has; the smallest is kB."""
+    scales = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
+    return next(((unit, scale) for unit, scale in scales if num_bytes >= scale), ("kB", 1e3))
+
+
+def flops(value: float) -> str:
+    """Return `3.34 GFLOP`: floating-point operations, a multiply-add counted as two."""
+    scales = (("P", 1e15), ("T", 1e12), ("G", 1e9))
+    prefix, scale = next(((prefix, scale) for prefix, scale in scales if value >= scale), ("M", 1e6))
+    return f"{number(value / scale)} {prefix}FLOP"
 
 
 def mib(num_bytes: int) -> str:
@@ -66,7 +132,7 @@ def mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:,.1f} MiB"
 
 
-def count(number: float, noun: str) -> str:
+def count(value: float, noun: str) -> str:
     """Return `1 epoch`, `16 epochs`, `1,234 steps`."""
-    text = f"{number:,.0f}" if float(number).is_integer() else f"{number:g}"
-    return f"{text} {noun}" if number == 1 else f"{text} {noun}s"
+    text = f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
+    return f"{text} {noun}" if value == 1 else f"{text} {noun}s"

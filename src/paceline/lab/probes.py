@@ -12,6 +12,7 @@ from paceline.recipe.schema.optim import Muon
 
 BASE: Final = "base"
 TRACE: Final = "trace"
+BUCKETS: Final = "buckets"
 FREE_DATA: Final = "free-data"
 FREE_COPY: Final = "free-copy"
 FREE_COMMUNICATION: Final = "free-communication"
@@ -20,6 +21,7 @@ FREE_MODEL: Final = "free-model"
 _LR_SHARE: Final = 1e-3
 """Of the peak learning rate: weights hardly move, so that a few steps at a rate nobody warmed up to stay finite."""
 _OF_SAVING: Final = ("keep", "keep_best", "keep_every", "background", "on_failure")
+_OF_MEASURING: Final = ("communication", "trace", "nvtx")
 _OF_SYNC: Final = ("compression", "powersgd_rank", "static_graph", "check_replicas")
 _OF_MODEL: Final = ("norm", "width", "zero_init_residual", "drop_path", "weights")
 
@@ -38,8 +40,8 @@ def measuring_patch(recipe: Recipe, steps: int, said: Patch) -> Patch:
     """Return what makes of `recipe` a run of `steps` counted steps after the warm-up, and of nothing but steps.
 
     Speed does not depend on the learning rate, so it is small and constant. What a user has `said` of evaluating,
-    saving, progressive sizes, logging and measuring stands; a length in percent is one of the whole run, which this is
-    not, and goes.
+    saving, progressive sizes and logging stands; a length in percent is one of the whole run, which this is
+    not, and goes. So does what slows steps down to measure them: that is done in runs of their own.
     """
     keys = {path for path, _ in said.assignments}
     assignments: list[Assignment] = [
@@ -60,24 +62,32 @@ def measuring_patch(recipe: Recipe, steps: int, said: Patch) -> Patch:
         assignments += _defaults(recipe, "log", ("every",))
     if str(recipe.parallel.check_replicas).endswith("%"):
         assignments.append(("parallel.check_replicas", "off"))
+    assignments += _defaults(recipe, "measure", _OF_MEASURING)
     assignments.append(("log.report", "off"))  # a profile writes one when all is measured
     return _without_what_is_so(recipe, assignments)
 
 
-def base_trial(recipe: Recipe, ranks: int, repeats: int, said: Patch, *, nvtx: bool) -> Trial:
-    """Return the run that all others are compared with; between ranks of ddp its buckets are timed too."""
-    assignments: list[Assignment] = [("measure.nvtx", "on")] if nvtx else []
-    timed: Assignment = ("measure.communication", "on")
-    is_said = any(path == timed[0] for path, _ in said.assignments)
-    if _averages(recipe, ranks) and not is_said:
-        assignments.append(timed)
-    return Trial(BASE, _without_what_is_so(recipe, assignments), repeats)
+def base_trial(repeats: int) -> Trial:
+    """Return the run that all others are compared with. As in them, nothing is measured in it but its stages."""
+    return Trial(BASE, repeats=repeats)
 
 
-def trace_trial(recipe: Recipe, steps: int) -> Trial:
-    """Return the run that is traced: one of its own, as it is slower for it. A length that a user has set stands."""
-    length = steps if recipe.measure.trace == "off" else recipe.measure.trace
-    return Trial(TRACE, Patch((("measure.trace", length),)))
+def aside_trials(recipe: Recipe, ranks: int, steps: int, said: Patch, *, trace: bool) -> list[Trial]:
+    """Return the run that is compared with none, as it is slower for what is measured in it; often there is no such.
+
+    It is traced where `trace` or the recipe, which is the one that was asked for, wants it; a length that it sets
+    stands. Between ranks of ddp buckets are timed in the same run, unless a user has `said` that they are not to be.
+    """
+    measure, trials = recipe.measure, []
+    is_said = any(path == "measure.communication" for path, _ in said.assignments)
+    is_timed = _averages(recipe, ranks) and (measure.communication == "on" or not is_said)
+    timed: tuple[Assignment, ...] = (("measure.communication", "on"),) if is_timed else ()
+    if trace or measure.trace != "off":
+        length = steps if measure.trace == "off" else measure.trace
+        trials.append(Trial(TRACE, Patch((("measure.trace", length), *timed))))
+    elif is_timed:
+        trials.append(Trial(BUCKETS, Patch(timed)))
+    return trials
 
 
 def probes_of(recipe: Recipe, ranks: int, repeats: int) -> tuple[list[Trial], list[LeftOut]]:
@@ -104,7 +114,7 @@ def _probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[Assignm
         if recipe.data.replay not in (place, "device"):
             yield name, explains, [("data.replay", place), ("log.samples", False)]
     if _averages(recipe, ranks):
-        needless = [("measure.communication", "off"), *_defaults(recipe, "parallel", _OF_SYNC)]
+        needless = _defaults(recipe, "parallel", _OF_SYNC)
         yield FREE_COMMUNICATION, "averaging gradients", [("parallel.sync_gradients", False), *needless]
     if recipe.model.name != "empty":
         needless = [("train.compile", "off"), *_defaults(recipe, "model", _OF_MODEL), *_simple_optimizer(recipe)]

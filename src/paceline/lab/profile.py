@@ -5,14 +5,27 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
-from paceline.core.results import RunResult
+from paceline.core.results import CommunicationResult, RunResult
+from paceline.lab.aside import communication, trace_share
 from paceline.lab.efficiency import efficiency
-from paceline.lab.probes import BASE, FREE_COMMUNICATION, FREE_COPY, FREE_DATA, FREE_MODEL, TRACE, LeftOut
+from paceline.lab.probes import (
+    BASE,
+    BUCKETS,
+    FREE_COMMUNICATION,
+    FREE_COPY,
+    FREE_DATA,
+    FREE_MODEL,
+    TRACE,
+    LeftOut,
+)
 from paceline.lab.trial import Outcome, Trial, words_of
 from paceline.measure.verdict import Ceilings
 from paceline.recipe.schema import Recipe
+from paceline.train.meter import trace_name
 
 SCHEMA_VERSION: Final = 1
+_ASIDE: Final = (TRACE, BUCKETS)
+"""Runs that are slower for what is measured in them, and no probes."""
 
 Range = tuple[float, float]
 
@@ -41,8 +54,9 @@ class Probed:
     """A probe that was measured: how many times as fast as the base it is, the median over turns, and their range.
 
     A run is compared with the run of the base in the same turn, so that what changes about the machine meanwhile meets
-    both. The range is None where there was one turn. `may_be_none` says that there may be no difference: it was faster
-    in one turn and slower in another, or, in a single one, some of its windows are among those of the base.
+    both. The range is None where there was one turn. `may_be_none` says that there may be no difference: it was not
+    faster in every turn, or, in a single one, not in all of its windows. Less work takes no longer, so that a probe
+    that was slower shows no more than one that is like the base.
     """
 
     trial: Trial
@@ -60,8 +74,8 @@ class Probed:
         ]
         spread = (min(ratios), max(ratios)) if len(ratios) > 1 else None
         rate = Rate.of([runs[turn] for turn in sorted(runs)])
-        low, high = spread or _of_windows(rate, Rate.of(list(base.values())))
-        return cls(trial, rate, median(ratios), spread, may_be_none=low <= 1 <= high)
+        lowest = spread[0] if spread else _lowest_of_windows(rate, Rate.of(list(base.values())))
+        return cls(trial, rate, median(ratios), spread, may_be_none=lowest <= 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return its entry in `profile.json`."""
@@ -75,10 +89,9 @@ class Probed:
         }
 
 
-def _of_windows(rate: Rate, base: Rate) -> Range:
-    """Return the lowest and the highest ratio of windows of a run to windows of the base."""
-    (low, high), (base_low, base_high) = rate.spread, base.spread
-    return (low / base_high if base_high else 0.0, high / base_low if base_low else float("inf"))
+def _lowest_of_windows(rate: Rate, base: Rate) -> float:
+    """Return the lowest ratio of windows of a run to windows of the base."""
+    return rate.spread[0] / base.spread[1] if base.spread[1] else 0.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,9 @@ class Profile:
     """All that a profile has found.
 
     `recipe` is the hash of the recipe that was asked for, `steps` those that were counted in each run, and `result`
-    that of the first run of the base. `cost` is empty where the cost of the model is not known.
+    that of the first run of the base. `cost` is empty where the cost of the model is not known. `communication` is what
+    the base waits for, with its buckets as they were in the run called `timed_run`, "" where they were not timed.
+    `trace_share` is the seconds of a trace's stages over the clock's, None without a trace of all counted steps.
     """
 
     recipe: str
@@ -98,6 +113,9 @@ class Profile:
     left_out: tuple[LeftOut, ...]
     ceilings: Ceilings
     cost: dict[str, Any]
+    communication: CommunicationResult | None = None
+    timed_run: str = ""
+    trace_share: float | None = None
 
     @property
     def verdict(self) -> dict[str, str]:
@@ -121,6 +139,9 @@ class Profile:
             "left_out": [asdict(each) for each in self.left_out],
             "ceilings": {name: ratio for name, ratio in asdict(self.ceilings).items() if ratio is not None},
             "cost": self.cost,
+            "communication": self.communication and self.communication.model_dump(mode="json"),
+            "timed_run": self.timed_run,
+            "trace_share": self.trace_share,
             "verdict": self.verdict,
         }
 
@@ -141,11 +162,13 @@ def put_together(
     probes = tuple(
         Probed.of(runs[name], base, trial)
         for name, trial in trials.items()
-        if name in runs and name not in (BASE, TRACE)
+        if name in runs and name not in (BASE, *_ASIDE)
     )
     failed = (LeftOut(outcome.trial.name, outcome.error) for outcome in outcomes if outcome.result is None)
     rate = Rate.of([base[turn] for turn in sorted(base)])
     cost, uncounted = _cost(outcomes, recipe, rate)
+    aside = next((name for name in _ASIDE if name in runs), "")
+    found = communication(base[1], runs[aside][1] if aside else None)
     return Profile(
         recipe=recipe_hash,
         steps=steps,
@@ -156,7 +179,20 @@ def put_together(
         left_out=(*left_out, *failed, *uncounted),
         ceilings=_ceilings(probes),
         cost=cost,
+        communication=found,
+        timed_run=aside if found and found.wire_s is not None else "",
+        trace_share=_trace_share(outcomes, recipe),
     )
+
+
+def _trace_share(outcomes: Sequence[Outcome], recipe: Recipe) -> float | None:
+    """Return how much of the clock's time is in the trace, which lies with the base."""
+    folder = outcomes[0].rundir.trace
+    for outcome in outcomes:
+        if outcome.trial.name == TRACE and outcome.result is not None:
+            length = outcome.trial.patch.values()["measure"]["trace"]
+            return trace_share(folder / trace_name(0), outcome.result, recipe, length)
+    return None
 
 
 def _cost(outcomes: Sequence[Outcome], recipe: Recipe, rate: Rate) -> tuple[dict[str, Any], list[LeftOut]]:

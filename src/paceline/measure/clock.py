@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal, Protocol, TypeVar, final
 
+from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY
 from paceline.measure.device import DeviceTimer, HostOnly, StageSeconds, build_device_timer, by_stage, chosen
 from paceline.measure.summary import RECENT_STEPS, ClockSummary, StageTotal
 
+__all__ = ["EPOCH_BOUNDARY", "Clock", "NullClock", "StageClock", "build_clock"]
+
 T = TypeVar("T")
-DATA_WAIT: Final = "data_wait"
-EPOCH_BOUNDARY: Final = "epoch_boundary"
-"""The pause in which a loader starts, its first batch included, or finds out that it has no more, and is dropped."""
 KEPT_STEPS: Final = 100_000  # 3 MB of floats; a longer run has its spread from its last steps
 _END: Final[Any] = object()
 
@@ -43,7 +43,11 @@ class Clock(Protocol):
         ...
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Yield from `iterable`, charging waits to `data_wait`, the first and the last to `EPOCH_BOUNDARY`."""
+        """Yield from `iterable`, charging waits to `data_wait`, and those for the first and for the end to a pause.
+
+        In the pause `EPOCH_BOUNDARY` a loader starts, its first batch included, or finds out that it has no more, and
+        is dropped.
+        """
         ...
 
     def end_step(self, images: int) -> None:
@@ -65,7 +69,10 @@ class Clock(Protocol):
 
 
 class _Stage:
-    """One stage of one clock, entered again and again. The cost of timing falls outside it, into the residual."""
+    """One stage of one clock, entered again and again. The cost of timing falls outside it, into the residual.
+
+    Where it is left by an error the device is not asked: it may be what failed, and would fail again over the error.
+    """
 
     __slots__ = ("_clock", "_device", "_now", "name", "step_s", "total_s")
 
@@ -79,7 +86,7 @@ class _Stage:
         assert clock._open == "", f"{self.name} was entered inside {clock._open}"
         clock._open = self.name
         clock._charged = self
-        clock._device_start = self._device.mark()
+        clock._device_start = self._device.begin(self.name)
         clock._start_s = self._now()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -87,7 +94,8 @@ class _Stage:
         charged = clock._charged  # this stage, unless the clock was turned
         assert charged is not None
         charged.step_s += self._now() - clock._start_s
-        self._device.charge(charged.name, clock._device_start)
+        if kind is None:
+            self._device.charge(charged.name, clock._device_start)
         clock._charged = None
         clock._open = ""
 
@@ -116,6 +124,7 @@ class _Pause:
         """Take `seconds` out of the open step."""
         self.total_s += seconds
         self._clock._step_start_s += seconds
+        self._clock._has_paused = True
 
 
 @final
@@ -149,6 +158,8 @@ class StageClock:
         self._warmup_s = 0.0
         self._step_s: deque[float] = deque(maxlen=KEPT_STEPS)
         self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
+        self._after_pause: deque[bool] = deque(maxlen=RECENT_STEPS)
+        self._has_paused = False  # since the last step ended
         self._step_start_s = now()
 
     @classmethod
@@ -172,12 +183,15 @@ class StageClock:
         charged.step_s += turned_s - self._start_s
         self._device.charge(charged.name, self._device_start)
         self._charged = self._stages.get(name) or self._new_stage(name)
-        self._device_start = self._device.mark()
+        self._device_start = self._device.begin(name)
         self._start_s = turned_s
         self._open = name
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Yield from `iterable`, charging waits to `data_wait`, the first and the last to `EPOCH_BOUNDARY`."""
+        """Yield from `iterable`, charging waits to `data_wait`, and those for the first and for the end to a pause.
+
+        A loop that is left may be so by an error, and be this rank's last: then the pause waits for no device.
+        """
         data_wait = self._stages.get(DATA_WAIT) or self._new_stage(DATA_WAIT)
         boundary = self._pauses.get(EPOCH_BOUNDARY) or self._new_pause(EPOCH_BOUNDARY)
         with boundary:
@@ -194,10 +208,13 @@ class StageClock:
                     boundary.take(data_wait.step_s - before_s)
                     data_wait.step_s = before_s
                     self._device.forgive()
+            self._device.settle()
         finally:
             if self._open == "":  # a loop that is left early may drop this generator anywhere
-                with boundary:
-                    del iterator  # ends the workers
+                self._open, start_s = EPOCH_BOUNDARY, self._now()
+                del iterator  # ends the workers
+                boundary.take(self._now() - start_s)
+                self._open = ""
 
     def end_step(self, images: int) -> None:
         """Close a step of `images` images: it began where the one before ended, and pauses are not in it."""
@@ -211,9 +228,11 @@ class StageClock:
             self._wall_s += wall_s
             self._step_s.append(wall_s)
             self._recent.append({stage.name: stage.step_s for stage in self._stages.values()})
+            self._after_pause.append(self._has_paused)
         else:
             self._warmup_left -= 1
             self._warmup_s += wall_s
+        self._has_paused = False
         for stage in self._stages.values():
             stage.total_s += stage.step_s if counted else 0.0
             stage.step_s = 0.0
@@ -242,6 +261,7 @@ class StageClock:
             unfinished_s=unfinished_s,
             step_s=tuple(self._step_s),
             recent=device.recent,
+            after_pause=tuple(self._after_pause),
             starved=device.num_starved / num_steps if num_steps else 0.0,
         )
 
@@ -285,7 +305,7 @@ class NullClock:
 
     def drain(self) -> ClockSummary:
         """Return the summary of no steps: 0 seconds everywhere."""
-        return ClockSummary(0, 0, 0.0, {}, 0.0, {}, 0.0, ())
+        return ClockSummary(0, 0, 0.0, {}, 0.0, {}, 0.0, (), has_run=False)
 
     @property
     def where(self) -> str:

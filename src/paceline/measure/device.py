@@ -8,13 +8,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, final
+from typing import Any, Final, Literal, Protocol, final
 
 from paceline.core.errors import PacelineError
-from paceline.measure.summary import OTHER, RECENT_STEPS
+from paceline.core.stages import OTHER
+from paceline.measure.summary import RECENT_STEPS
 
 Mark = Any
 """A moment on the device; only the timer that made it knows its type."""
+OPTIMIZER: Final = "optimizer"
+"""The stage at whose beginning a GPU is asked whether it is idle: a loop that looks at losses does so after it."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class StageSeconds:
 class DeviceTimer(Protocol):
     """The device's half of a clock."""
 
-    def mark(self) -> Mark:
-        """Return the moment at which the device will have done all that was queued so far by this thread."""
+    def begin(self, stage: str) -> Mark:
+        """Return the moment at which the device will have done all that this thread queued before `stage`."""
         ...
 
     def charge(self, stage: str, start: Mark) -> None:
@@ -83,7 +86,7 @@ def by_stage(stages: Iterable[str], steps: Iterable[Mapping[str, float]]) -> dic
 class HostOnly:
     """The timer of a device that never runs behind the host: device time is host time, and nothing is kept."""
 
-    def mark(self) -> Mark:
+    def begin(self, stage: str) -> Mark:
         """Return nothing: host time is enough."""
 
     def charge(self, stage: str, start: Mark) -> None:
@@ -135,6 +138,7 @@ class CudaEvents:
         self._synchronize = synchronize
         self._free: list[Event] = []
         self._step: list[Span] = []
+        self._was_idle: bool | None = None  # before the optimizer of this step; None where it was not asked
         self._unread: deque[list[Span]] = deque()
         self._total_s: dict[str, float] = {}
         self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
@@ -147,15 +151,16 @@ class CudaEvents:
 
         return cls(partial(torch.cuda.Event, enable_timing=True), torch.cuda.synchronize)
 
-    def mark(self) -> Mark:
+    def begin(self, stage: str) -> Mark:
         """Record an event on the calling thread's current stream and return it."""
-        event = self._free.pop() if self._free else self._new_event()
-        event.record()
+        event = self._record()
+        if stage == OPTIMIZER and self._was_idle is None and self._step:
+            self._was_idle = self._step[-1][2].query()
         return event
 
     def charge(self, stage: str, start: Mark) -> None:
         """Add the time from `start` to what is queued by now to `stage`, in the step that is open."""
-        self._step.append((stage, start, self.mark()))
+        self._step.append((stage, start, self._record()))
 
     def forgive(self) -> None:
         """Take the last charge of the open step back."""
@@ -164,12 +169,13 @@ class CudaEvents:
     def end_step(self, *, counted: bool) -> None:
         """Keep or drop the events of the open step, and read the steps that the device has passed."""
         if counted:
-            self._num_starved += _is_starved(self._step)
+            self._num_starved += _is_starved(self._step) if self._was_idle is None else self._was_idle
             self._unread.append(self._step)
             self._step = []
         else:
             self._release(self._step)
             self._step.clear()
+        self._was_idle = None
         while self._unread and _is_over(self._unread[0]):
             self._read_oldest()
 
@@ -184,6 +190,11 @@ class CudaEvents:
             self._read_oldest()
         total = {stage: self._total_s.get(stage, 0.0) for stage in host.total}
         return StageSeconds(total, by_stage(host.total, self._recent), self._num_starved)
+
+    def _record(self) -> Event:
+        event = self._free.pop() if self._free else self._new_event()
+        event.record()
+        return event
 
     def _read_oldest(self) -> None:
         spans = self._unread.popleft()
@@ -201,7 +212,7 @@ class CudaEvents:
 
 
 def _is_starved(spans: list[Span]) -> bool:
-    """Return whether the device is done with a step that ends now.
+    """Return whether the device is done with a step without an optimizer's stage that ends now.
 
     An idle GPU takes microseconds to pass even an event with nothing before it, so the one that is asked is not that
     which was recorded last, at the end of `other`, but that before: `other` queues no work to speak of.

@@ -79,13 +79,13 @@ def build_gpus(wanted: Sequence[int] | Literal["all"], load: Callable[[str], Any
     try:
         nvml = load("pynvml")
     except ImportError:
-        return NoGpus(), "nothing is known of GPUs: nvidia-ml-py is not installed (pip install 'paceline[telemetry]')"
+        return NoGpus(), "nvidia-ml-py is not installed (pip install 'paceline[telemetry]')"
     try:
         nvml.nvmlInit()
         indices = range(nvml.nvmlDeviceGetCount()) if wanted == "all" else wanted
         handles = {index: _known(nvml, nvml.nvmlDeviceGetHandleByIndex, index) for index in indices}
     except nvml.NVMLError as error:
-        return NoGpus(), f"nothing is known of GPUs: {error}"
+        return NoGpus(), f"NVML: {error}"
     return Nvml(nvml, {index: handle for index, handle in handles.items() if handle is not None}), ""
 
 

@@ -66,11 +66,13 @@ def less_to_compute(used: Settings) -> str:
 
 def less_to_launch(used: Settings) -> str:
     """Return fewer kernels, or one CUDA graph for all of them: on one rank, whose gradients nothing else reads."""
+    if used.strategy == "dataparallel":  # whose copies are not compiled
+        return ""
     takes_graphs = used.world_size == 1 and used.accumulate == 1
     match used.compile:
         case "off" | "default" if takes_graphs:
             return "train.compile=reduce-overhead"
-        case "off" if used.strategy != "dataparallel":
+        case "off":
             return "train.compile=default"
         case _:
             return ""
@@ -94,7 +96,7 @@ def _more_workers(waiting_s: float, wall_s: float, used: Settings) -> str:
         return ""
     # Without workers decoding took the wait; with some, each of them was decoding all the time.
     decoding_s = waiting_s if workers == 0 else workers * wall_s
-    needed = min(ceil(decoding_s / (wall_s - waiting_s)), cores)
+    needed = min(ceil(decoding_s / (wall_s - waiting_s)), cores if used.is_gpu else cores - 1)  # the rank computes too
     return f"data.workers={needed}" if needed > workers else ""
 
 

@@ -13,15 +13,14 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar, final
 
 from paceline.core.errors import PacelineError
-from paceline.measure.clock import DATA_WAIT, EPOCH_BOUNDARY, Clock
+from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, TRACE
+from paceline.measure.clock import Clock
 from paceline.measure.summary import ClockSummary
 
 T = TypeVar("T")
 CAPTURE_RANGE: Final = "PROFILE"
 """What Nsight Systems waits for with `--capture-range=nvtx --nvtx-capture=PROFILE`. Torch's names are not registered
 with NVTX, so nsys needs NSYS_NVTX_PROFILER_REGISTER_ONLY=0 in its environment too."""
-SWITCHING: Final = "trace"
-"""The pause in which a profiler begins or ends to record."""
 
 
 class Spans(Protocol):
@@ -178,7 +177,7 @@ class SpannedClock:
         """Close a step of both."""
         self._clock.end_step(images)
         if self._spans.is_switching:
-            with self._clock.paused(SWITCHING):
+            with self._clock.paused(TRACE):
                 self._spans.end_step()
         else:
             self._spans.end_step()

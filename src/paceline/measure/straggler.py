@@ -9,7 +9,8 @@ What this cannot tell: lateness inside a collective that is charged to another s
 and backward, in which the others' waiting then looks like work; why a rank is late in a stage; and two ranks that are
 late in turn within one step, one before rank 0's buffers are sent and the other after, which cost more than either.
 Where the last packets of a slow link let ranks go one after another, now in this order and now in that, `lost_s` counts
-the difference as waiting; in means over steps, as `late_s` is, it is gone.
+the difference as waiting; in means over steps, as `late_s` is, it is gone. Nor can it tell a pause of one rank alone,
+such as a checkpoint that rank 0 writes, from a late step: whoever calls leaves out the steps that follow pauses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,8 @@ from math import comb
 from typing import Final
 
 from paceline.core.results import RankResult, StragglerResult
+from paceline.core.stages import WORK
 
-WORK: Final = ("data_wait", "h2d", "device_augment", "forward", "loss", "backward", "optimizer", "other")
-"""Stages in which a rank does not wait for others."""
 LATE_SHARE: Final = 0.05
 """Share of a step from which a rank that is the latest counts as late in it."""
 CHANCE: Final = 0.01
@@ -41,9 +41,11 @@ def stragglers(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], Stra
 
     `late_s` of a rank is how much longer the others waited than it did (a mean over the others, then over steps), and
     `lost_s` how much longer than the one that waited least: what a step would gain if the latest rank came when the
-    others do on average. A rank is named where it is the latest by at least 5 % of a step in so many steps that a rank
-    that is so in every other one, by tossing a coin, would be in 1 of 100 cases (one-sided sign test: 7 of 7 steps, 22
-    of 30, 63 of 100). Steps in a row resemble one another more than tosses do, which the 5 % are for.
+    others do on average. That is a mean, and a single long stall moves it as it moved the run: a median would leave its
+    seconds to the wire. `late_steps`, the share of steps in which some rank was late by 5 % of a step, tells one stall
+    from many. A rank is named where it is the latest by at least 5 % of a step in so many steps that a rank that is so
+    in every other one, by tossing a coin, would be in 1 of 100 cases (one-sided sign test: 7 of 7 steps, 22 of 30, 63
+    of 100). Steps in a row resemble one another more than tosses do, which the 5 % are for.
     """
     assert len(ranks) > 1, "a rank alone waits for none"
     assert len({len(rank.exposed_s) for rank in ranks}) == 1, "the ranks have counted other steps"
@@ -56,12 +58,16 @@ def stragglers(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], Stra
         RankResult(rank=number, step_s=rank.step_s, late_s=late_s[number], stages=dict(rank.stages))
         for number, rank in enumerate(ranks)
     )
-    named = _late_again_and_again(lateness, LATE_SHARE * step_s)
-    share = lost_s / step_s if step_s > 0 else 0.0
+    enough_s = LATE_SHARE * step_s
+    found = StragglerResult(
+        lost_s=lost_s,
+        share=lost_s / step_s if step_s > 0 else 0.0,
+        late_steps=_mean([max(step) >= enough_s > 0 for step in lateness]),
+    )
+    named = _late_again_and_again(lateness, enough_s)
     if named is None:
-        return rows, StragglerResult(lost_s=lost_s, share=share)
-    stage = _stage_of(named, ranks)
-    return rows, StragglerResult(lost_s=lost_s, share=share, rank=named, stage=stage, late_s=late_s[named])
+        return rows, found
+    return rows, found.model_copy(update={"rank": named, "stage": _stage_of(named, ranks), "late_s": late_s[named]})
 
 
 def _lateness(exposed_s: Sequence[float]) -> list[float]:

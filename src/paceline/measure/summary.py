@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Final
 
-OTHER: Final = "other"
-"""The stage of what serves no step: logs, and what ranks agree on. `ClockSummary.starved` looks past it."""
 RECENT_STEPS: Final = 1000
 """Last counted steps whose stages are kept one by one: 8 kB a stage."""
 
@@ -33,8 +31,11 @@ class ClockSummary:
     `warmup_s`, the first steps; `pauses`, by name; `unfinished_s`, what follows the last step and belongs to
     none. `step_s` is the wall clock of each counted step, of the last 100,000 when there are more. `recent` has
     the device seconds of each stage in each of the last `RECENT_STEPS` counted steps, oldest first, 0 where a step
-    had no such stage. `starved` is the share of counted steps at whose end a GPU had already done all that they
-    queued, so that it waits for the host; a lower bound, as a GPU takes microseconds to say so. A CPU is never starved.
+    had no such stage, and `after_pause` says of the same steps whether a pause lay in them or since the step before:
+    what ranks wait for one another there may be for the pause. `starved` is the share of counted steps before whose
+    optimizer (at whose end, in a loop without such a stage) a GPU had already done all that they queued, so that it
+    waits for the host; a lower bound, as a GPU takes microseconds to say so. A CPU is never starved. `has_run` is
+    False where the clock is off.
     """
 
     n: int
@@ -46,7 +47,9 @@ class ClockSummary:
     unfinished_s: float
     step_s: tuple[float, ...]
     recent: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    after_pause: tuple[bool, ...] = ()
     starved: float = 0.0
+    has_run: bool = True
 
     @property
     def residual_s(self) -> float:

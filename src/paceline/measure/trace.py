@@ -112,5 +112,6 @@ class TraceSpans:
                 profiler.export_chrome_trace(str(recorded))
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 rewrite(recorded, self._path, rank=self._rank, world_size=self._world_size, stop=self._num_steps)
-        except OSError as error:
-            self._warn(f"{self._path}: the trace cannot be written: {error.strerror} (make room for the next one)")
+        except (OSError, EOFError, ValueError, KeyError) as error:
+            what = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            self._warn(f"{self._path}: the trace cannot be written: {what} (make room for the next one)")

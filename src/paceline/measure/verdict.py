@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from paceline.core.results import CommunicationResult, StragglerResult
+from paceline.core.stages import COMPUTE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER, spoken
 from paceline.core.units import count
 from paceline.measure.remedy import (
     Settings,
@@ -19,7 +20,7 @@ from paceline.measure.remedy import (
     rarer_evaluation,
     rarer_saving,
 )
-from paceline.measure.summary import OTHER, ClockSummary
+from paceline.measure.summary import ClockSummary
 
 __all__ = ["Ceilings", "Settings", "Verdict", "verdict"]
 
@@ -40,11 +41,12 @@ WAITING_SHARE: Final = 0.2
 """Share of the steps' time from which waiting for data, copying it, or sending gradients is."""
 STRAGGLER_SHARE: Final = 0.1
 """Share of the steps' time from which waiting for one late rank is: lower, as all the others pay for it."""
+LATE_STEPS: Final = 0.5
+"""Share of steps in which some rank has to be late where none is named: one long stall is no straggler."""
 STARVED_SHARE: Final = 0.5
-"""Share of steps at whose end the GPU has nothing left to do, above which the host launches too slowly."""
+"""Share of steps that find the GPU with nothing left to do, above which the host launches too slowly."""
 NOTHING_KNOWN: Final = Settings()
 """Nothing to advise on; a CPU."""
-COMPUTE: Final = ("device_augment", "forward", "loss", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,7 @@ class Ceilings:
 class Verdict:
     """`bottleneck`, the `evidence` for it, the `ceiling` above the run, and `try_`, an override to paste.
 
-    `ceiling` is measured by probes where there were any, else what the clock bounds, else "". `try_` is "" when none
-    was earned.
+    `ceiling` is what the clock bounds, "" where it bounds nothing. `try_` is "" when none was earned.
     """
 
     bottleneck: Bottleneck
@@ -109,9 +110,9 @@ class _Loss:
     def is_large(self) -> bool:
         return self.seconds > 0 and self.seconds >= self.least_share * self.of_s
 
-    def judged(self, ceilings: Ceilings) -> Verdict:
-        ceiling = str(ceilings)
-        if not ceiling and self.seconds < self.of_s:
+    def judged(self) -> Verdict:
+        ceiling = ""
+        if self.seconds < self.of_s:
             speedup = self.of_s / (self.of_s - self.seconds)
             ceiling = f"at most {_times(speedup)} without {self.without}, all else unchanged"
         return Verdict(self.name, self.evidence, ceiling, self.to_try)
@@ -123,7 +124,6 @@ def verdict(
     *,
     straggler: StragglerResult | None = None,
     communication: CommunicationResult | None = None,
-    ceilings: Ceilings = Ceilings(),
 ) -> Verdict:
     """Judge the summary of rank 0. The largest loss above its threshold is the bottleneck; without one, computing is.
 
@@ -132,19 +132,18 @@ def verdict(
     """
     if summary.n == 0:
         to_try = "measure.warmup_steps=0" if summary.warmup_s > 0 else ""
-        return Verdict("unknown", "No step was counted.", str(ceilings), to_try)
-    for losses in (_pauses(summary, settings), _waits(summary, settings, straggler, communication)):
+        return Verdict("unknown", "No step was counted.", "", to_try)
+    late = _Lateness.of(straggler, summary.n)
+    for losses in (_pauses(summary, settings), _waits(summary, settings, late, communication)):
         large = [loss for loss in losses if loss.is_large]
         if large:
-            return max(large, key=lambda loss: loss.seconds).judged(ceilings)
-    return _busy(summary, settings, str(ceilings))
+            return max(large, key=lambda loss: loss.seconds).judged()
+    return _busy(summary, settings, late)
 
 
 def _pauses(summary: ClockSummary, used: Settings) -> Iterator[_Loss]:
     elapsed_s = summary.elapsed_s
-    start_s, evaluate_s, save_s = (
-        summary.pauses.get(name, 0.0) for name in ("epoch_boundary", "evaluate", "checkpoint")
-    )
+    start_s, evaluate_s, save_s = (summary.pauses.get(name, 0.0) for name in (EPOCH_BOUNDARY, "evaluate", "checkpoint"))
 
     def loss(name: Bottleneck, what: str, seconds: float, without: str, to_try: str = "") -> _Loss:
         evidence = f"{what} took {seconds:.3g} s of {elapsed_s:.3g} s ({seconds / elapsed_s:.0%})."
@@ -159,23 +158,19 @@ def _pauses(summary: ClockSummary, used: Settings) -> Iterator[_Loss]:
 
 
 def _waits(
-    summary: ClockSummary,
-    used: Settings,
-    straggler: StragglerResult | None,
-    communication: CommunicationResult | None,
+    summary: ClockSummary, used: Settings, late: "_Lateness", communication: CommunicationResult | None
 ) -> Iterator[_Loss]:
     def loss(name: Bottleneck, what: str, seconds: float, without: str, to_try: str = "") -> _Loss:
         return _Loss(name, seconds, summary.wall_s, WAITING_SHARE, _took(what, seconds, summary), without, to_try)
 
-    late = _Lateness.of(straggler, summary.n)
-    data_wait_s, h2d_s = (late.common_s(name, _device_s(summary, name)) for name in ("data_wait", "h2d"))
+    data_wait_s, h2d_s = (late.common_s(name, _device_s(summary, name)) for name in (DATA_WAIT, "h2d"))
     to_try = faster_data(data_wait_s, summary.wall_s, used)
     yield loss("input-bound", "Waiting for data", data_wait_s, "waiting for data", to_try)
     yield loss("copy-bound", "Copying to the device", h2d_s, "copying")
-    wire_s = max(0.0, _device_s(summary, "exposed_communication") - late.waited_s)
+    wire_s = max(0.0, _device_s(summary, EXPOSED) - late.waited_s)
     wire = loss("communication-bound", "Exposed communication", wire_s, "it", less_to_send(used))
     yield replace(wire, evidence=wire.evidence[:-1] + late.left_out + _how_much(communication))
-    slow = loss("straggler-bound", "Waiting for the latest rank", late.lost_s, "it")
+    slow = loss("straggler-bound", "Waiting for the latest rank", 0.0 if late.is_rare else late.lost_s, "it")
     yield replace(slow, evidence=slow.evidence[:-1] + late.whom, least_share=late.least_share)
 
 
@@ -184,7 +179,8 @@ class _Lateness:
     """What the latest of the ranks costs, in seconds of all counted steps.
 
     `lost_s` is what steps would take less without it, `waited_s` how much of rank 0's exposed communication is waiting
-    for it. Where it is rank 0 that is late, it is so by `own_s`, which it spends in `own_stage`.
+    for it. Where it is rank 0 that is late, it is so by `own_s`, which it spends in `own_stage`. `is_rare` says that
+    no rank is late again and again, nor some rank in most steps.
     """
 
     lost_s: float = 0.0
@@ -192,6 +188,7 @@ class _Lateness:
     waited_s: float = 0.0
     own_s: float = 0.0
     own_stage: str | None = None
+    is_rare: bool = False
     whom: str = "."
     left_out: str = ", waiting for late ranks left out"
 
@@ -202,8 +199,9 @@ class _Lateness:
         lost_s, late_s = straggler.lost_s * num_steps, straggler.late_s * num_steps
         if straggler.rank is None:  # nobody to look at: it takes as much as any other wait to be worth naming
             whom = ", which is now one and now another."
-            return cls(lost_s, WAITING_SHARE, waited_s=lost_s, whom=whom)
-        where = f", which loses it in {straggler.stage}" if straggler.stage else ""
+            is_rare = straggler.late_steps < LATE_STEPS
+            return cls(lost_s, WAITING_SHARE, waited_s=lost_s, is_rare=is_rare, whom=whom)
+        where = f", which loses it in {spoken(straggler.stage)}" if straggler.stage else ""
         whom = f": most often rank {straggler.rank}{where}."
         if straggler.rank == 0:
             return cls(lost_s, waited_s=lost_s - late_s, own_s=late_s, own_stage=straggler.stage, whom=whom)
@@ -214,20 +212,24 @@ class _Lateness:
         return max(0.0, seconds - self.own_s) if stage == self.own_stage else seconds
 
 
-def _busy(summary: ClockSummary, used: Settings, ceiling: str) -> Verdict:
+def _busy(summary: ClockSummary, used: Settings, late: _Lateness) -> Verdict:
     """Judge a run that waits for nothing: it computes, or launches, or does what the stages do not tell."""
     if used.is_gpu and summary.starved > STARVED_SHARE:
         evidence = (
-            f"At the end of {summary.starved:.0%} of {count(summary.n, 'step')} the GPU had done all that was queued: "
-            "it waits for the host to launch work."
+            f"In {summary.starved:.0%} of {count(summary.n, 'step')} the GPU had nothing left to do: it waits for the "
+            "host to launch work."
         )
-        return Verdict("launch-bound", evidence, ceiling, less_to_launch(used))
-    compute_s, other_s = _device_s(summary, *COMPUTE), _device_s(summary, OTHER)
-    uncovered_s = max(0.0, summary.wall_s - _device_s(summary, *summary.stages))
-    if compute_s < other_s + uncovered_s:
-        what = "Logging and agreement between ranks" if other_s > uncovered_s else "What no stage covers"
-        return Verdict("unknown", _took(what, max(other_s, uncovered_s), summary), ceiling, "")
-    return Verdict("compute-bound", _took("Computing", compute_s, summary), ceiling, less_to_compute(used))
+        return Verdict("launch-bound", evidence, "", less_to_launch(used))
+    compute_s = _device_s(summary, *COMPUTE)
+    unclear_s = {
+        "What no stage covers": max(0.0, summary.wall_s - _device_s(summary, *summary.stages)),
+        "Logging and agreement between ranks": _device_s(summary, OTHER),
+        "Waiting for ranks that were late now and then": min(late.waited_s, _device_s(summary, EXPOSED)) * late.is_rare,
+    }
+    if compute_s < sum(unclear_s.values()):
+        what, seconds = max(unclear_s.items(), key=lambda item: item[1])
+        return Verdict("unknown", _took(what, seconds, summary), "", "")
+    return Verdict("compute-bound", _took("Computing", compute_s, summary), "", less_to_compute(used))
 
 
 def _how_much(communication: CommunicationResult | None) -> str:

@@ -5,26 +5,30 @@ Ranks that wait for one another in a collective look alike, so the one that they
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, TRACE, WORK
 
 State = Literal["runs", "stuck", "failed", "left"]
 """What a rank says of itself: it goes on, it has not for too long, it met an error, or it ended in order."""
 Condition = Literal["here", "silent", "stopped", "dead"]
 """What is seen of it: it speaks, it does not, a signal has stopped it, or its process is no more."""
 
-_STAGES = (
-    "start",
-    "evaluate",
-    "checkpoint",
-    "data_wait",
-    "h2d",
-    "device_augment",
-    "forward",
-    "loss",
-    "backward",
-    "optimizer",
+_ORDER: Final = (
+    ("start",),
+    (TRACE,),
+    ("evaluate",),
+    ("checkpoint",),
+    (EPOCH_BOUNDARY, DATA_WAIT),
+    *((name,) for name in WORK if name != DATA_WAIT),
+    (EXPOSED,),
 )
-"""In the order in which a rank with so many steps done comes to them."""
+"""In the order in which a rank with so many steps done comes to them.
+
+A rank comes to waiting for others before forward and after backward. As it does nothing then, whoever works in the same
+step is behind it, and so it is last.
+"""
+_NUMBERS: Final = {name: number for number, names in enumerate(_ORDER) for name in names}
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,7 @@ class Sight:
     @property
     def stage_number(self) -> int | None:
         """Return the place of its stage in the order of a step, or None where it is in none."""
-        name = self.stage.partition(",")[0]
-        return _STAGES.index(name) if name in _STAGES else None
+        return _NUMBERS.get(self.stage.partition(",")[0])
 
 
 def account(sights: Sequence[Sight], me: int, *, waited: bool, stacks: Callable[[int], str]) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -9,10 +10,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import WorldError
+from paceline.core.stages import EXPOSED
 from paceline.parallel.clip import gradient_norm, shorten
 from paceline.parallel.collective import broadcast_buffers, every_rank, mean_over_ranks, sum_over_ranks
 from paceline.parallel.readiness import Readiness, Turn
 from paceline.parallel.wire import Wire, Wiring
+
+CLIPPING: Final = "optimizer"
+"""The stage in which gradients are shortened."""
 
 
 class DDP:
@@ -21,8 +26,8 @@ class DDP:
     Before each forward the buffers of rank 0 go to all ranks, so that a resumed run starts from what an
     uninterrupted one would have used.
 
-    Without `averages` every rank trains alone, to show what communication costs: nothing is sent in training, and
-    weights, buffers and the norm of the gradient are each rank's own.
+    Without `averages` every rank trains alone, to show what communication costs: weights, buffers and gradients are
+    each rank's own, and of a step only one number is sent, by which ranks decide alike (`clip`).
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class DDP:
         self._wiring = wiring
         self._module: DistributedDataParallel | None = None
         self._settle: Callable[[], None] = _nothing
+        self._turn: Turn = _stay
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the model wrapped, with rank 0's parameters and buffers on every rank."""
@@ -69,10 +75,15 @@ class DDP:
             step()
 
     def listen(self, turn: Turn, *, compiled: bool = False) -> None:
-        """Turn to `exposed_communication` from the last gradient of this rank on, and while buffers come in."""
+        """Turn to `exposed_communication` from the last gradient of this rank on, and while buffers come in.
+
+        A rank that trains alone waits neither there nor then, but in `clip`.
+        """
         assert self._module is not None, "prepare comes first"
         if self._averages:
             self._settle = Readiness(self._module, turn, compiled=compiled).settle
+        else:
+            self._turn = turn
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context without communication for all but the final micro-batch.
@@ -91,9 +102,21 @@ class DDP:
         return self._module.no_sync()
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Return the norm of the averaged gradient, which every rank has whole, and shorten it to `max_norm`."""
+        """Return the norm of the averaged gradient, which every rank has whole, and shorten it to `max_norm`.
+
+        Where each rank trains alone it shortens its own gradient by its own norm; returned is the mean of all norms,
+        which is no number where one of them is none. A rank that stopped or skipped by itself would leave the others
+        alone in the next collective. The largest norm would tell as much, but what libraries make of the larger of
+        1 and NaN differs.
+        """
         norm = gradient_norm([each.grad for each in parameters if each.grad is not None])
-        return shorten(parameters, norm, max_norm)
+        own_norm = shorten(parameters, norm, max_norm)
+        if self._averages:
+            return own_norm
+        self._turn(EXPOSED)
+        mean_norm = mean_over_ranks(own_norm)
+        self._turn(CLIPPING)
+        return mean_norm
 
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean over the ranks."""
@@ -128,3 +151,7 @@ class DDP:
 
 def _nothing() -> None:
     """Settle nothing: nobody listens."""
+
+
+def _stay(stage: str) -> None:
+    """Turn to no other stage: nobody listens."""

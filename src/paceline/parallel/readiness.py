@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-EXPOSED: Final = "exposed_communication"
+from paceline.core.stages import EXPOSED
+
 FORWARD: Final = "forward"
 
 Turn = Callable[[str], None]

@@ -40,9 +40,10 @@ class Strategy(Protocol):
         """Call `turn("exposed_communication")` from now on where a step begins to wait for other ranks.
 
         That is in the final backward, when this rank's last gradient is there, and in front of the forward pass while
-        rank 0's buffers come in, after which `turn("forward")` is called. A pass before the first `accumulate` of
-        those that follow teaches which gradient is the last. Call it once, after `prepare`; `compiled` says that
-        torch compiles what `prepare` returned. Nothing is called where waiting is not apart from computing.
+        rank 0's buffers come in, after which `turn("forward")` is called; where each rank trains alone, in `clip`,
+        after which `turn("optimizer")` is. A pass before the first `accumulate` of those that follow teaches which
+        gradient is the last. Call it once, after `prepare`; `compiled` says that torch compiles what `prepare`
+        returned. Nothing is called where waiting is not apart from computing.
         """
         ...
 
@@ -53,7 +54,8 @@ class Strategy(Protocol):
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
         """Return the L2 norm of the whole gradient, and scale it in place to `max_norm` where it is longer.
 
-        The norm is that before scaling, float32 [], the same on every rank; an infinite `max_norm` only measures.
+        The norm is that before scaling, float32 [], the same on every rank, so that all can decide by it; an infinite
+        `max_norm` only measures. Where each rank trains alone, it is the mean of their norms. Every rank must call it.
         """
         ...
 

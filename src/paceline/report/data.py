@@ -38,7 +38,12 @@ def to_data(run: Run) -> dict[str, Any]:
 
 
 def _series(series: Series) -> dict[str, Any]:
-    return {"records": series.num_records, "records_per_point": series.per_point, "points": list(series.points)}
+    return {
+        "records": series.num_records,
+        "records_per_point": series.per_point,
+        "is_sample": series.is_sample,
+        "points": list(series.points),
+    }
 
 
 def _node(node: Node) -> dict[str, Any]:

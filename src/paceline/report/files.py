@@ -1,16 +1,20 @@
 """Files that may be missing, cut off, damaged, enormous or somebody else's: read what is there, and note the rest."""
 
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from paceline.report.words import clean
 
 MAX_BYTES = 8 << 20
 MAX_RECORDS = 2_000_000
 _MAX_LINE = 1 << 20
+_BEGINNING = 64 << 10
+_LONG_RECORD = 2 << 10
 
 
 class Reader:
@@ -56,13 +60,32 @@ class Reader:
         self._note(path, "is no JSON object")
         return {}
 
+    def sample(self, path: Path, max_records: int) -> tuple[Iterator[dict[str, Any]], bool]:
+        """Return the records of a JSON-lines file, and whether they are a sample.
+
+        Of a file that has more of them than twice `max_records`, by the length of its first ones, they are: so many at
+        most, spread evenly over its bytes, the first and the last among them. So the time that this takes is bounded,
+        however long the run was.
+        """
+        beginning = self.data(path, _BEGINNING)
+        num_lines = beginning.count(b"\n")
+        is_long = False
+        if num_lines and len(beginning) == _BEGINNING:
+            num_bytes = path.stat().st_size
+            mean_bytes = min(_LONG_RECORD, (beginning.rindex(b"\n") + 1) / num_lines)
+            is_long = num_bytes > 2 * max_records * mean_bytes  # else nearby places would be in the same line
+        return self._parsed(path, self._spread(path, max_records) if is_long else self._lines(path)), is_long
+
     def records(self, path: Path, max_records: int = MAX_RECORDS) -> Iterator[dict[str, Any]]:
         """Yield the records of a JSON-lines file; lines that are none are counted and left out."""
+        lines = self._lines(path)
+        yield from self._parsed(path, islice(lines, max_records))
+        if next(lines, None) is not None:
+            self._note(path, f"only its first {max_records:,} lines are read")
+
+    def _parsed(self, path: Path, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         damaged = 0
-        for number, line in enumerate(self._lines(path)):
-            if number == max_records:
-                self._note(path, f"only its first {max_records:,} lines are read")
-                break
+        for line in lines:
             record = _record(line)
             if record is None:
                 damaged += 1
@@ -87,6 +110,25 @@ class Reader:
         except OSError as error:
             self._note(path, f"cannot be read: {error.strerror}")
 
+    def _spread(self, path: Path, number: int) -> Iterator[bytes]:
+        """Yield whole lines from evenly spaced places, the first and the last one among them."""
+        try:
+            with path.open("rb") as file:
+                num_bytes = file.seek(0, os.SEEK_END)
+                end = 0  # of what has been read
+                for index in range(number - 1):
+                    begin = index * num_bytes // (number - 1)
+                    if begin < end:
+                        continue
+                    if _skip_to_line(file, begin):
+                        line = file.readline(_MAX_LINE)
+                        if line.endswith(b"\n"):
+                            yield line
+                    end = file.tell()
+                yield from _last_line(file, end, num_bytes)
+        except OSError as error:
+            self._note(path, f"cannot be read: {error.strerror}")
+
     def _note(self, path: Path, what: str) -> None:
         self.problems.append(clean(f"{path.name}: {what}", 300))
 
@@ -96,6 +138,22 @@ def setting(recipe: str, section: str, field: str) -> str:
     match = re.search(rf"^{section}:\n((?:[ ].*\n|\n)*)", recipe + "\n", re.MULTILINE)
     found = re.search(rf"^[ ]+{field}:[ ]*(.*)$", match[1], re.MULTILINE) if match else None
     return found[1].strip() if found else ""
+
+
+def _skip_to_line(file: BinaryIO, begin: int) -> bool:
+    """Go to the first line that begins at `begin` or later; say whether there is one within a line's length."""
+    file.seek(max(0, begin - 1))
+    return begin == 0 or file.readline(_MAX_LINE).endswith(b"\n")
+
+
+def _last_line(file: BinaryIO, end: int, num_bytes: int) -> Iterator[bytes]:
+    """Yield the last whole line, unless it begins before `end`; one that is being written is none yet."""
+    begin = max(end, num_bytes - _MAX_LINE)
+    file.seek(begin)
+    whole, newline, _ = file.read(num_bytes - begin).rpartition(b"\n")
+    _, before_newline, line = whole.rpartition(b"\n")
+    if newline and (before_newline or begin == end):
+        yield line + newline
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+from paceline.core.units import share
 from paceline.report.blocks import HeatMap
-from paceline.report.words import clean, share
+from paceline.report.words import clean
 
 MAX_NAMED = 30
 MAX_CELLS = 100

@@ -6,6 +6,7 @@ Text from outside is escaped by HTML entities, which every renderer takes for te
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from paceline.core.units import number, share
 from paceline.report.blocks import (
     Bar,
     Block,
@@ -19,7 +20,6 @@ from paceline.report.blocks import (
     Paragraph,
     Table,
 )
-from paceline.report.words import number, share
 
 _SPECIAL = re.compile(r"[&<>|`\[\]*~\\]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _MAX_MATRIX = 20

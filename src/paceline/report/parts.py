@@ -2,33 +2,23 @@
 
 from typing import Final
 
-NAMES: Final = {
+from paceline.core.stages import PAUSES, STAGES, spoken
+
+_AROUND: Final = {
     "start_up": "start-up",
-    "compile": "compile",
+    "compile": "compiling",
     "warmup": "warm-up",
-    "data_wait": "data wait",
-    "h2d": "copy to device",
-    "device_augment": "augment",
-    "forward": "forward",
-    "loss": "loss",
-    "backward": "backward",
-    "exposed_communication": "communication",
-    "optimizer": "optimizer",
-    "other": "other",
-    "epoch_boundary": "epoch boundary",
-    "evaluate": "evaluation",
-    "checkpoint": "checkpoint",
-    "trace": "trace",
     "finish": "finish",
-    "residual": "not explained",
+    "residual": spoken("residual"),
 }
+"""What a process does before and after its counted steps, and what nothing covers."""
 
 
 def name(part: str) -> str:
-    """Return what a stage or pause is called on the page; one that nobody knows by its own name."""
-    return NAMES.get(part, part.replace("_", " "))
+    """Return what a stage, a pause or another part of a run's time is called."""
+    return _AROUND.get(part) or spoken(part)
 
 
 def colour(part: str) -> str:
-    """Return the style sheet's class of a stage or pause."""
-    return f"c-{part.replace('_', '-')}" if part in NAMES else "c-unknown"
+    """Return the style sheet's class of a part; one that nobody knows has that of the unknown."""
+    return f"c-{part.replace('_', '-')}" if part in (*_AROUND, *STAGES, *PAUSES) else "c-unknown"

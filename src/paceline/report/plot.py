@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import median
 
+from paceline.core.units import number
 from paceline.report.axis import Axis, axis
 from paceline.report.blocks import Chart, Line
+from paceline.report.gaps import pieces
 from paceline.report.thin import Point, thin_points
-from paceline.report.words import clean, number
+from paceline.report.words import clean
 
 WIDTH, HEIGHT = 440.0, 236.0
 MAX_LINES = 32
@@ -16,8 +17,6 @@ _TOP, _BOTTOM, _LETTER, _BOLD, _LABEL = 22.0, 34.0, 6.9, 8.2, 13.0
 _POINTS_OF_ALL = 2000
 _NUM_DISTINCT = 4
 _NUM_HINTS = 60
-_GAP = 5.0
-"""A pause between two looks of so many times the usual one breaks the line."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def plot(chart: Chart) -> Plot:
             Curve(
                 style,
                 line.name,
-                tuple(" ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, piece)) for piece in _pieces(line.points)),
+                tuple(" ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, piece)) for piece in pieces(line.points)),
                 tuple(Mark(*at(point), _hint(chart, [(line, point)])) for point in _dots(line)),
                 Mark(right + 6, end, label) if label else None,
             )
@@ -134,18 +133,6 @@ def _axes(chart: Chart, lines: Sequence[Line]) -> tuple[Axis, Axis]:
 def _dots(line: Line) -> Sequence[Point]:
     """Return the points to mark: all that were measured singly, where they do not hide the line, or the only one."""
     return line.points if (line.marked and len(line.points) <= _NUM_HINTS) or len(line.points) == 1 else ()
-
-
-def _pieces(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
-    """Yield the unbroken pieces of a line: a run that was down for a while has no values in between."""
-    widths = [after[0] - before[0] for before, after in pairwise(points)]
-    usual = median(widths) if len(widths) >= 8 else float("inf")
-    begin = 0
-    for index, width in enumerate(widths, start=1):
-        if width > _GAP * usual:
-            yield points[begin:index]
-            begin = index
-    yield points[begin:]
 
 
 def _spread(ends: Sequence[float | None], bottom: float) -> list[float]:

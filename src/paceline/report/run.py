@@ -4,8 +4,8 @@ import base64
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,9 @@ from paceline.report.words import clean
 
 MAX_NODES: Final = 16
 _MAX_EVALS = 20_000
+_MAX_STEPS = 20_000
+_MAX_LOOKS = 2500
+_MAX_LOOKS_OF_ALL = 10_000
 _MAX_TABLE = 32 << 20
 _MAX_PICTURE = 256 << 10
 _NODE = re.compile(r"telemetry\.node(\d+)\.jsonl")
@@ -101,8 +104,8 @@ def read_run(rundir: RunDir) -> Run:
         machine=reader.object(rundir.path / "machine.json"),
         profile=reader.object(rundir.profile),
         evals=tuple(islice(reader.records(rundir.evals), _MAX_EVALS)),
-        steps=thin(reader.records(rundir.steps)),
-        nodes=tuple(_node(number, reader.records(path, 500_000)) for number, path in nodes[:MAX_NODES]),
+        steps=_steps(reader, rundir.steps),
+        nodes=_nodes(reader, nodes[:MAX_NODES]),
         num_nodes=len(nodes),
         classes=classes,
         confusion=confusion,
@@ -123,9 +126,20 @@ def _first(records: Iterable[dict[str, Any]], number: int) -> Rows:
     return Rows(tuple(kept), total)
 
 
-def _node(number: int, records: Iterable[dict[str, Any]]) -> Node:
-    gpus: dict[int, str] = {}
-    return Node(number, thin(_flat(record, gpus) for record in records), gpus)
+def _steps(reader: Reader, path: Path) -> Series:
+    records, is_sample = reader.sample(path, _MAX_STEPS)
+    return replace(thin(records), is_sample=is_sample)
+
+
+def _nodes(reader: Reader, found: Sequence[tuple[int, Path]]) -> tuple[Node, ...]:
+    """Return what the nodes were doing; the more there are, the fewer looks at each are read."""
+    nodes = []
+    for number, path in found:
+        records, is_sample = reader.sample(path, min(_MAX_LOOKS, _MAX_LOOKS_OF_ALL // len(found)))
+        gpus: dict[int, str] = {}
+        series = thin(_flat(record, gpus) for record in records)
+        nodes.append(Node(number, replace(series, is_sample=is_sample), gpus))
+    return tuple(nodes)
 
 
 def _flat(record: dict[str, Any], gpus: dict[int, str]) -> dict[str, Any]:

@@ -21,12 +21,16 @@ class Extent:
 
 @dataclass(frozen=True)
 class Series:
-    """`points` are means of `per_point` records each, by key; `extents` are of all `num_records` records."""
+    """`points` are means of `per_point` records each, by key; `extents` are of all `num_records` records.
+
+    With `is_sample` these are records of a long file, spread evenly, and not all that it has.
+    """
 
     points: tuple[Mapping[str, float], ...] = ()
     extents: Mapping[str, Extent] = field(default_factory=dict)
     num_records: int = 0
     per_point: int = 1
+    is_sample: bool = False
 
     def line(self, x: str, y: str) -> tuple[Point, ...]:
         """Return `y` over `x`, where both are known."""
@@ -46,67 +50,62 @@ class Thinner:
         self._per_point = 1
         self._num_records = 0
         self._points: list[_Sums] = []
-        self._open = _Sums()
-        self._total = _Sums()
-        self._lowest: dict[str, float] = {}
-        self._highest: dict[str, float] = {}
-        self._last: dict[str, float] = {}
+        self._open: _Sums = {}
+        self._num_open = 0
+        self._seen: dict[str, list[float]] = {}  # lowest, highest, last
 
     def add(self, record: Mapping[str, object]) -> None:
         """Take a record; values that are no finite numbers are left out."""
-        if len(self._points) == self._limit and not self._open.records:
+        if len(self._points) == self._limit and not self._num_open:
             self._halve()
-        found = ((key, finite(value)) for key, value in record.items())
-        values = {key: value for key, value in found if value is not None}
+        for key, found in record.items():
+            value = finite(found)
+            if value is None:
+                continue
+            _add(self._open, key, value, 1)
+            seen = self._seen.setdefault(key, [value, value, value])
+            seen[:] = min(value, seen[0]), max(value, seen[1]), value
         self._num_records += 1
-        for key, value in values.items():
-            self._lowest[key] = min(value, self._lowest.get(key, value))
-            self._highest[key] = max(value, self._highest.get(key, value))
-        self._last.update(values)
-        single = _Sums.of(values)
-        self._total.add(single)
-        self._open.add(single)
-        self._open.records += 1
-        if self._open.records == self._per_point:
+        self._num_open += 1
+        if self._num_open == self._per_point:
             self._points.append(self._open)
-            self._open = _Sums()
+            self._open, self._num_open = {}, 0
 
     def series(self) -> Series:
         """Return what there is so far."""
-        points = [*self._points, self._open] if self._open.records else self._points
-        means = self._total.means()
-        extents = {key: Extent(self._lowest[key], self._highest[key], means[key], self._last[key]) for key in means}
-        return Series(tuple(point.means() for point in points), extents, self._num_records, self._per_point)
+        points = [*self._points, self._open] if self._num_open else self._points
+        whole: _Sums = {}
+        for each in points:
+            _merge(whole, each)
+        means = _means(whole)
+        extents = {
+            key: Extent(lowest, highest, means[key], last) for key, (lowest, highest, last) in self._seen.items()
+        }
+        return Series(tuple(map(_means, points)), extents, self._num_records, self._per_point)
 
     def _halve(self) -> None:
         for left, right in zip(self._points[::2], self._points[1::2], strict=True):
-            left.add(right)
+            _merge(left, right)
         self._points = self._points[::2]
         self._per_point *= 2
 
 
-class _Sums:
-    """Sums by key, how many values each has, and how many records they are from."""
+_Sums = dict[str, tuple[float, int]]
+"""Sums by key, and how many values each has."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.counts: dict[str, int] = {}
-        self.records = 0
 
-    @classmethod
-    def of(cls, values: Mapping[str, float]) -> "_Sums":
-        single = cls()
-        single.sums = dict(values)
-        single.counts = dict.fromkeys(values, 1)
-        return single
+def _add(sums: _Sums, key: str, value: float, number: int) -> None:
+    before, num_before = sums.get(key, (0.0, 0))
+    sums[key] = (before + value, num_before + number)
 
-    def add(self, other: "_Sums") -> None:
-        for key, value in other.sums.items():
-            self.sums[key] = self.sums.get(key, 0.0) + value
-            self.counts[key] = self.counts.get(key, 0) + other.counts[key]
 
-    def means(self) -> dict[str, float]:
-        return {key: value / self.counts[key] for key, value in self.sums.items()}
+def _merge(sums: _Sums, others: _Sums) -> None:
+    for key, (value, number) in others.items():
+        _add(sums, key, value, number)
+
+
+def _means(sums: _Sums) -> dict[str, float]:
+    return {key: value / number for key, (value, number) in sums.items()}
 
 
 def thin(records: Iterable[Mapping[str, object]], limit: int = MAX_POINTS) -> Series:

@@ -4,10 +4,11 @@ Rank 0 writes a line to `attempts.jsonl` when training begins and one when it en
 was killed writes none: the next one writes it in its place, from the last time that `steps.jsonl` and `evals.jsonl`
 tell, before their rows are dropped.
 
-Exact: start-up, evaluations, stalls of checkpoints, and the time that checkpoints had trained. Estimates: waiting for
-data (its share of the counted steps, taken for the warm-up too), and the end of a killed process, which lived on for up
-to one interval of logging; that rest is told as down. The stall of a checkpoint that a killed run went on from is
-told as rework, as its checkpoint cannot know it. A process that died before training began has no line, and is down.
+Exact: start-up, evaluations, stalls of checkpoints, starting loaders, and the time that checkpoints had trained.
+Estimates: waiting for data, which the start of loaders counts as (the wait's share of the counted steps, taken for the
+warm-up too), and the end of a killed process, which lived on for up to one interval of logging; that rest is told as
+down. The stall of a checkpoint that a killed run went on from is told as rework, as its checkpoint cannot know it. A
+process that died before training began has no line, and is down. Starting a profiler is told as other.
 With `measure.clock=off` nothing divides the trained time, and all of it is useful. Hosts' clocks are taken to agree.
 """
 
@@ -24,8 +25,8 @@ from pydantic import BaseModel, ConfigDict
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import GoodputResult, Status
 from paceline.core.rundir import RunDir, read_lines, write_atomic
+from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, TRACE
 from paceline.core.world import World
-from paceline.measure.clock import DATA_WAIT, EPOCH_BOUNDARY
 from paceline.measure.rate import unix_s
 from paceline.measure.summary import ClockSummary
 
@@ -134,7 +135,8 @@ def account(attempts: Sequence[Attempt], trained_s: float, spent: Spent, after_s
     """Return where the wall clock of `attempts` went, all of which have ended, or been given an end.
 
     The last has trained for `trained_s` seconds, earlier processes included, of which `spent` and `after_s` (what
-    follows the last step) were not steps. Where the host's clock was set back, the parts decide how long it was.
+    follows the last step, and the start of a profiler) were not steps. Where the host's clock was set back, the parts
+    decide how long it was.
     """
     ends = [attempt.end for attempt in attempts]
     assert ends and all(ends), "an attempt without an end cannot be accounted for"
@@ -163,8 +165,11 @@ class Ledger(Protocol):
         """Return what goes into the state that is saved, beside `trained_s`."""
         ...
 
-    def goodput(self, trained_s: float, summary: ClockSummary) -> GoodputResult | None:
-        """Return where the wall clock of the run went so far; None on ranks other than 0."""
+    def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult | None:
+        """Return where the wall clock of the run went so far; None on ranks other than 0.
+
+        `finish_s` is what of `trained_s` came after the last look at the clock, whose `summary` is given.
+        """
         ...
 
     def end(self, step: int, trained_s: float, how: Status) -> None:
@@ -179,7 +184,7 @@ class NoLedger:
         """Return nothing spent: rank 0 saves its own."""
         return Spent()
 
-    def goodput(self, trained_s: float, summary: ClockSummary) -> None:
+    def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> None:
         """Return None."""
 
     def end(self, step: int, trained_s: float, how: Status) -> None:
@@ -199,10 +204,11 @@ class FileLedger:
         """Return what went into the state so far, earlier processes included."""
         return self._before.plus(summary)
 
-    def goodput(self, trained_s: float, summary: ClockSummary) -> GoodputResult:
+    def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult:
         """Return where the wall clock of the run went so far."""
         attempts = self._ended(0, trained_s, "completed")
-        return account(attempts, trained_s, self.spent(summary), summary.unfinished_s)
+        no_step_s = summary.unfinished_s + summary.pauses.get(TRACE, 0.0) + finish_s
+        return account(attempts, trained_s, self.spent(summary), no_step_s)
 
     def end(self, step: int, trained_s: float, how: Status) -> None:
         """Write the end of this process."""

@@ -1,6 +1,7 @@
 """What a run writes down as it goes, and in which files: records, checkpoints, the ledger, bad images, telemetry."""
 
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,18 +26,24 @@ from paceline.train.saver import NoWriter, Writes
 from paceline.train.state import TrainState
 
 
-def open_telemetry(parts: Parts, job: Job, strategy: Strategy) -> Telemetry:
-    """Return what looks at this node now and then, on one rank of each. Every rank must call it."""
+def open_telemetry(parts: Parts, job: Job, strategy: Strategy, warn: Callable[[str], None]) -> Telemetry:
+    """Return what looks at this node now and then, on one rank of each. Every rank must call it.
+
+    Nodes are numbered by the lowest rank on each, however the launcher has spread the ranks.
+    """
     world = parts.world
-    num_ranks = world.local_world_size
-    node = world.rank // num_ranks
-    pids = strategy.every(torch.tensor([os.getpid()], device=parts.device)).flatten().tolist()
+    host = zlib.crc32(os.uname().nodename.encode())
+    row = torch.tensor([os.getpid(), host, world.is_node_main], dtype=torch.int64, device=parts.device)
+    ranks = strategy.every(row).reshape(-1, 3).tolist()
+    node = sum(is_node_main for _, _, is_node_main in ranks[: world.rank])
+    path = job.rundir.telemetry(node)
     return build_telemetry(
         parts.recipe.measure.telemetry if world.is_node_main else "off",
-        partial(append_line, job.rundir.telemetry(node)),
-        job.warn,
-        ranks=pids[node * num_ranks : (node + 1) * num_ranks],
+        partial(append_line, path),
+        warn,
+        ranks=[pid for pid, of_host, _ in ranks if of_host == host],
         gpus="all" if parts.device.type == "cuda" else (),
+        looks_before=path.read_bytes().count(b"\n") if path.is_file() else 0,
     )
 
 

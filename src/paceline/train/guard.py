@@ -1,8 +1,8 @@
 """Watch over the numbers: a loss or gradient that is none must not reach the weights unseen.
 
 What is looked at is the norm of the whole gradient, which is the same on every rank: `Precision.backward` makes the
-gradients of a bad loss NaN, and averaging carries a NaN to all ranks, so they decide alike without a word. Which rank
-it came from is asked only then.
+gradients of a bad loss NaN, and averaging carries a NaN to all ranks, so they decide alike without a word; where each
+rank trains alone, it is their norms that are averaged. Which rank it came from is asked only then.
 """
 
 import math
@@ -33,7 +33,8 @@ class Step:
     """What the guard is told of a step: its number from 1, its learning rate, and tensors [] on the device.
 
     `loss` is this rank's mean loss, `gradient` whether this rank's own gradient is finite (1 or 0, before it is
-    averaged), `norm` the length of the averaged gradient. `skips` is how many steps just before were skipped.
+    averaged), `norm` what `Strategy.clip` returned, the same on every rank: a guard may call collectives for it.
+    `skips` is how many steps just before were skipped.
     """
 
     number: int

@@ -22,7 +22,8 @@ from paceline.train.state import TrainState
 class Journal:
     """Turn steps and evaluations into records, every `plan.log_every` steps, and pass them to `sink`.
 
-    All ranks keep one, since the loss is a mean over ranks; only rank 0's sink writes.
+    All ranks keep one, since the loss is a mean over ranks; only rank 0's sink writes. All skip the same steps
+    (`train.guard`), so either all have a loss to average or none has.
     """
 
     def __init__(

@@ -3,38 +3,28 @@
 Nothing here judges; that is `measure.verdict`.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from statistics import median
-from typing import Final
 
 import torch
 
 from paceline.core.results import CommunicationResult, LoaderResult, RankResult, StragglerResult
+from paceline.core.rundir import RunDir
+from paceline.core.stages import EXPOSED, STAGES
 from paceline.data.loader import Loader
 from paceline.measure import Clock, ClockSummary, build_clock
 from paceline.measure.communication import communication
 from paceline.measure.rate import unix_s
 from paceline.measure.spans import NvtxSpans, SpannedClock, Spans
 from paceline.measure.straggler import RankTimes, stragglers
+from paceline.measure.summary import RECENT_STEPS
 from paceline.measure.trace import TraceSpans, merge_traces
 from paceline.parallel.strategy import Strategy
-from paceline.train.job import Job
 from paceline.train.parts import Parts
 
-EXPOSED: Final = "exposed_communication"
-STAGES: Final = (
-    "data_wait",
-    "h2d",
-    "device_augment",
-    "forward",
-    "loss",
-    "backward",
-    EXPOSED,
-    "optimizer",
-    "other",
-)
-"""What the engine and its strategy charge time to, in the order of a step."""
 _ROUNDS = 5
 
 
@@ -47,6 +37,8 @@ class Measured:
     communication: CommunicationResult | None = None
     ranks: tuple[RankResult, ...] = ()
     straggler: StragglerResult | None = None
+    clock_offsets_s: tuple[float, ...] = ()
+    """By how much the clock of each rank's host is ahead of rank 0's; known where steps were traced."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +53,29 @@ class Meter:
     spans: Sequence[Spans]
     strategy: Strategy
     parts: Parts
-    job: Job
+    rundir: RunDir
+    warn: Callable[[str], None]
 
     def read(self) -> Measured:
         """Return what was measured, and write what was traced. Every rank must call it, when its steps are over."""
         summary = self.clock.drain()
         for spans in self.spans:
             spans.finish()
-        if self.parts.recipe.measure.trace != "off":
-            self._merge_traces()
-        if summary.elapsed_s <= 0:
+        if not summary.has_run:
             return Measured(summary)
         ranks, straggler = self._compare(summary)
-        return Measured(summary, self.loader.stats(), self._communication(summary), ranks, straggler)
+        offsets_s = self._clock_offsets() if self.parts.recipe.measure.trace != "off" else ()
+        return Measured(summary, self.loader.stats(), self._communication(summary), ranks, straggler, offsets_s)
+
+    def merge_traces(self, clock_offsets_s: Sequence[float]) -> None:
+        """Put the ranks' traces that are in this folder on one time axis. For rank 0, when no rank waits for it."""
+        paths = [self.rundir.trace / trace_name(rank) for rank in range(len(clock_offsets_s))]
+        try:
+            found = [path for path in paths if path.is_file()]
+            merge_traces(found, self.rundir.merged_trace, dict(enumerate(clock_offsets_s)))
+        except (OSError, EOFError, ValueError, KeyError) as error:
+            what = f"{type(error).__name__}: {error}"
+            self.warn(f"measure.trace: the ranks' traces were not put together: {what} (each has its own)")
 
     def _communication(self, summary: ClockSummary) -> CommunicationResult | None:
         exposed = summary.stages.get(EXPOSED)
@@ -89,28 +91,26 @@ class Meter:
         if num_ranks == 1 or summary.n == 0:
             return (), None
         means = [summary.wall_s / summary.n, *(_device_s(summary, name) / summary.n for name in STAGES)]
-        exposed_s = summary.recent.get(EXPOSED, ())
-        rows = self._every([*means, *exposed_s])
+        num_recent = min(summary.n, RECENT_STEPS)  # the same on every rank, and so is the width of a row
+        rows = self._every([*means, *summary.recent.get(EXPOSED, (0.0,) * num_recent)])
         width = len(means)
-        times = [RankTimes(row[0], dict(zip(STAGES, row[1:width], strict=True)), row[width:]) for row in rows]
+        # Rank 0 pauses longer, to write, and the others wait for it in the step that follows: that is no lateness.
+        is_compared = [not after_pause for after_pause in summary.after_pause]
+        times = [
+            RankTimes(row[0], dict(zip(STAGES, row[1:width], strict=True)), list(compress(row[width:], is_compared)))
+            for row in rows
+        ]
         results, straggler = stragglers(times)
-        return results, straggler if exposed_s else None
+        return results, straggler if any(any(row[width:]) for row in rows) else None
 
-    def _merge_traces(self) -> None:
-        """Put the ranks' traces on one time axis, where rank 0 sees the files; hosts' clocks differ."""
+    def _clock_offsets(self) -> tuple[float, ...]:
+        """Return how far each rank's host is ahead of rank 0's, as they leave a collective: all at once, or nearly."""
         offsets: list[list[float]] = []
         for _ in range(_ROUNDS):
-            self._every([0.0])  # all leave it at once, or nearly
-            now_s = self._every([unix_s()])
-            offsets.append([row[0] - now_s[0][0] for row in now_s])
-        if self.parts.world.is_main:
-            by_rank = {rank: median(column) for rank, column in enumerate(zip(*offsets, strict=True))}
-            paths = [path for rank in by_rank if (path := self.job.rundir.trace / trace_name(rank)).is_file()]
-            try:
-                merge_traces(paths, self.job.rundir.merged_trace, by_rank)
-            except OSError as error:
-                what = error.strerror or str(error)
-                self.job.warn(f"measure.trace: the ranks' traces were not put together: {what} (each has its own)")
+            self._every([0.0])
+            here_s = self._every([unix_s()])
+            offsets.append([row[0] - here_s[0][0] for row in here_s])
+        return tuple(median(column) for column in zip(*offsets, strict=True))
 
     def _every(self, values: Sequence[float]) -> list[list[float]]:
         row = torch.tensor(values, dtype=torch.float64, device=self.parts.device)
@@ -123,14 +123,16 @@ def trace_name(rank: int) -> str:
     return f"rank{rank}.json.gz"
 
 
-def build_meter(parts: Parts, job: Job, strategy: Strategy, loader: Loader) -> Meter:
+def build_meter(parts: Parts, rundir: RunDir, strategy: Strategy, loader: Loader, warn: Callable[[str], None]) -> Meter:
     """Return what measures a run; its clock starts now, so build it last. The run directory is there."""
     measure, world = parts.recipe.measure, parts.world
     spans: list[Spans] = []
     if measure.nvtx == "on":
         spans.append(NvtxSpans(measure.warmup_steps))
     if measure.trace != "off":
-        path = job.rundir.trace / trace_name(world.rank)
+        path = rundir.trace / trace_name(world.rank)
+        with contextlib.suppress(OSError):
+            path.unlink()  # of a process before, whose clock was another
         spans.append(
             TraceSpans(
                 path,
@@ -138,7 +140,7 @@ def build_meter(parts: Parts, job: Job, strategy: Strategy, loader: Loader) -> M
                 num_steps=measure.trace,
                 rank=world.rank,
                 world_size=world.world_size,
-                warn=job.warn,
+                warn=warn,
             )
         )
     clock = build_clock(measure.clock, device_type=parts.device.type, warmup_steps=measure.warmup_steps)
@@ -146,7 +148,7 @@ def build_meter(parts: Parts, job: Job, strategy: Strategy, loader: Loader) -> M
         clock = SpannedClock(clock, each)
     if measure.clock == "on":
         strategy.listen(clock.turn, compiled=parts.recipe.train.compile != "off")
-    return Meter(clock, loader, spans, strategy, parts, job)
+    return Meter(clock, loader, spans, strategy, parts, rundir, warn)
 
 
 def _device_s(summary: ClockSummary, stage: str) -> float:

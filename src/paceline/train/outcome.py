@@ -13,13 +13,14 @@ from paceline.core.results import (
     ThroughputResult,
     TimeResult,
 )
+from paceline.core.stages import STAGES
 from paceline.measure import ClockSummary
 from paceline.measure.rate import Stopwatch
 from paceline.measure.throughput import throughput
 from paceline.measure.verdict import Settings, Verdict, verdict
 from paceline.parallel.device import usable_cores
 from paceline.train.attempts import Ledger
-from paceline.train.meter import STAGES, Measured
+from paceline.train.meter import Measured
 from paceline.train.parts import Parts
 from paceline.train.state import TrainState
 
@@ -74,12 +75,12 @@ def summarise(
         time=TimeResult(
             wall_s=wall_s,
             startup_s=around.startup_s,
-            train_s=watch.here_s - eval_s - checkpoint_s,
+            train_s=watch.here_s - eval_s - checkpoint_s - around.finish_s,
             eval_s=eval_s,
             checkpoint_s=checkpoint_s,
             to_target_s=state.target_s,
         ),
-        goodput=ledger.goodput(watch.elapsed_s, summary),
+        goodput=ledger.goodput(watch.elapsed_s, summary, around.finish_s),
         checkpoints=checkpoints,
         stages={name: StageResult(**asdict(summary.stages[name])) for name in STAGES if name in summary.stages},
         account=account(summary, wall_s, around),
@@ -96,7 +97,7 @@ def summarise(
 
 def account(summary: ClockSummary, wall_s: float, around: Around) -> AccountResult | None:
     """Return where `wall_s` seconds of a process went; None where no clock ran."""
-    if summary.elapsed_s <= 0:
+    if not summary.has_run:
         return None
     stages_s = fsum(stage.host_s for stage in summary.stages.values())
     known_s = fsum([around.startup_s, summary.warmup_s, stages_s, *summary.pauses.values(), around.finish_s])

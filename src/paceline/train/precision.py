@@ -229,8 +229,8 @@ class Precision:
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of `loss`, a tensor [], times the scale.
 
-        A loss that is no number makes every gradient NaN, on this rank and so, averaged, on all: that is how the
-        ranks agree on it without a word.
+        A loss that is no number makes every gradient NaN, on this rank and, averaged, on all, or, where each rank
+        trains alone, the norm that they share: that is how the ranks agree on it without a word.
         """
         marked = torch.where(torch.isfinite(loss.detach()), self.scale.value, torch.nan)
         (loss * marked).backward()  # type: ignore[no-untyped-call]

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from paceline.core.dataset import Datasets
+from paceline.core.errors import RecipeError
 from paceline.core.results import EvalReport, RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
@@ -42,7 +44,7 @@ from paceline.train.job import Invocation, Job
 from paceline.train.journal import Journal
 from paceline.train.logsink import build_trace
 from paceline.train.loss import CrossEntropy
-from paceline.train.meter import Meter, build_meter
+from paceline.train.meter import Measured, Meter, build_meter
 from paceline.train.optim import build_optimizer
 from paceline.train.orders import Council
 from paceline.train.outcome import Around, summarise
@@ -158,6 +160,8 @@ def _ready(parts: Parts, start_from: str) -> tuple[Parts, _Ready]:
     The first pass is made ahead where it is unlike the others: compiling, and how ddp orders its buckets.
     """
     recipe, measure = parts.recipe, parts.recipe.measure
+    if measure.nvtx == "on" and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        raise RecipeError("measure.nvtx: on needs torch with CUDA (set measure.nvtx=off)")
     precision = parts.precision()
     model = parts.model(precision, is_new=not start_from)
     if start_from:
@@ -194,9 +198,10 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
         contextlib.closing(journal),
         contextlib.closing(books.writer),
         contextlib.closing(agreement),
-        open_telemetry(parts, job, strategy) as telemetry,
+        open_telemetry(parts, job, strategy, books.sinks.warned) as telemetry,
     ):
-        meter = build_meter(parts, job, strategy, parts.train_loader(parts.placement(persistent.precision)))
+        loader = parts.train_loader(parts.placement(persistent.precision))
+        meter = build_meter(parts, job.rundir, strategy, loader, books.sinks.warned)
         trainer = _trainer(parts, ready, _Running(journal, agreement, meter), books, job)
         job.whereabouts.where = lambda: (state.step, trainer.clock.where)
         status = trainer.fit(state)
@@ -222,16 +227,25 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
             "device": parts.device.type,
             "launcher": world.launcher,
             "command": job.invocation.command,
-            "telemetry_missing": telemetry.missing,
+            **({"telemetry_missing": telemetry.missing} if telemetry.missing else {}),
         },
     )
     books.ledger.end(state.step, watch.elapsed_s, status)
     if world.is_main:
-        if state.last and state.last.classes:  # not one that was restored, which has no images
-            with contextlib.suppress(OSError):  # the run is worth more than its thumbnails
-                save_worst(job.rundir.worst, state.last.worst, parts.datasets.val)
         job.rundir.write_result(result)
+        _add_pictures(parts, job, meter, measured, state)
     return result
+
+
+def _add_pictures(parts: Parts, job: Job, meter: Meter, measured: Measured, state: TrainState) -> None:
+    """Write what people look at beside the result: a run that has one does not fail for want of these."""
+    if measured.clock_offsets_s:
+        meter.merge_traces(measured.clock_offsets_s)
+    if state.last and state.last.classes:  # not one that was restored, which has no images
+        try:
+            save_worst(job.rundir.worst, state.last.worst, parts.datasets.val)
+        except Exception as error:  # a source of somebody else's may raise anything
+            job.warn(f"{job.rundir.worst}: was not written: {type(error).__name__}: {error} (train without log.worst)")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from paceline.core.results import (
     TimeResult,
 )
 from paceline.core.rundir import RunDir
+from paceline.core.world import World
 from paceline.lab.probes import LeftOut
 from paceline.lab.profile import Probed, Profile, Rate
 from paceline.lab.trial import Outcome, Trial, TrialError
@@ -132,13 +133,13 @@ def seen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 def test_stages_are_shown_by_step_and_what_none_covers_is_told(seen) -> None:
     """0.8 s of 40 steps: the stages share 95 % of it."""
     shown = seen(profile())
-    assert "a step: 20.00 ms (mean of 40 steps, rank 0)" in shown
-    rows = [line for line in shown if line.startswith(("backward", "data_wait", "forward", "no stage"))]
+    assert "a step: 20 ms (mean of 40 steps, rank 0)" in shown
+    rows = [line for line in shown if line.startswith(("backward", "data wait", "forward", "not explained"))]
     assert rows == [
-        "backward | 10.00 | 50.0%",
-        "data_wait | 5.00 | 25.0%",
-        "forward | 4.00 | 20.0%",
-        "no stage | 1.00 | 5.0%",
+        "backward | 10.00 | 50.0 %",
+        "data wait | 5.00 | 25.0 %",
+        "forward | 4.00 | 20.0 %",
+        "not explained | 1.00 | 5.0 %",
     ]
 
 
@@ -146,13 +147,13 @@ def test_the_devices_own_time_is_shown_where_it_is_another(seen) -> None:
     stages = {**STAGES, "forward": StageResult(host_s=0.16, device_s=0.3, share=0.2)}
     shown = seen(profile(result=result(stages=stages)))
     assert "stage | ms | ms of the device | share" in shown
-    assert "forward | 4.00 | 7.50 | 20.0%" in shown
+    assert "forward | 4.00 | 7.50 | 20.0 %" in shown
 
 
 def test_the_loader_is_shown_by_batch_and_by_image(seen) -> None:
     shown = seen(profile())
-    assert "decode | 4.00 | 62.5" in shown
-    ready = "75% of batches were ready when asked for, 1.2 lay waiting, workers were busy 50% of the time"
+    assert "decode | 4 ms | 62.5 µs" in shown
+    ready = "75.0 % of batches were ready when asked for, 1.25 lay waiting, workers were busy 50.0 % of the time"
     assert f"a batch: 1 MB read and 2 MB made, {ready}" in shown
 
 
@@ -164,11 +165,11 @@ def test_without_workers_nothing_is_said_of_a_queue(seen) -> None:
 
 def test_what_ranks_send_and_whom_they_wait_for_is_shown(seen) -> None:
     straggler = StragglerResult(lost_s=0.002, share=0.1, rank=1, stage="backward", late_s=0.004)
-    shown = seen(profile(result=result(communication=COMMUNICATION, straggler=straggler)))
-    assert "exposed | 3.00 ms a step (15.0%)" in shown
+    shown = seen(profile(communication=COMMUNICATION, timed_run="buckets", result=result(straggler=straggler)))
+    assert "exposed | 3 ms a step (15.0 %)" in shown
     assert "sent | 45 MB a step, in 1 bucket" in shown
-    assert "on the wire | 10.00 ms a step, 70% of it behind backward" in shown
-    assert "waiting for the latest | 2.00 ms a step (10.0%): rank 1, by 4.00 ms, in backward" in shown
+    assert "on the wire | 10 ms a step, 70.0 % of it behind backward (in the run buckets)" in shown
+    assert "waiting for the latest | 2 ms a step (10.0 %): rank 1, by 4 ms, in backward" in shown
 
 
 def test_probes_are_shown_beside_the_base_and_their_ceilings_replace_its_estimate(seen) -> None:
@@ -191,16 +192,17 @@ def test_what_was_left_out_is_told_with_its_reason(seen) -> None:
 def test_the_cost_of_the_model_is_told_as_far_as_it_is_known(seen) -> None:
     shown = seen(profile(cost=COST))
     assert "model | 11,173,962 parameters, 3.34 GFLOP an image to train on" in shown
-    assert "computing | 3.34 TFLOP/s on each rank, an MFU of 10.0% of 33.4 TFLOP/s (a data sheet)" in shown
-    assert any(line.startswith("roofline | 25.0% of the 4,000 images/s") for line in shown)
+    assert "computing | 3.34 TFLOP/s on each rank, an MFU of 10.0 % of 33.4 TFLOP/s (a data sheet)" in shown
+    assert any(line.startswith("roofline | 25.0 % of the 4,000 images/s") for line in shown)
     unknown = {**COST, "peak_flops_per_s": None, "mfu": None, "roofline_images_per_s": None, "roofline_share": None}
     assert "computing | 3.34 TFLOP/s on each rank" in seen(profile(cost=unknown))
 
 
 def test_a_trace_and_the_command_for_nsight_are_told(seen, tmp_path: Path) -> None:
     (tmp_path / "trace.json.gz").touch()
-    shown = seen(profile(), nsys="nsys profile --trace=cuda paceline train x")
+    shown = seen(profile(trace_share=1.002), nsys="nsys profile --trace=cuda paceline train x")
     assert any(line.startswith("trace |") and "ui.perfetto.dev" in line for line in shown)
+    assert "stages in rank 0's add up to 100.2% of what its clock says" in shown
     assert "nsys profile --trace=cuda paceline train x" in shown
 
 
@@ -226,6 +228,7 @@ def test_json_is_what_profile_json_holds_and_nothing_else(capsys: pytest.Capture
     assert values["ceilings"] == {"free_data": 3.0}
     assert values["verdict"]["ceiling"] == "with free data: 3.0x"
     assert (values["recipe"], values["steps"], values["ranks"]) == ("ba9876543210", 40, 2)
+    assert (values["communication"], values["timed_run"], values["trace_share"]) == (None, "", None)
 
 
 @pytest.mark.parametrize("word", ["train.steps=5", "train.epochs=2", "measure.clock=off"])
@@ -237,6 +240,24 @@ def test_a_length_and_a_clock_that_is_off_are_refused(word: str, tmp_path: Path)
 def ask(folder: Path, *words: str, **options: Any) -> int:
     asked = {"steps": 40, "repeats": 1, "probes": True, "trace": False, "nvtx": False, "as_json": True}
     return verb.profile(["digits", *words], "1", folder / "run", **{**asked, **options})
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "message"),
+    [
+        ({"repeats": 3}, (), "--repeats: 3 turns need runs of their own"),
+        ({"trace": True}, (), "--trace: needs a run of its own"),
+        ({}, ("measure.trace=5",), "--trace: needs a run of its own"),
+        ({"nvtx": True}, (), "--nvtx: needs a run of its own"),
+    ],
+)
+def test_what_takes_more_than_one_run_is_refused_on_ranks_of_somebody_elses(
+    asked: dict[str, Any], words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb, "enter_world", lambda: World(launcher="torchrun"))
+    with pytest.raises(RecipeError, match=rf"^{message}.* torchrun .*\(leave it out"):
+        ask(tmp_path, *words, **asked)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -265,7 +286,7 @@ def test_the_traceback_of_a_bug_is_told(outcomes, tmp_path: Path, capsys: pytest
     outcomes.append(Outcome(Trial("base"), 1, RunDir(tmp_path / "run"), None, "rank 0 of 1: KeyError: 'x'", 1, said))
     with pytest.raises(TrialError):
         ask(tmp_path)
-    assert capsys.readouterr().err == "Traceback\n  somewhere\n"
+    assert capsys.readouterr().err == "4 runs of 50 steps\nTraceback\n  somewhere\n"
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:

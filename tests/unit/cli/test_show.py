@@ -69,25 +69,25 @@ def read(text: str) -> dict[str, str]:
 
 def test_a_plain_run_shows_nothing_that_was_not_asked_for(said) -> None:
     rows = said(result())
-    assert rows["top-1"] == "90.62%, top-5 100.00%, loss 0.5000 (64 images)"
+    assert rows["top-1"] == "90.62 %, top-5 100.00 %, loss 0.5000 (64 images)"
     assert not {"averaged weights", "on training images", "worst classes", "skipped"} & set(rows)
 
 
 def test_averaged_weights_stand_below_the_raw_ones(said) -> None:
     rows = said(result(ema=judged(0.921875, ece=0.0123)))
     assert list(rows)[:2] == ["top-1", "averaged weights"]
-    assert rows["averaged weights"] == "92.19%, top-5 100.00%, loss 0.5000, calibration error 0.0123"
+    assert rows["averaged weights"] == "92.19 %, top-5 100.00 %, loss 0.5000, calibration error 0.0123"
 
 
 def test_the_mean_over_classes_is_shown_where_it_differs(said) -> None:
     assert "mean of classes" not in said(result(eval=judged(0.5, mean_class_accuracy=0.500001)))["top-1"]
-    assert "mean of classes 25.00%" in said(result(eval=judged(0.5, mean_class_accuracy=0.25)))["top-1"]
+    assert "mean of classes 25.00 %" in said(result(eval=judged(0.5, mean_class_accuracy=0.25)))["top-1"]
 
 
 @pytest.mark.parametrize(("train", "gap"), [(0.96875, "+6.25"), (0.875, "-3.12")])
 def test_the_gap_to_training_images_is_in_points(said, train: float, gap: str) -> None:
     rows = said(result(train_eval=judged(train), gap=train - 0.90625))
-    assert rows["on training images"] == f"{train:.2%}, a gap of {gap} points (64 images)"
+    assert rows["on training images"] == f"{100 * train:.2f} %, a gap of {gap} points (64 images)"
 
 
 def test_skipped_steps_are_shown_when_there_were_any(said) -> None:
@@ -95,7 +95,7 @@ def test_skipped_steps_are_shown_when_there_were_any(said) -> None:
 
 
 def test_the_three_worst_classes_are_named(said) -> None:
-    assert said(result(), COUNTS)["worst classes"] == "fox: 50.00% of 4, cat: 70.00% of 10, dog: 95.00% of 20"
+    assert said(result(), COUNTS)["worst classes"] == "fox: 50.00 % of 4, cat: 70.00 % of 10, dog: 95.00 % of 20"
 
 
 @pytest.mark.parametrize("counts", [COUNTS[:2], (ClassCount("a", 4, 4),) * 3])
@@ -121,18 +121,42 @@ def test_a_result_of_before_goodput_was_measured_has_no_row_of_it(said) -> None:
 
 def test_goodput_tells_the_losses_that_matter(said) -> None:
     one = said(result(goodput=goodput(startup_s=4.125, data_wait_s=2.0, eval_s=1.0, rework_s=0.1)))
-    assert one["goodput"] == "97.1 % of 12:30; start-up 4.1 s, data wait 2.0 s"  # a second is 0.13 %
+    assert one["goodput"] == "97.1 % of 12:30 min; start-up 4.12 s, data wait 2.00 s"  # a second is 0.13 %
     three = said(result(goodput=goodput(startup_s=12.0, rework_s=90.0, down_s=61.0, other_s=3.0, starts=3)))
-    lost = "start-up 12.0 s, steps done again 1:30, down 1:01, other 3.0 s"
-    assert three["goodput"] == f"97.1 % of 12:30 over 3 starts; {lost}"
-    assert said(result(goodput=goodput(share=1.0)))["goodput"] == "100.0 % of 12:30"
+    lost = "start-up 12.0 s, steps done again 1:30 min, down 1:01 min, other 3.00 s"
+    assert three["goodput"] == f"97.1 % of 12:30 min over 3 starts; {lost}"
+    assert said(result(goodput=goodput(share=1.0)))["goodput"] == "100.0 % of 12:30 min"
+
+
+def test_the_stages_of_a_step_and_what_is_not_explained_add_up_to_all_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """0.8 s of 40 steps, of which the stages have 0.76 s."""
+    monkeypatch.setenv("COLUMNS", "200")
+    seconds = {"data_wait": 0.16, "backward": 0.4, "exposed_communication": 0.2}
+    stages = {name: {"host_s": each, "device_s": each, "share": each / 0.8} for name, each in seconds.items()}
+    account = {"wall_s": 2.0, "start_up_s": 0.6, "compile_s": 0.0, "warmup_s": 0.2, "stages_s": 0.76,
+               "counted_steps": 40, "pauses": {"epoch_boundary": 0.3}, "finish_s": 0.0, "residual_s": 0.14,
+               "explained": 0.93}  # fmt: skip
+    rates = ThroughputResult(images_per_s=100.0, spread=(90.0, 110.0), n=4, excluded_s=1.0)
+    show_result(result(stages=stages, account=account, throughput=rates), RunDir(tmp_path), as_json=False)
+    lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    first = lines.index("a step: 20 ms (mean of 40 steps, rank 0)")
+    assert [line for line in lines[first:] if line.endswith("%")] == [
+        "backward 10.00 50.0 %",
+        "exposed communication 5.00 25.0 %",
+        "data wait 4.00 20.0 %",
+        "not explained 1.00 5.0 %",
+    ]
+    parts = "start-up 600 ms + warm-up 200 ms + stages 760 ms + starting the loader 300 ms + not explained 140 ms"
+    assert f"accounted {parts} = 2.00 s; 93.0 % explained" in lines
 
 
 SAVING = CheckpointResult(saved=12, failed=0, stall_s=0.03, write_s=0.5, bytes=307_000_000)
 
 
 def test_checkpoints_tell_what_saving_took_and_what_failed(said) -> None:
-    line = "12 saved, 307.0 MB each: training stood still for 30 ms, on disk after 500 ms (614 MB/s)"
+    line = "12 saved, 307 MB each: training stood still for 30 ms, on disk after 500 ms (614 MB/s)"
     assert said(result(checkpoints=SAVING))["checkpoints"] == line
     assert said(result(checkpoints=SAVING.model_copy(update={"failed": 1})))["checkpoints"] == f"{line}; 1 failed"
     none = CheckpointResult(saved=0, failed=2, stall_s=0.0, write_s=0.0, bytes=0)
@@ -183,9 +207,9 @@ def test_an_evaluation_names_its_checkpoint_and_lists_classes_when_asked(
     monkeypatch.setenv("COLUMNS", "200")
     show_evaluation(REPORT, CHECKPOINT, as_json=False)
     brief = capsys.readouterr().out
-    assert "digits-1, step-00000012" in brief and "averaged weights" in brief and "fox: 50.00% of 4" in brief
+    assert "digits-1, step-00000012" in brief and "averaged weights" in brief and "fox: 50.00 % of 4" in brief
     assert "eel" not in brief
     empty = REPORT.model_copy(update={"classes": ClassTable((*COUNTS, ClassCount("gnu", 0, 0)))})
     show_evaluation(empty, CHECKPOINT, as_json=False, per_class=True)
     full = capsys.readouterr().out
-    assert "eel" in full and "100.00%" in full and "none to judge" in full
+    assert "eel" in full and "100.00 %" in full and "none to judge" in full

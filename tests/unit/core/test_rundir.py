@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.class_table import ClassCount, ClassTable
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.rundir import RunDir, read_lines, write_atomic
+from paceline.core.rundir import RunDir, append_line, read_lines, write_atomic
 
 NOW = datetime(2026, 11, 21, 10, 15, 9)
 
@@ -235,3 +235,18 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line):
     path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
     message = refusal(PacelineError, lambda: list(read_lines(path)))
     assert message == f"{path}: line 2 is not a record (remove the line)"
+
+
+def test_a_line_that_a_kill_cut_off_makes_room_for_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "looks.jsonl"
+    append_line(path, {"look": 1})
+    path.write_bytes(path.read_bytes() + b'{"look": 2, "cp')
+    append_line(path, {"look": 3})
+    assert list(read_lines(path)) == [{"look": 1}, {"look": 3}]
+
+
+def test_a_file_that_is_nothing_but_half_a_line_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "looks.jsonl"
+    path.write_bytes(b'{"look"')
+    append_line(path, {"look": 1})
+    assert list(read_lines(path)) == [{"look": 1}]

@@ -1,9 +1,11 @@
-"""`core.units`: durations as people write them, their text, and the steps they amount to."""
+"""`core.units`: durations as people write them, the steps they amount to, and amounts as people read them."""
 
+import math
 from typing import get_args
 
 import pytest
 
+from paceline.core import units
 from paceline.core.units import SECONDS, Duration, Unit, count
 
 UNITS = get_args(Unit)
@@ -96,3 +98,43 @@ def test_asking_time_for_its_steps_is_a_bug_of_ours(unit):
 )
 def test_count_puts_a_noun_into_the_plural(number, text):
     assert count(number, "step") == text
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(0, "0"), (3, "3"), (1234567, "1,234,567"), (2713.4481, "2,713"), (12.34, "12.3"), (0.012345, "0.0123"),
+     (-2.1, "-2.10"), (1e-9, "1.00e-09"), (math.nan, "nan"), (math.inf, "inf"), (99.96, "99.96")],
+)  # fmt: skip
+def test_a_number_has_three_digits_or_all_before_its_point(value, text):
+    assert units.number(value) == (text if value != 99.96 else "100.0")
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(0.0, "0 s"), (1.7e-6, "1.70 µs"), (0.0312, "31.2 ms"), (4.699, "4.70 s"), (41.2, "41.2 s"), (59.94, "59.9 s"),
+     (59.96, "1:00 min"), (3599.7, "1:00:00 h"),
+     (77.6, "1:18 min"), (11_100.0, "3:05:00 h"), (-1.7, "-1.70 s"), (-90.0, "-1:30 min"), (math.inf, "inf s")],
+)  # fmt: skip
+def test_seconds_are_told_in_the_unit_that_fits(value, text):
+    assert units.seconds(value) == text
+
+
+@pytest.mark.parametrize("value, text", [(0.0, "0.0 %"), (0.0001, "< 0.1 %"), (0.9934, "99.3 %"), (1.0, "100.0 %")])
+def test_what_is_there_is_not_rounded_to_nothing(value, text):
+    assert units.share(value) == text
+
+
+@pytest.mark.parametrize(
+    "value, text", [(512, "512 bytes"), (1000, "1 kB"), (8_433_664, "8.43 MB"), (2e15, "2,000 TB")]
+)
+def test_bytes_are_told_in_decimal_units(value, text):
+    assert units.size(value) == text
+
+
+@pytest.mark.parametrize("value, text", [(9.06e12, "9.06 TFLOP"), (3.34e9, "3.34 GFLOP"), (2.5e5, "0.250 MFLOP")])
+def test_arithmetic_is_told_with_a_prefix(value, text):
+    assert units.flops(value) == text
+
+
+def test_an_accuracy_has_two_digits_after_its_point():
+    assert units.accuracy(0.97216) == "97.22 %" and units.accuracy(math.nan) == "nan"

@@ -5,8 +5,8 @@ from math import prod
 import pytest
 
 from paceline.core.dataset import DatasetInfo
-from paceline.lab.probes import base_trial, measuring_patch, probes_of, trace_trial
-from paceline.lab.trial import vary, words_of
+from paceline.lab.probes import aside_trials, base_trial, measuring_patch, probes_of
+from paceline.lab.trial import Trial, vary, words_of
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import Plan
@@ -42,12 +42,13 @@ def info(recipe: Recipe, split: str) -> DatasetInfo:
 def test_every_shipped_recipe_becomes_a_run_of_steps_alone_with_probes_that_fit(name: str) -> None:
     recipe = measured(name)
     ranks = 1 if recipe.parallel.strategy == "dataparallel" else 2
-    base = base_trial(recipe, ranks, 1, NOTHING, nvtx=True)
+    asides = aside_trials(load(name).recipe, ranks, 40, NOTHING, trace=True)
     trials, left_out = probes_of(recipe, ranks, 1)
     assert left_out == []
     expected = ["free-data", "free-copy", "free-communication", "free-model"]
     assert [trial.name for trial in trials] == [each for each in expected if ranks > 1 or each != "free-communication"]
-    for trial in (base, trace_trial(recipe, 40), *trials):
+    assert [trial.name for trial in asides] == ["trace"]
+    for trial in (base_trial(1), *asides, *trials):
         varied = vary(recipe, trial.patch)
         plan = Plan.derive(varied, ranks, info(varied, "train"), info(varied, "val"))
         assert (plan.total_steps, plan.eval_every, plan.checkpoint_every) == (recipe.measure.warmup_steps + 40, 0, 0)
@@ -83,14 +84,34 @@ def test_a_clock_that_is_off_is_put_on() -> None:
     assert vary(recipe, measuring_patch(recipe, 40, NOTHING)).measure.clock == "on"
 
 
-def test_buckets_are_timed_between_ranks_of_ddp_unless_a_user_says_otherwise() -> None:
-    def words(name: str, ranks: int, *said: str) -> list[str]:
-        return words_of(base_trial(measured(name, *said), ranks, 1, Patch.parse(list(said)), nvtx=False).patch)
+def test_nothing_but_stages_is_measured_in_runs_that_are_compared() -> None:
+    """Whatever a user or a recipe asks for: what slows steps down would slow some runs down more than others."""
+    words = ("measure.communication=on", "measure.trace=5", "measure.nvtx=on")
+    measure = measured("digits", *words).measure
+    assert (measure.communication, measure.trace, measure.nvtx) == ("off", "off", "off")
+    assert base_trial(3) == Trial("base", NOTHING, 3)
 
-    assert words("digits", 2) == ["measure.communication=on"]
-    assert words("digits", 1) == []
-    assert words("digits", 2, "measure.communication=off") == []
-    assert words("digits", 2, "parallel.strategy=fsdp") == []
+
+@pytest.mark.parametrize(
+    ("ranks", "trace", "said", "runs"),
+    [
+        (2, False, (), {"buckets": ["measure.communication=on"]}),
+        (2, True, (), {"trace": ["measure.trace=40", "measure.communication=on"]}),
+        (2, False, ("measure.communication=on",), {"buckets": ["measure.communication=on"]}),
+        (2, False, ("measure.communication=off",), {}),
+        (2, True, ("measure.communication=off",), {"trace": ["measure.trace=40"]}),
+        (2, False, ("parallel.strategy=fsdp",), {}),
+        (2, False, ("parallel.sync_gradients=false",), {}),
+        (1, False, (), {}),
+        (1, True, (), {"trace": ["measure.trace=40"]}),
+        (1, True, ("measure.trace=2",), {"trace": ["measure.trace=2"]}),
+        (1, False, ("measure.trace=2",), {"trace": ["measure.trace=2"]}),
+    ],
+)
+def test_what_slows_steps_down_is_measured_in_one_run_aside(ranks, trace, said, runs) -> None:
+    patch = Patch.parse(list(said))
+    trials = aside_trials(load("digits", patch).recipe, ranks, 40, patch, trace=trace)
+    assert {trial.name: words_of(trial.patch) for trial in trials} == runs
 
 
 @pytest.mark.parametrize(
@@ -137,8 +158,3 @@ def test_a_probe_of_what_is_so_already_is_none() -> None:
     assert names("parallel.sync_gradients=false") == ["free-data", "free-copy", "free-model"]
     assert names("model.name=empty", "model.width=1") == ["free-data", "free-copy", "free-communication"]
     assert names(ranks=1) == ["free-data", "free-copy", "free-model"]
-
-
-def test_a_trace_is_as_long_as_the_run_unless_a_user_says_otherwise() -> None:
-    assert words_of(trace_trial(measured("digits", steps=7), 7).patch) == ["measure.trace=7"]
-    assert words_of(trace_trial(measured("digits", "measure.trace=2"), 40).patch) == ["measure.trace=2"]

@@ -1,5 +1,6 @@
 """Runs are compared within a turn, and what scatters too much to be told is said to."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def result(images_per_s: float, **more: Any) -> RunResult:
 
 def runs(name: str, *rates: float | None) -> list[Outcome]:
     """Return the outcomes of a trial by turn; None is a run that failed."""
-    trial = Trial(name, Patch((("train.steps", 50),)), len(rates))
+    patch = Patch((("measure.trace", 40),)) if name == "trace" else Patch((("train.steps", 50),))
+    trial = Trial(name, patch, len(rates))
     return [
         Outcome(trial, turn, RunDir(Path(name)), None, "it broke", 1)
         if rate is None
@@ -88,6 +90,12 @@ def test_in_a_single_turn_windows_are_compared(found) -> None:
     assert profile.verdict["ceiling"].endswith("(not to be told from 1.0x here: free-copy)")
 
 
+def test_a_probe_that_was_slower_shows_nothing_but_the_scatter_of_the_machine(found) -> None:
+    """Less work does not take longer, however far apart the two are."""
+    profile = found(*runs("base", 100.0), *runs("free-data", 50.0))
+    assert profile.verdict["ceiling"] == "with free data: 0.50x (not to be told from 1.0x here: free-data)"
+
+
 def test_failed_runs_are_listed_with_what_did_not_fit_and_good_turns_of_theirs_count(found) -> None:
     misfit = LeftOut("free-copy", "no such field")
     failed = [*runs("free-data", 200.0, None), *runs("free-model", None)]
@@ -99,6 +107,17 @@ def test_failed_runs_are_listed_with_what_did_not_fit_and_good_turns_of_theirs_c
 def test_a_trace_is_no_probe_and_without_probes_the_estimate_of_the_base_stands(found) -> None:
     profile = found(*runs("base", 100.0), *runs("trace", 80.0))
     assert profile.probes == () and profile.verdict == result(1).verdict
+
+
+def test_buckets_that_were_timed_aside_are_the_profiles_and_no_probe(found) -> None:
+    """Of the run that timed them nothing else is kept."""
+    exposed, buckets = {"exposed_s": 0.003, "share": 0.1}, {"bytes": 8, "wire_s": 0.01, "overlap": 0.7}
+    base = replace(runs("base", 100.0)[0], result=result(100.0, communication=exposed))
+    aside = replace(runs("buckets", 80.0)[0], result=result(80.0, communication=exposed | buckets))
+    profile = found(base, aside)
+    assert profile.probes == () and profile.base.images_per_s == 100.0
+    assert profile.to_dict()["communication"] == {**exposed, **buckets, "buckets": []}
+    assert profile.timed_run == "buckets"
 
 
 def test_a_network_that_cannot_be_counted_is_told_and_the_rest_stands(monkeypatch: pytest.MonkeyPatch) -> None:

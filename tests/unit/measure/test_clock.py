@@ -4,13 +4,15 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import final
 
 import pytest
 
 from paceline.core.errors import PacelineError
 from paceline.measure import EPOCH_BOUNDARY, Clock, ClockSummary, NullClock, StageClock, build_clock
 from paceline.measure import clock as clock_module
+from paceline.measure.device import HostOnly, StageSeconds
 from paceline.measure.summary import RECENT_STEPS
 
 
@@ -229,6 +231,99 @@ def test_a_generator_dropped_within_a_stage_does_not_disturb_it(now: FakeTime) -
     assert host_s(clock.drain())["forward"] == 5.0
 
 
+@final
+class FragileDevice:
+    """A device that must not be asked once it is broken; until then `settled` is called to wait for it."""
+
+    def __init__(self, settled: Callable[[], None] = lambda: None) -> None:
+        self.inner = HostOnly()
+        self.settled = settled
+        self.is_broken = False
+
+    def begin(self, stage: str) -> None:
+        self.inner.begin(stage)
+
+    def charge(self, stage: str, start: object) -> None:
+        assert not self.is_broken, "the device was asked"
+
+    def forgive(self) -> None:
+        self.inner.forgive()
+
+    def end_step(self, *, counted: bool) -> None:
+        self.inner.end_step(counted=counted)
+
+    def settle(self) -> None:
+        assert not self.is_broken, "the device was waited for"
+        self.settled()
+
+    def drain(self, host: StageSeconds) -> StageSeconds:
+        return self.inner.drain(host)
+
+
+@pytest.mark.parametrize("num_batches", [0, 2])
+def test_an_error_of_a_loader_is_not_replaced_by_one_of_the_device(now: FakeTime, num_batches: int) -> None:
+    device = FragileDevice()
+    clock = StageClock(now=now, device=device)
+
+    def loader() -> Iterator[int]:
+        yield from range(num_batches)
+        device.is_broken = True
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="no more"):
+        for _ in clock.batches(loader()):
+            clock.end_step(images=1)
+    assert clock.where == ""
+
+
+def test_a_loop_that_an_error_ends_waits_for_no_device(now: FakeTime) -> None:
+    device = FragileDevice()
+    clock = StageClock(now=now, device=device)
+    loader = Loader(now)
+
+    with pytest.raises(KeyError):
+        for _ in clock.batches(loader.batches()):
+            device.is_broken = True
+            raise KeyError
+
+    assert loader.num_open == 0
+    assert clock.drain().pauses == {EPOCH_BOUNDARY: 1.0 + 4.0}
+
+
+def test_a_loader_that_ends_in_order_settles_the_device_before_the_boundary(now: FakeTime) -> None:
+    clock = StageClock(now=now, device=FragileDevice(settled=lambda: now.spend(32.0)))
+    for _ in clock.batches([1]):
+        clock.end_step(images=1)
+
+    summary = clock.drain()
+
+    assert summary.pauses == {EPOCH_BOUNDARY: 0.0}
+    assert (summary.wall_s, summary.unfinished_s) == (32.0, 32.0)
+
+
+def test_steps_with_a_pause_in_them_or_before_are_told(now: FakeTime) -> None:
+    """One epoch of three batches, of which the first is warm-up; then a step alone, and one with a pause inside."""
+    clock = StageClock(now=now, warmup_steps=1)
+    for batch in clock.batches(Loader(now)):
+        spend_step(clock, now)
+        if batch == 1:
+            with clock.paused("checkpoint"):
+                now.spend(1.0)
+    spend_step(clock, now)
+    spend_step(clock, now)
+    with clock.stage("forward"):
+        now.spend(1.0)
+    with clock.paused("evaluate"):
+        pass
+    clock.end_step(images=1)
+    spend_step(clock, now)
+
+    summary = clock.drain()
+
+    assert summary.after_pause == (False, True, True, False, True, False)
+    assert {len(seconds) for seconds in summary.recent.values()} == {6}
+
+
 def test_a_turn_charges_the_rest_of_a_stage_to_another(now: FakeTime) -> None:
     clock = StageClock(now=now)
     with clock.stage("forward"):
@@ -358,6 +453,7 @@ def test_recent_steps_have_the_seconds_of_every_stage(now: FakeTime) -> None:
 
     assert recent["forward"] == tuple(float(step) for step in range(3, RECENT_STEPS + 3))
     assert recent["optimizer"] == (0.0,) * 5 + (0.5,) + (0.0,) * (RECENT_STEPS - 6)
+    assert len(clock.drain().after_pause) == RECENT_STEPS
 
 
 def test_no_steps_is_a_summary_of_zeros(now: FakeTime) -> None:
@@ -399,6 +495,7 @@ def test_the_null_clock_runs_the_same_loop_and_measures_nothing(now: FakeTime) -
     assert seen == [1, 2, 1, 2]
     assert [clock.drain().n for clock in clocks] == [0, 2]
     assert clocks[0].drain().elapsed_s == 0.0
+    assert [clock.drain().has_run for clock in clocks] == [False, True]
 
 
 def test_the_switch_chooses_the_clock() -> None:

@@ -61,11 +61,11 @@ def events(stream: FakeStream) -> CudaEvents:
 
 
 def one_step(events: CudaEvents, stream: FakeStream, *, counted: bool = True) -> None:
-    start = events.mark()
+    start = events.begin("forward")
     stream.queue(250.0)
     events.charge("forward", start)
     stream.queue(4000.0)
-    start = events.mark()
+    start = events.begin("backward")
     stream.queue(500.0)
     events.charge("backward", start)
     events.end_step(counted=counted)
@@ -109,7 +109,7 @@ def test_events_are_used_again_once_the_device_has_passed_them(events: CudaEvent
 def test_warmup_and_unfinished_steps_are_dropped(events: CudaEvents, stream: FakeStream) -> None:
     one_step(events, stream, counted=False)
     one_step(events, stream)
-    events.charge("forward", events.mark())
+    events.charge("forward", events.begin("forward"))
 
     device = events.drain(host("forward", "backward"))
     assert device.total == {"forward": 0.25, "backward": 0.5}
@@ -150,7 +150,7 @@ def test_steps_are_read_whole_and_only_when_the_device_has_passed_them(events: C
 
 def test_recent_steps_are_the_last_ones_that_are_counted(events: CudaEvents, stream: FakeStream) -> None:
     for step in range(RECENT_STEPS + 2):
-        start = events.mark()
+        start = events.begin("forward")
         stream.queue(1000.0 * step)
         events.charge("forward", start)
         events.end_step(counted=step > 0)
@@ -163,7 +163,7 @@ def test_recent_steps_are_the_last_ones_that_are_counted(events: CudaEvents, str
 
 def test_micro_batches_of_a_step_add_up(events: CudaEvents, stream: FakeStream) -> None:
     for _ in range(3):
-        start = events.mark()
+        start = events.begin("forward")
         stream.queue(1000.0)
         events.charge("forward", start)
     events.end_step(counted=True)
@@ -187,20 +187,91 @@ def test_a_turn_divides_what_the_device_did(events: CudaEvents, stream: FakeStre
     assert stream.num_events == 4
 
 
-def test_a_device_that_is_done_when_the_step_ends_is_starved(events: CudaEvents, stream: FakeStream) -> None:
+def train(clock: StageClock, stream: FakeStream, *, launch_ms: float, compute_ms: float, synchronises_in: str) -> None:
+    """Run a step whose stages each take the host `launch_ms` to launch and the device `compute_ms` to do."""
+    for name in ("forward", "backward", "optimizer", "other"):
+        with clock.stage(name):
+            if name == synchronises_in:
+                stream.run()
+            if name != "other":
+                stream.queue(compute_ms)
+                stream.done_ms = min(stream.queued_ms, stream.done_ms + launch_ms)
+    clock.end_step(images=1)
+
+
+@pytest.mark.parametrize("synchronises_in", ["optimizer", "other", ""])
+def test_a_host_that_waits_in_the_optimizer_does_not_starve_its_device(
+    events: CudaEvents, stream: FakeStream, synchronises_in: str
+) -> None:
+    clock = StageClock(device=events)
+    for _ in range(4):
+        train(clock, stream, launch_ms=1.0, compute_ms=10.0, synchronises_in=synchronises_in)
+
+    assert clock.drain().starved == 0.0
+
+
+@pytest.mark.parametrize("synchronises_in", ["optimizer", "other", ""])
+def test_a_host_that_launches_too_slowly_starves_its_device(
+    events: CudaEvents, stream: FakeStream, synchronises_in: str
+) -> None:
+    clock = StageClock(device=events, warmup_steps=2)
+    for _ in range(4):
+        train(clock, stream, launch_ms=10.0, compute_ms=1.0, synchronises_in=synchronises_in)
+
+    assert clock.drain().starved == 1.0
+
+
+@pytest.mark.parametrize("stages", [("forward", "optimizer"), ("optimizer", "other"), ("all of it",)])
+def test_the_device_is_asked_once_in_a_step(stream: FakeStream, stages: tuple[str, ...]) -> None:
+    num_queries = [0]
+
+    class Asked(FakeEvent):
+        def query(self) -> bool:
+            num_queries[0] += 1
+            return False
+
+    clock = StageClock(device=CudaEvents(lambda: Asked(stream), stream.synchronize))
+    for _ in range(3):
+        with clock.stage(stages[0]):
+            pass
+        for name in stages[1:] * 2:
+            with clock.stage(name):
+                pass
+        clock.end_step(images=1)
+
+    assert num_queries[0] == 2 * 3  # and once for whether the oldest step can be read
+
+
+def test_a_device_that_is_done_when_a_step_without_an_optimizer_ends_is_starved(
+    events: CudaEvents, stream: FakeStream
+) -> None:
     """Of four counted steps, the device was ahead of the host in one; how logging ends is not asked."""
     for counted, done in ((False, True), (True, False), (True, True), (True, False), (True, False)):
-        start = events.mark()
+        start = events.begin("train")
         stream.queue(1000.0)
-        events.charge("optimizer", start)
+        events.charge("train", start)
         if done:
             stream.run()
-        start = events.mark()
+        start = events.begin("other")
         stream.queue(1.0)
         events.charge("other", start)
         events.end_step(counted=counted)
 
-    assert events.drain(host("optimizer")).num_starved == 1
+    assert events.drain(host("train")).num_starved == 1
+
+
+def test_a_stage_that_is_left_by_an_error_does_not_ask_the_device(stream: FakeStream) -> None:
+    """A device that failed fails again at each call, and the first error is the one to show."""
+    num_recorded = [0]
+
+    class Once(FakeEvent):
+        def record(self) -> None:
+            num_recorded[0] += 1
+            assert num_recorded[0] == 1, "device failed"
+
+    clock = StageClock(device=CudaEvents(lambda: Once(stream), stream.synchronize))
+    with pytest.raises(KeyError), clock.stage("forward"):
+        raise KeyError
 
 
 def test_starved_is_a_share_of_the_counted_steps(events: CudaEvents, stream: FakeStream) -> None:

@@ -83,6 +83,22 @@ def test_ranks_that_are_late_in_turn_lose_time_and_none_is_named(num_ranks: int)
 def test_equal_ranks_lose_nothing() -> None:
     _, found = stragglers(play([[dict(BEFORE)] * 30] * 3))
     assert (found.rank, found.lost_s, found.share) == (None, pytest.approx(0), pytest.approx(0))
+    assert found.late_steps == 0.0
+
+
+def test_steps_in_which_some_rank_is_late_are_counted() -> None:
+    works = noisy(3, 20, spread_ms=0.0)
+    for step in range(12):
+        works[step % 3][step]["backward"] += 20.0
+    assert stragglers(play(works))[1].late_steps == 12 / 20
+
+
+def test_a_single_stall_is_a_loss_of_one_step() -> None:
+    works = noisy(2, 20, spread_ms=1.0)
+    works[1][7]["backward"] += 10_000.0
+    _, found = stragglers(play(works))
+    assert (found.rank, found.late_steps) == (None, 1 / 20)
+    assert found.lost_s == pytest.approx(10.0 / 20, abs=0.003)  # what 19 steps of noise below 3 ms add
 
 
 def test_a_rank_that_is_always_late_by_a_hair_is_not_named() -> None:

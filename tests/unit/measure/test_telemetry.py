@@ -12,7 +12,7 @@ from paceline.core.units import Duration
 from paceline.measure.limits import Limits
 from paceline.measure.node import Node
 from paceline.measure.nvml import NoGpus
-from paceline.measure.telemetry import NodeTelemetry, NoTelemetry, build_telemetry
+from paceline.measure.telemetry import LOOKS_A_DOUBLING, NodeTelemetry, NoTelemetry, build_telemetry, wait_s
 
 WAIT_S = 20.0
 """How long a test may wait for a thread at most."""
@@ -152,3 +152,29 @@ def test_without_psutil_there_is_none_and_it_is_said() -> None:
 def test_without_the_library_of_the_gpus_the_node_is_looked_at_and_it_is_said(gpus) -> None:
     built = build_telemetry(Duration(5, "s"), Rows(), print, gpus=gpus, load=without("pynvml"))
     assert isinstance(built, NodeTelemetry) and "nvidia-ml-py is not installed" in built.missing
+
+
+def looks_in(run_s: float, every_s: float) -> int:
+    """Return how many looks a run of `run_s` seconds has."""
+    looks, passed_s = 0, 0.0
+    while passed_s <= run_s:
+        passed_s += wait_s(every_s, looks)
+        looks += 1
+    return looks
+
+
+def test_the_longer_a_run_goes_on_the_less_often_it_is_looked_at() -> None:
+    assert [wait_s(5.0, looks) for looks in (0, 999, 1000, 1999, 2000, 3000)] == [5.0, 5.0, 10.0, 10.0, 20.0, 40.0]
+    day_s = 86_400.0
+    assert looks_in(3600.0, 5.0) == 721 and looks_in(day_s, 5.0) == 4143
+    assert 1800 * looks_in(90 * day_s, 5.0) < 20e6  # bytes of three months, 1.8 KB a look at eight GPUs
+    assert wait_s(5.0, 10**9) < threading.TIMEOUT_MAX
+
+
+def test_a_run_that_goes_on_looks_as_often_as_it_did_before_it_was_killed() -> None:
+    rows = Rows()
+    before = 40 * LOOKS_A_DOUBLING
+    with telemetry(rows, every_s=0.001, looks_before=before, now=lambda: 0.0) as slow:
+        assert not rows.enough.wait(0.0)
+        slow.close()
+    assert rows == []  # the next look was due in 0.001 * 2**20 seconds

@@ -1,27 +1,28 @@
 """`measure.verdict`: the bottleneck, from summaries made by hand."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from paceline.cli.show import verdict_line
+from paceline.core.errors import RecipeError
 from paceline.core.results import CommunicationResult, StragglerResult
+from paceline.core.stages import STAGES
 from paceline.core.units import Duration
 from paceline.measure import ClockSummary, StageClock, StageTotal
 from paceline.measure.verdict import Ceilings, Settings, verdict
-from paceline.recipe.load import load
+from paceline.recipe.layers import Layer, merge
+from paceline.recipe.load import load, validate
 from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
 
 GPU = Settings(device_type="cuda")
-STAGES = ("data_wait", "h2d", "device_augment", "forward", "loss", "backward", "exposed_communication", "optimizer")
 
 
-def summary_of(
-    *, starved: float = 0.0, pauses: dict[str, float] | None = None, other: float = 0.0, **stages_s: float
-) -> ClockSummary:
+def summary_of(*, starved: float = 0.0, pauses: dict[str, float] | None = None, **stages_s: float) -> ClockSummary:
     """Return the summary of 10 steps of 10 s in all; what the stages leave of it is residual."""
     assert set(stages_s) <= set(STAGES)
-    if other:
-        stages_s["other"] = other
     return ClockSummary(
         n=10,
         images=320,
@@ -35,10 +36,10 @@ def summary_of(
     )
 
 
-def late(rank: int | None, seconds: float, stage: str | None = None) -> StragglerResult:
+def late(rank: int | None, seconds: float, stage: str | None = None, late_steps: float = 0.5) -> StragglerResult:
     """Return that `rank`, or now one and now another, is `seconds` late in a step of 1 s."""
     late_s = 0.0 if rank is None else seconds
-    return StragglerResult(lost_s=seconds, share=seconds, rank=rank, stage=stage, late_s=late_s)
+    return StragglerResult(lost_s=seconds, share=seconds, rank=rank, stage=stage, late_s=late_s, late_steps=late_steps)
 
 
 CASES = {
@@ -112,6 +113,18 @@ CASES = {
         Settings(),
         late(None, 0.15),
         "compute-bound",
+    ),
+    "another rank stalls once": (
+        summary_of(forward=6.0, exposed_communication=4.0),
+        Settings(),
+        late(None, 0.4, late_steps=0.1),
+        "compute-bound",
+    ),
+    "another rank stalls once, for longer than all the rest": (
+        summary_of(forward=4.0, exposed_communication=6.0),
+        Settings(),
+        late(None, 0.6, late_steps=0.1),
+        "unknown",
     ),
     "this rank is late now and then, and waits for the wire": (
         summary_of(forward=7.0, exposed_communication=3.0),
@@ -187,7 +200,7 @@ def test_waiting_while_the_device_has_work_is_no_bottleneck() -> None:
 
 @pytest.mark.parametrize(
     ("data_wait_s", "workers", "to_try"),
-    [(2.0, 0, "data.workers=1"), (8.0, 0, "data.workers=4"), (5.0, 2, "data.workers=4"), (9.0, 4, "data.workers=8")],
+    [(2.0, 0, "data.workers=1"), (8.0, 0, "data.workers=4"), (5.0, 2, "data.workers=4"), (9.0, 4, "data.workers=7")],
 )
 def test_workers_to_try_decode_a_batch_while_the_rest_of_a_step_runs(
     data_wait_s: float, workers: int, to_try: str
@@ -195,6 +208,14 @@ def test_workers_to_try_decode_a_batch_while_the_rest_of_a_step_runs(
     summary = summary_of(data_wait=data_wait_s, forward=10 - data_wait_s)
 
     assert verdict(summary, Settings(workers=workers, cores=8)).try_ == to_try
+
+
+def test_a_rank_that_computes_on_a_cpu_keeps_a_core() -> None:
+    summary = summary_of(data_wait=8.0, forward=2.0)
+
+    assert verdict(summary, Settings(workers=0, cores=4)).try_ == "data.workers=3"
+    assert verdict(summary, Settings(workers=0, cores=4, device_type="cuda")).try_ == "data.workers=4"
+    assert verdict(summary, Settings(workers=0, cores=1)).try_ == ""
 
 
 def test_nothing_is_tried_without_the_setting_or_the_cores_for_it() -> None:
@@ -255,7 +276,8 @@ def test_launching_is_tried_as_one_graph_on_one_rank_and_compiled_on_more() -> N
     assert verdict(summary, replace(used, accumulate=2)).try_ == "train.compile=default"
     assert verdict(summary, replace(used, world_size=2, compile="default")).try_ == ""
     assert verdict(summary, replace(used, compile="reduce-overhead")).try_ == ""
-    assert verdict(summary, replace(used, world_size=2, strategy="dataparallel")).try_ == ""
+    for how in ({}, {"compile": "default"}, {"world_size": 2}, {"accumulate": 2}):
+        assert verdict(summary, replace(used, strategy="dataparallel", **how)).try_ == ""
 
 
 def test_batches_changed_on_the_host_are_changed_on_the_gpu_when_there_are_no_more_cores() -> None:
@@ -267,39 +289,67 @@ def test_batches_changed_on_the_host_are_changed_on_the_gpu_when_there_are_no_mo
     assert verdict(summary, replace(used, device_type="cpu")).try_ == ""
 
 
-def test_every_override_loads_over_the_default_recipe() -> None:
+def words_of(used: Settings) -> list[str]:
+    """Return the overrides that make a recipe these settings are of; there may be no such recipe."""
+    return [
+        f"parallel.strategy={used.strategy}",
+        f"parallel.compression={used.compression}",
+        f"train.precision={used.precision}",
+        f"train.compile={used.compile}",
+        f"train.accumulate={used.accumulate}",
+        f"train.eval_every={used.eval_every}",
+        f"checkpoint.every={used.save_every}",
+        f"checkpoint.background={'on' if used.saves_in_background else 'off'}",
+    ]
+
+
+def test_every_override_loads_over_the_recipe_that_it_was_made_for() -> None:
     """Whatever a verdict tries, for any class and any settings of a GPU or a CPU, can be pasted."""
-    settings = [
+    recipes = [
         Settings(
             workers=1,
-            cores=cores,
+            cores=8 if in_background else 1,
             eval_every=Duration(4, "ep"),
             save_every=Duration(4, "ep"),
             saves_in_background=in_background,
             augments_on="host",
-            device_type=device_type,
-            world_size=world_size,
+            strategy=strategy,
             precision=precision,
-            compile="off",
+            compile=compiled,
             compression="off",
+            accumulate=accumulate,
         )
-        for cores in (1, 8)
-        for in_background in (True, False)
-        for device_type in ("cpu", "cuda")
-        for world_size in (1, 2)
-        for precision in ("fp32", "bf16")
+        for strategy in ("ddp", "fsdp", "dataparallel")
+        for precision in ("fp32", "bf16", "bf16_master")
+        for compiled in ("off", "default")
+        for accumulate, in_background in ((1, True), (2, False))
     ]
-    tried = {
-        verdict(summary, used, straggler=straggler).try_
-        for summary, _, straggler, _ in CASES.values()
-        for used in settings
-    }
-    assert len(tried - {""}) >= 9
-    for override in tried - {""}:
-        field, _, value = override.partition("=")
-        loaded = load("digits", Patch.parse([override])).recipe.to_dict()
-        section, name = field.split(".")
-        assert str(loaded[section][name]) == value
+    digits = Layer(load("digits").stack.values, "digits")  # read once: a hundred times the file takes seconds
+
+    def recipe_with(*words: str) -> Recipe:
+        return validate(merge([digits, Layer(Patch.parse(list(words)).values(), "command line")]))
+
+    tried: set[str] = set()
+    num_recipes = 0
+    for recipe in recipes:
+        words = words_of(recipe)
+        try:
+            recipe_with(*words)
+        except RecipeError:
+            continue
+        num_recipes += 1
+        overrides = {
+            verdict(case[0], replace(recipe, device_type=device_type, world_size=world_size), straggler=case[2]).try_
+            for device_type, world_size in (("cpu", 2), ("cuda", 1), ("cuda", 2))
+            for case in CASES.values()
+        } - {""}
+        for override in overrides:
+            field, _, value = override.partition("=")
+            section, name = field.split(".")
+            kept = [word for word in words if not word.startswith(f"{field}=")]
+            assert str(recipe_with(*kept, override).to_dict()[section][name]) == value
+        tried |= overrides
+    assert len(tried) >= 10 and num_recipes >= 18
 
 
 def test_all_the_stages_of_computing_count() -> None:
@@ -318,10 +368,10 @@ def test_time_outside_every_stage_is_not_called_computing() -> None:
 def test_the_late_rank_and_its_stage_are_named() -> None:
     summary = summary_of(forward=5.0, exposed_communication=5.0)
 
-    assert verdict(summary, straggler=late(2, 0.5, "backward")).to_dict() == {
+    assert verdict(summary, straggler=late(2, 0.5, "data_wait")).to_dict() == {
         "bottleneck": "straggler-bound",
         "evidence": "Waiting for the latest rank took 5 s of the 10 s of 10 steps (50%): most often rank 2, which "
-        "loses it in backward.",
+        "loses it in data wait.",
         "ceiling": "at most 2.0x without it, all else unchanged",
         "try": "",
     }
@@ -342,15 +392,35 @@ def test_evidence_of_communication_says_what_was_measured() -> None:
     )
 
 
-def test_the_ceiling_is_that_of_probes_where_there_are_any() -> None:
+def test_the_ceiling_is_what_the_clock_bounds() -> None:
     waiting = summary_of(data_wait=3.75, forward=6.25)
-    probed = Ceilings(free_data=3.94, free_communication=1.043)
-
     assert verdict(waiting).ceiling == "at most 1.6x without waiting for data, all else unchanged"
-    assert verdict(waiting, ceilings=probed).ceiling == "with free data: 3.9x; with free communication: 1.04x"
-    assert verdict(summary_of(forward=10.0), ceilings=Ceilings(free_copy=1.0, free_model=12.3)).ceiling == (
-        "with free copies: 1.00x; with a free model: 12.3x"
+
+
+def test_ceilings_of_probes_are_said_by_what_was_free() -> None:
+    assert str(Ceilings(free_data=3.94, free_communication=1.043)) == (
+        "with free data: 3.9x; with free communication: 1.04x"
     )
+    assert str(Ceilings(free_copy=1.0, free_model=12.3)) == "with free copies: 1.00x; with a free model: 12.3x"
+    assert str(Ceilings()) == ""
+
+
+def test_one_long_stall_of_another_rank_is_no_straggler() -> None:
+    summary = summary_of(forward=4.0, exposed_communication=6.0)
+
+    assert verdict(summary, straggler=late(None, 0.6, late_steps=0.1)).evidence == (
+        "Waiting for ranks that were late now and then took 6 s of the 10 s of 10 steps (60%)."
+    )
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    summary = replace(summary_of(forward=9.0, exposed_communication=2.2), n=100, wall_s=11.2)
+    straggler = StragglerResult(lost_s=0.019, share=0.17, rank=1, stage="backward", late_s=0.019, late_steps=0.9)
+
+    shown = verdict_line(verdict(summary, straggler=straggler).to_dict())
+
+    page = Path(__file__).parents[3] / "docs" / "explanation" / "verdict.md"
+    assert shown in " ".join(page.read_text(encoding="utf-8").split())
 
 
 def test_no_counted_step_is_unknown() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from paceline.core.stages import EPOCH_BOUNDARY, EXPOSED, PAUSES, STAGES, TRACE, WORK
 from paceline.parallel.culprit import Sight, account
 
 
@@ -66,6 +67,30 @@ def test_the_rank_that_is_behind_is_waited_for(behind, ahead) -> None:
         f"rank 0 of 3: rank 1 does nothing: at step {behind[0]} in {behind[1]} for 5.0 s, "
         f"rank 2 at step {ahead[0]} in {ahead[1]} (stacks in stacks.rank1.txt)"
     )
+
+
+@pytest.mark.parametrize("name", [*STAGES, *PAUSES])
+def test_every_stage_and_pause_is_known(name: str) -> None:
+    sight = at(1, 40, name)
+    assert sight.place == f"at step 40 in {name}" and sight.stage_number is not None
+
+
+@pytest.mark.parametrize("name", [*WORK, *PAUSES, "start"])
+def test_whoever_works_is_behind_a_rank_that_waits_for_others(name: str) -> None:
+    assert told(at(0, 40, EXPOSED), at(1, 40, name)) == (
+        f"rank 0 of 2: rank 1 does nothing: at step 40 in {name} for 5.0 s, rank 0 at step 40 in {EXPOSED}"
+    )
+
+
+def test_a_rank_that_waits_for_others_in_an_earlier_step_is_behind() -> None:
+    assert "rank 0 of 2 does nothing: at step 39" in told(at(0, 39, EXPOSED), at(1, 40, "data_wait"))
+
+
+@pytest.mark.parametrize(
+    ("behind", "ahead"), [(EPOCH_BOUNDARY, "h2d"), ("checkpoint", EPOCH_BOUNDARY), (TRACE, "evaluate"), (TRACE, "h2d")]
+)
+def test_pauses_have_their_place_in_the_order(behind: str, ahead: str) -> None:
+    assert "rank 1 does nothing" in told(at(0, 40, ahead), at(1, 40, behind))
 
 
 def test_a_rank_that_is_behind_and_moves_is_late() -> None:

@@ -1,5 +1,6 @@
 """Run directories that are not whole: what is missing or damaged is said, and the rest is shown."""
 
+import html
 import json
 import math
 import shutil
@@ -139,12 +140,44 @@ def test_one_rank_has_nobody_to_wait_for(runs, tmp_path):
     assert "One rank: there is nothing to send" in write_report(rundir).read_text()
 
 
+def test_late_ranks_of_whom_none_is_named_are_told_with_how_often_that_is(runs, tmp_path):
+    lost = {"lost_s": 0.0019, "share": 0.0401, "late_steps": 0.25}
+    page = write_report(runs.write_run(tmp_path / "run", runs.SMALL, straggler=lost)).read_text()
+    assert "It is now one rank and now another in 25.0 % of the steps." in page
+
+
 @pytest.mark.parametrize("every, said", [("off", "measure.telemetry is off"), ("5s", "before the first look (5s)")])
 def test_why_the_machine_was_not_recorded_is_said(rundir, every, said):
     rundir.telemetry(0).unlink()
     recipe = rundir.recipe.read_text()
     rundir.recipe.write_text(recipe.replace("telemetry: 3s", f"telemetry: {every}"))
     assert said in write_report(rundir).read_text()
+
+
+PSUTIL = "psutil is not installed (pip install 'paceline[telemetry]')"
+NVML = "nvidia-ml-py is not installed (pip install 'paceline[telemetry]')"
+
+
+@pytest.mark.parametrize(
+    "provenance, gpus, said",
+    [
+        ({"telemetry_missing": NVML, "device": "cuda"}, 0, f"No GPU was recorded: {NVML}."),
+        ({"device": "cpu"}, 0, "No GPU was recorded: the run used none."),
+        ({"device": "cuda"}, 2, "These are all GPUs of the node, with what others may have run on them too."),
+    ],
+)
+def test_the_machines_section_says_what_is_known_of_gpus(runs, tmp_path, provenance, gpus, said):
+    shape = runs.Shape(steps=3, looks=3, mistakes=1, gpus=gpus)
+    page = html.unescape(write_report(runs.write_run(tmp_path / "run", shape, provenance=provenance)).read_text())
+    assert said in page and "telemetry missing" not in page
+
+
+def test_a_run_without_psutil_says_so_where_the_machine_would_be_and_nowhere_else(runs, tmp_path):
+    rundir = runs.write_run(tmp_path / "run", runs.SMALL, provenance={"telemetry_missing": PSUTIL})
+    rundir.telemetry(0).unlink()
+    page = html.unescape(write_report(rundir).read_text())
+    assert f"The machine was not recorded: {PSUTIL}." in page
+    assert page.count(PSUTIL) == 1
 
 
 def test_only_pictures_of_the_folder_itself_are_shown(rundir):

@@ -74,7 +74,7 @@ class Story:
 
     def goodput(self, after_s: float = 0.0) -> GoodputResult:
         self._passes(after_s)
-        found = self.ledger.goodput(self.trained_s, self.clock(after_s))
+        found = self.ledger.goodput(self.trained_s, self.clock(after_s / 2), after_s / 2)
         assert found is not None
         parts = found.model_dump(exclude={"share", "wall_s", "starts"})
         # Sums of a dozen numbers below 1e9 with 1e-7 of rounding each.
@@ -218,7 +218,7 @@ def test_a_clock_that_was_set_back_makes_no_negative_part(story: Story) -> None:
     story.now -= 3600.0
     story.starts(1.0)
     story.trains(10)
-    found = story.ledger.goodput(story.trained_s, story.clock())
+    found = story.ledger.goodput(story.trained_s, story.clock(), 0.0)
     assert found is not None and min(found.model_dump().values()) >= 0
     assert close(found, useful_s=30.0, data_wait_s=10.0, startup_s=2.0, down_s=0.0, wall_s=42.0)
 
@@ -226,7 +226,7 @@ def test_a_clock_that_was_set_back_makes_no_negative_part(story: Story) -> None:
 def test_a_clock_that_is_off_leaves_all_trained_time_useful(story: Story) -> None:
     story.starts(1.0)
     story.trains(10)
-    found = story.ledger.goodput(story.trained_s, ClockSummary(0, 0, 0.0, {}, 0.0, {}, 0.0, ()))
+    found = story.ledger.goodput(story.trained_s, ClockSummary(0, 0, 0.0, {}, 0.0, {}, 0.0, ()), 0.0)
     assert found is not None and close(found, useful_s=20.0, data_wait_s=0.0)
 
 
@@ -261,7 +261,7 @@ def test_an_end_that_cannot_be_written_is_left_to_the_next_process(story: Story,
 def test_only_rank_0_has_a_ledger(tmp_path: Path) -> None:
     options = {"from_step": 0, "trained_s": 0.0, "before": Spent(), "startup_s": 1.0}
     ledger = build_ledger(RunDir(tmp_path), World(rank=1, world_size=2), **options)
-    assert isinstance(ledger, NoLedger) and ledger.goodput(1.0, summary(steps=2)) is None
+    assert isinstance(ledger, NoLedger) and ledger.goodput(1.0, summary(steps=2), 0.0) is None
     ledger.end(1, 1.0, "completed")
     assert not list(tmp_path.iterdir())
 

@@ -33,7 +33,11 @@ class Parallel(Section):
     compression: Off | Literal["bf16", "fp16", "powersgd"] = "off"
     """ddp: send gradients in 16 bits, or as low-rank factors (Vogels et al. 2019, arXiv 1905.13727)."""
     sync_gradients: bool = True
-    """ddp: average gradients over the ranks. false is a probe of what communication costs: each rank trains alone."""
+    """ddp: average gradients over the ranks. false is a probe of what communication costs: each rank trains alone, and
+    its weights go their own way. Gradients and buffers stay where they are, but a late rank is still waited for: in
+    each step the ranks share one number, the mean of their gradients' norms, so that all stop or skip alike, and votes
+    on saving and leaving, which a step waits for in the next; the losses that are logged stay means over the ranks.
+    `model.norm=sync_batch` is communication of its own, which stays."""
     powersgd_rank: PositiveInt | Auto = "auto"
     """Rank of the factors; `auto` is 1."""
     reshard: bool = False

@@ -1,7 +1,8 @@
 """Measured values as cells of a table: the text a reader sees, and beside it the number as it was measured."""
 
+from paceline.core.units import accuracy, milliseconds, number, seconds, share, size
 from paceline.report.blocks import Cell, Paragraph
-from paceline.report.words import accuracy, clean, milliseconds, moment, number, seconds, share, size
+from paceline.report.words import clean, moment
 
 
 def text(value: object, longest: int = 160) -> Cell:

@@ -4,11 +4,12 @@ from heapq import nlargest
 from typing import Final
 
 from paceline.core.class_table import ClassCount
+from paceline.core.units import accuracy
 from paceline.report.blocks import Block, Cell, Column, Gallery, HeatMap, Picture, Section, Table
 from paceline.report.heat import MAX_CELLS
 from paceline.report.run import Mistake, Run
 from paceline.report.sections import cells
-from paceline.report.words import accuracy, clean, finite
+from paceline.report.words import clean, finite
 
 _NUM_OPEN: Final = 20
 _NUM_PAIRS: Final = 20

@@ -2,12 +2,13 @@
 
 from typing import Final
 
+from paceline.core.units import accuracy, number
 from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Line, Section, Table
 from paceline.report.run import Run
 from paceline.report.sections import cells
 from paceline.report.sections.clock import Clock, clock_for
 from paceline.report.thin import Series, thin
-from paceline.report.words import accuracy, finite, number
+from paceline.report.words import finite
 
 _ACCURACIES: Final = {"top1": "validation", "ema_top1": "averaged", "train_top1": "train split"}
 _LOSSES: Final = {"loss": "validation", "ema_loss": "averaged", "train_loss": "train split"}
@@ -35,13 +36,19 @@ def learning(run: Run) -> Section:
     if not steps.num_records:
         blocks.append(cells.missing("No step was logged: the run was shorter than log.every, or ended before that."))
     elif steps.per_point > 1:
-        note = f"{steps.num_records:,} logged steps are drawn as means of {steps.per_point} each."
-        blocks.append(cells.missing(note))
+        blocks.append(cells.missing(_thinned(steps)))
     if run.evals:
         blocks.append(_evaluations(run))
     else:
         blocks.append(cells.missing("Nothing was evaluated: train.eval_every is off, or the run ended before that."))
     return Section("learning", "Accuracy and loss", blocks)
+
+
+def _thinned(steps: Series) -> str:
+    if not steps.is_sample:
+        return f"{steps.num_records:,} logged steps are drawn as means of {steps.per_point} each."
+    read = f"{steps.num_records:,} of the logged steps, spread evenly from the first to the last, were read"
+    return f"steps.jsonl is long: {read}, and are drawn as means of {steps.per_point} each."
 
 
 def _over(series: Series) -> str:

@@ -4,11 +4,11 @@ import json
 from typing import Any, Final
 
 from paceline.core.results import RunResult
-from paceline.core.units import count
+from paceline.core.units import count, size
 from paceline.report.blocks import Block, Cell, Code, Command, Facts, Paragraph, Section
 from paceline.report.run import Run
 from paceline.report.sections import cells
-from paceline.report.words import clean, clean_lines, finite, size
+from paceline.report.words import clean, clean_lines, finite
 
 _TRAINED: Final = {
     "train_images": "training images",
@@ -68,7 +68,8 @@ def _trained(result: RunResult) -> list[tuple[str, Cell]]:
 
 def _machine(run: Run) -> list[tuple[str, Cell]]:
     known: dict[str, Any] = {**run.machine, **(run.result.provenance if run.result is not None else {})}
-    known.pop("command", None)
+    for key in ("command", "telemetry_missing"):  # these are told elsewhere
+        known.pop(key, None)
     return [(clean(key).replace("_", " "), _value(key, value)) for key, value in list(known.items())[:60]]
 
 

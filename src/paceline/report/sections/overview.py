@@ -4,11 +4,11 @@ import shlex
 from typing import Final, Literal
 
 from paceline.core.results import EvalResult, RunResult
-from paceline.core.units import count
+from paceline.core.units import accuracy, count, number, seconds, share
 from paceline.report.blocks import Cell, Figure, Verdict
 from paceline.report.run import Run
 from paceline.report.sections import cells
-from paceline.report.words import accuracy, clean, finite, moment, number, seconds, share
+from paceline.report.words import clean, finite, moment
 
 Tone = Literal["good", "warning", "bad"]
 _TONES: Final[dict[str, Tone]] = {

@@ -3,19 +3,21 @@
 Its file is written by another part of the program, and read here as far as its keys are there.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
+from paceline.core.units import flops, number, share
 from paceline.report.blocks import Block, Cell, Column, Facts, Paragraph, Section, Table
 from paceline.report.run import Run
 from paceline.report.sections import cells
-from paceline.report.words import clean, finite, large, number, share
+from paceline.report.words import clean, finite
 
-_COST: Final = {
-    "parameters": ("parameters", ""),
-    "flops_per_image": ("arithmetic of an image, forward and backward", "FLOP"),
-    "achieved_flops_per_s": ("achieved", "FLOP/s"),
-    "peak_flops_per_s": ("peak", "FLOP/s"),
-    "roofline_images_per_s": ("ceiling of the roofline", "images/s"),
+_COST: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
+    "parameters": ("parameters", number),
+    "flops_per_image": ("arithmetic of an image, forward and backward", flops),
+    "achieved_flops_per_s": ("achieved", lambda value: f"{flops(value)}/s"),
+    "peak_flops_per_s": ("peak", lambda value: f"{flops(value)}/s"),
+    "roofline_images_per_s": ("ceiling of the roofline", lambda value: f"{number(value)} images/s"),
 }
 _SHARES: Final = {"mfu": "share of the peak (MFU)", "roofline_share": "share of the roofline"}
 
@@ -100,11 +102,10 @@ def _cost(cost: object) -> list[Block]:
     if not isinstance(cost, dict):
         return []
     rows: list[tuple[str, Cell]] = []
-    for key, (name, unit) in _COST.items():
+    for key, (name, told) in _COST.items():
         value = finite(cost.get(key))
         if value is not None:
-            text = number(value) if unit == "images/s" else large(value)
-            rows.append((name, Cell(f"{text} {unit}".strip(), value)))
+            rows.append((name, Cell(told(value), value)))
     shares = [(name, finite(cost.get(key))) for key, name in _SHARES.items()]
     rows += [(name, Cell(share(value), value)) for name, value in shares if value is not None]
     if isinstance(cost.get("peak_source"), str) and cost["peak_source"]:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from paceline.core.results import CommunicationResult, RankResult, StragglerResult
+from paceline.core.units import milliseconds, number, share, size
 from paceline.report import parts
 from paceline.report.blocks import Block, Cell, Column, Facts, Paragraph, Section, Table
 from paceline.report.run import Run
 from paceline.report.sections import cells
-from paceline.report.words import milliseconds, number, share, size
 
 _NUM_OPEN = 16
 
@@ -62,7 +62,8 @@ def _communication(found: CommunicationResult) -> list[Block]:
 def _straggler(found: StragglerResult) -> Paragraph:
     lost = f"Waiting for the latest rank costs {milliseconds(found.lost_s)} a step, {share(found.share)} of it."
     if found.rank is None:
-        return Paragraph(f"{lost} It is now one rank and now another.")
+        often = f"in {share(found.late_steps)} of the steps" if found.late_steps else ""
+        return Paragraph(" ".join(filter(None, [lost, "It is now one rank and now another", often])) + ".")
     where = f", and spends it in {parts.name(found.stage)}" if found.stage else ""
     return Paragraph(f"{lost} It is rank {found.rank}, {milliseconds(found.late_s)} later than the others{where}.")
 

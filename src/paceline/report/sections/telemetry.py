@@ -4,13 +4,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.report.blocks import Block, Chart, Charts, Line, Section
+from paceline.core.units import byte_unit, number
+from paceline.report.blocks import Block, Chart, Charts, Line, Paragraph, Section
 from paceline.report.files import setting
+from paceline.report.gaps import mean_over_time
 from paceline.report.plot import MAX_LINES
 from paceline.report.run import MAX_NODES, Node, Run
 from paceline.report.sections import cells
 from paceline.report.sections.clock import Clock, clock_for
-from paceline.report.words import byte_unit, number
+from paceline.report.words import clean
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def _charts(found: Sequence[_Quantity], nodes: Sequence[Node], names: Lines, beg
         ]
         note = f"peak {number(max(each.highest for each in extents) / scale)}"
         if len(quantity.lines) == 1:
-            note = f"mean {number(sum(each.mean for each in extents) / len(extents) / scale)}, {note}"
+            means = [mean_over_time(line.points) for line in lines]
+            note = f"mean {number(sum(means) / len(means))}, {note}"
         shown = f"{note}; {MAX_LINES} of {len(lines)} shown" if len(lines) > MAX_LINES else note
         charts.append(Chart(quantity.title, clock.unit, unit, lines, quantity.low, quantity.high, shown))
     return charts
@@ -102,11 +105,24 @@ def _gpu_lines(node: Node, quantity: _Quantity, has_many: bool) -> Iterable[tupl
 
 def _notes(run: Run) -> list[Block]:
     notes: list[Block] = []
-    if not any(node.gpus for node in run.nodes):
-        notes.append(cells.missing("No GPU was recorded: there is none, or nvidia-ml-py is not installed."))
+    if any(node.gpus for node in run.nodes):
+        notes.append(Paragraph("These are all GPUs of the node, with what others may have run on them too."))
+    else:
+        is_cpu = run.result is not None and run.result.provenance.get("device") == "cpu"
+        why = _missing(run) or ("the run used none" if is_cpu else "there is none, or nvidia-ml-py is not installed")
+        notes.append(cells.missing(f"No GPU was recorded: {why}."))
+    sampled = [node.series.num_records for node in run.nodes if node.series.is_sample]
+    if sampled:
+        read = f"{max(sampled):,} looks a node at most, spread evenly from the first to the last, were read"
+        notes.append(cells.missing(f"Telemetry is long: {read}; a peak between them is not seen."))
     if run.num_nodes > MAX_NODES:
         notes.append(cells.missing(f"The first {MAX_NODES} of {run.num_nodes} nodes are shown."))
     return notes
+
+
+def _missing(run: Run) -> str:
+    """Return what the run found missing, "" where nothing is."""
+    return clean(run.result.provenance.get("telemetry_missing") or "", 300) if run.result is not None else ""
 
 
 def _why_none(run: Run) -> str:
@@ -115,4 +131,5 @@ def _why_none(run: Run) -> str:
         return "The machine was not recorded: measure.telemetry is off."
     if not every:
         return "The machine was not recorded: the run was made by a version of paceline that did not."
-    return f"The machine was not recorded: psutil is not installed, or the run ended before the first look ({every})."
+    why = _missing(run) or f"psutil is not installed, or the run ended before the first look ({every})"
+    return f"The machine was not recorded: {why}."

@@ -1,13 +1,12 @@
 """Where the time went: the whole process's wall clock, a step's stages, and beside them how its batches were made."""
 
 from paceline.core.results import AccountResult, LoaderResult, RunResult
-from paceline.core.units import count
+from paceline.core.units import count, milliseconds, number, seconds, share, size
 from paceline.report import parts
 from paceline.report.blocks import Bar, Block, Cell, Column, Facts, Paragraph, Part, Section, Table
 from paceline.report.files import setting
 from paceline.report.run import Run
 from paceline.report.sections import cells
-from paceline.report.words import milliseconds, number, seconds, share, size
 
 _UNFINISHED = "The run has not finished, so its time is not accounted for: that is done at its end."
 
@@ -76,7 +75,7 @@ def _no_account(result: RunResult) -> Paragraph:
 def _times(result: RunResult) -> Facts:
     times = result.time
     rows = [("wall clock", times.wall_s), ("start-up", times.startup_s), ("training", times.train_s)]
-    rows += [("evaluation", times.eval_s), ("checkpoints", times.checkpoint_s)]
+    rows += [(parts.name("evaluate"), times.eval_s), (parts.name("checkpoint"), times.checkpoint_s)]
     return Facts([(name, cells.of_seconds(each_s)) for name, each_s in rows])
 
 

@@ -3,10 +3,12 @@
 from typing import Any
 
 from paceline.core.results import CheckpointResult, GoodputResult
+from paceline.core.stages import spoken
+from paceline.core.units import seconds, share, size
 from paceline.report.blocks import Bar, Block, Cell, Column, Facts, Part, Section, Table
 from paceline.report.run import Rows, Run
 from paceline.report.sections import cells
-from paceline.report.words import clean, finite, seconds, share, size
+from paceline.report.words import clean, finite
 
 _NUM_OPEN = 20
 
@@ -30,10 +32,10 @@ def _goodput(found: GoodputResult) -> Bar:
     parts = (
         ("useful", found.useful_s, "c-useful"),
         ("start-up", found.startup_s, "c-start-up"),
-        ("data wait", found.data_wait_s, "c-data-wait"),
-        ("evaluation", found.eval_s, "c-evaluate"),
-        ("checkpoint", found.checkpoint_s, "c-checkpoint"),
-        ("done again", found.rework_s, "c-rework"),
+        (spoken("data_wait"), found.data_wait_s, "c-data-wait"),
+        (spoken("evaluate"), found.eval_s, "c-evaluate"),
+        (spoken("checkpoint"), found.checkpoint_s, "c-checkpoint"),
+        ("steps done again", found.rework_s, "c-rework"),
         ("down", found.down_s, "c-down"),
         ("other", found.other_s, "c-other"),
     )

@@ -1,0 +1,43 @@
+"""Curves over time whose points are not evenly spaced: where they break, and their mean."""
+
+import pytest
+
+from paceline.report.gaps import mean_over_time, pieces
+
+
+def doubling(num, every=10):
+    """Return points whose distance doubles after each `every`."""
+    x, found = 0.0, []
+    for index in range(num):
+        x += 2.0 ** (index // every)
+        found.append((x, float(index)))
+    return found
+
+
+def test_a_line_whose_looks_become_rare_is_one_piece():
+    assert len(list(pieces(doubling(80)))) == 1
+
+
+@pytest.mark.parametrize("at", [1, 5, 35, 79])
+def test_a_pause_in_it_breaks_it_there(at):
+    points = doubling(80)
+    pause = 12 * (points[at][0] - points[at - 1][0])
+    broken = [*points[:at], *((x + pause, y) for x, y in points[at:])]
+    assert [len(piece) for piece in pieces(broken)] == [at, 80 - at]
+
+
+def test_a_few_points_are_one_piece():
+    assert list(pieces([(0, 1), (1, 1), (100, 1)])) == [[(0, 1), (1, 1), (100, 1)]]
+
+
+def test_a_mean_over_time_counts_a_value_for_as_long_as_it_stands():
+    assert mean_over_time([(0, 5.0), (1, 1.0), (4, 3.0)]) == (1 * 1.0 + 3 * 3.0) / 4
+
+
+def test_a_mean_over_time_leaves_gaps_out():
+    points = [(float(x), 1.0) for x in range(20)] + [(float(x), 3.0) for x in range(1000, 1020)]
+    assert mean_over_time(points) == 2.0
+
+
+def test_the_mean_of_a_single_look_is_its_value():
+    assert mean_over_time([(7.0, 0.25)]) == 0.25

@@ -1,0 +1,81 @@
+"""Long files are read in part: evenly, with their first and last record, in a time that does not grow with them."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from paceline.report import report_text
+from paceline.report.files import Reader
+
+MAX = 200
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Return a function from the text of a file to the numbers of the records that are read, and what is said."""
+
+    def sample(text):
+        path = tmp_path / "steps.jsonl"
+        path.write_bytes(text)
+        reader = Reader()
+        records, is_sample = reader.sample(path, MAX)
+        return [record["n"] for record in records], is_sample, reader.problems
+
+    return sample
+
+
+def lines(num, pad=""):
+    return b"".join(json.dumps({"n": index, "pad": pad}).encode() + b"\n" for index in range(num))
+
+
+@pytest.mark.parametrize("num", [1, MAX, 2 * MAX, 6000])
+def test_a_file_that_is_not_long_is_read_whole(read, num):
+    """6,000 records stay below the 64 KiB at which a file may be long, as they are short."""
+    text = b"".join(b'{"n":%d}\n' % index for index in range(num))
+    assert len(text) <= 65536
+    assert read(text) == (list(range(num)), False, [])
+
+
+@pytest.mark.parametrize("num", [5000, 98_765])
+def test_of_a_long_file_evenly_spaced_records_are_read_with_the_first_and_the_last(read, num):
+    found, is_sample, problems = read(lines(num))
+    assert is_sample and problems == []
+    assert (found[0], found[-1]) == (0, num - 1) and 0.98 * MAX <= len(found) <= MAX
+    steps = {after - before for before, after in pairwise(found[:-1])}
+    assert max(steps) - min(steps) <= 0.2 * num / MAX  # later numbers have up to two digits more of some 25 bytes
+
+
+def test_a_record_that_is_being_written_is_left_out(read):
+    found, is_sample, problems = read(lines(5000) + b'{"n": 5000, "pa')
+    assert is_sample and found[-1] == 4999 and problems == []
+
+
+def test_a_long_file_with_a_giant_line_is_read_around_it(read):
+    """One line of 3 MB, of which no more than its end is looked for."""
+    found, is_sample, _ = read(lines(5000) + lines(1, "x" * 3_000_000) + lines(5000))
+    assert is_sample and found[0] == 0 and found[-1] == 4999 and len(found) < MAX
+
+
+def test_what_is_damaged_in_a_long_file_is_counted(read):
+    found, _, problems = read(lines(5000) + b"x" * 30 + b"\n" + b"y\n" * 60_000 + lines(1))
+    assert found[0] == 0 and found[-1] == 0
+    assert len(problems) == 1 and problems[0].endswith("lines are no records, and left out")
+
+
+def test_the_page_says_what_was_read_of_a_long_run_and_has_its_end(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.report.run._MAX_STEPS", 2000)
+    monkeypatch.setattr("paceline.report.run._MAX_LOOKS", 250)
+    rundir = runs.write_run(tmp_path / "run", runs.Shape(steps=3, looks=3, gpus=8))
+    for path, num, key, first in ((rundir.steps, 5000, "step", 1), (rundir.telemetry(0), 1100, "unix_s", 0)):
+        row = json.loads(path.read_text().splitlines()[0])
+        with path.open("w") as file:
+            file.writelines(json.dumps({**row, key: first + index}) + "\n" for index in range(num))
+    text = report_text(rundir, "md")
+    assert "steps.jsonl is long: 2,000 of the logged steps, spread evenly from the first to the last, were read" in text
+    assert "Telemetry is long: 250 looks a node at most, spread evenly from the first to the last, were read" in text
+    data = json.loads(report_text(rundir, "json"))
+    for series in (data["steps"], data["telemetry"][0]):
+        assert series["is_sample"] and series["records"] <= 2000 and len(series["points"]) <= 500
+    ends = data["telemetry"][0]["points"]
+    assert (ends[0]["unix_s"], ends[-1]["unix_s"]) == (0, 1099)
