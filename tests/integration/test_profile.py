@@ -13,8 +13,9 @@ LIMIT_S = 120
 
 
 def test_a_profile_on_two_ranks_measures_the_recipe_and_what_each_part_of_it_costs(paceline, tmp_path: Path) -> None:
-    """Batches that lie ready already leave two probes to run."""
-    words = (*TINY, "data.replay=device", "--steps", "3", "--ranks", "2", "--run-dir", "run", "--json")
+    """Batches that lie ready already leave two probes to run; buckets are timed in the run that is traced."""
+    options = ("--steps", "3", "--trace", "--ranks", "2", "--run-dir", "run", "--json")
+    words = (*TINY, "measure.warmup_steps=2", "data.replay=device", *options)
     found = paceline("profile", *words).result
     run = tmp_path / "run"
     assert found == json.loads((run / "profile.json").read_text())
@@ -25,8 +26,11 @@ def test_a_profile_on_two_ranks_measures_the_recipe_and_what_each_part_of_it_cos
     assert sorted(found["ceilings"]) == ["free_communication", "free_model"]
     result = json.loads((run / "result.json").read_text())
     assert found["base"]["images_per_s"] == result["throughput"]["images_per_s"]
-    assert (result["steps"], result["eval"], result["world_size"]) == (4, None, 2)
-    assert result["communication"]["wire_s"] > 0 and result["stages"]["exposed_communication"]["host_s"] > 0
+    assert (result["steps"], result["eval"], result["world_size"]) == (5, None, 2)
+    assert result["communication"]["wire_s"] is None and result["stages"]["exposed_communication"]["host_s"] > 0
+    assert found["communication"]["exposed_s"] == result["communication"]["exposed_s"] > 0
+    assert found["timed_run"] == "trace" and found["communication"]["wire_s"] > 0
+    assert found["trace_share"] > 0 and (run / "trace.json.gz").exists() and (run / "trace" / "rank1.json.gz").exists()
     cost = found["cost"]
     assert cost["achieved_flops_per_s"] == pytest.approx(cost["flops_per_image"] * found["base"]["images_per_s"] / 2)
     assert cost["mfu"] > 0 and cost["roofline_share"] > 0
@@ -50,7 +54,7 @@ def test_ctrl_c_ends_the_run_that_is_measured_and_the_profile(paceline, tmp_path
     assert len(children) == 1
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, out, err) == (130, "", "")
+    assert (process.returncode, out, err) == (130, "4 runs of 100,001 steps\n", "")
     with pytest.raises(ProcessLookupError):
         os.kill(children[0], 0)
 
