@@ -2,17 +2,22 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import NonFiniteLossError
+from paceline.core.stages import EXPOSED
 from paceline.core.world import World
+from paceline.measure.rate import Stopwatch
 from paceline.parallel.strategy import build_strategy
 from paceline.recipe.schema.parallel import Parallel
 from paceline.recipe.schema.train import Train
 from paceline.train.average import NoAverage
 from paceline.train.guard import Reporter, build_guard
+from paceline.train.journal import Journal
 from paceline.train.loss import CrossEntropy
 from paceline.train.precision import DynamicScale, Precision
 from paceline.train.probe import Probe
@@ -23,9 +28,10 @@ from paceline.train.update import Update
 
 CPU = torch.device("cpu")
 BAD_RANK, BAD_STEP, STEPS = 1, 3, 5
+WAYS = {"ddp": Parallel(), "fsdp": Parallel(strategy="fsdp"), "alone": Parallel(sync_gradients=False)}
 CASES = {
     f"{strategy} {policy} {kind}": (strategy, policy, kind)
-    for strategy in ("ddp", "fsdp")
+    for strategy in WAYS
     for policy in ("stop", "skip", "scaled")
     for kind in ("loss", "gradient")
 }
@@ -43,10 +49,23 @@ class BadGradient(torch.autograd.Function):
         return gradient * torch.inf
 
 
-def trained(strategy_name: str, policy: str, kind: str, rank: int, world_size: int) -> dict[str, Tensor]:
-    """Return what happened as numbers: steps, skips, the scale, whether rank 1 was named, and the weights."""
+class Losses:
+    """A sink and a trace that keep the loss of each record."""
+
+    def __init__(self) -> None:
+        self.logged: list[float] = []
+
+    def step(self, record: Any) -> None:
+        self.logged.append(record.loss)
+
+    def record(self, step: int, batch: Any) -> None:
+        """Take no note."""
+
+
+def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dict[str, Tensor]:
+    """Return what happened as numbers: steps, skips, the scale, whether rank 1 was named; losses; and the weights."""
     world = World(rank, world_size, rank, world_size)
-    strategy = build_strategy(Parallel(strategy=strategy_name), world, CPU)
+    strategy = build_strategy(WAYS[way], world, CPU)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     replica = strategy.prepare(model)
@@ -68,7 +87,9 @@ def trained(strategy_name: str, policy: str, kind: str, rank: int, world_size: i
         NoAverage(),
         math.inf,
     )
-    state, message = TrainState(), ""
+    state, message, sink = TrainState(), "", Losses()
+    plan: Any = SimpleNamespace(log_every=1, total_steps=STEPS, batch_size=16, steps_per_epoch=STEPS)
+    journal = Journal(plan, strategy, schedule, sink, sink, Stopwatch(0.0, lambda: 0.0), state)
     images, labels = torch.randn(8, 6, generator=torch.Generator().manual_seed(rank)), torch.arange(8) % 3
     for step in range(STEPS):
         is_bad = rank == BAD_RANK and step == BAD_STEP
@@ -76,17 +97,42 @@ def trained(strategy_name: str, policy: str, kind: str, rank: int, world_size: i
             logits = replica(images)
             loss = CrossEntropy(0.0)(BadGradient.apply(logits) if is_bad and kind == "gradient" else logits, labels)
             precision.backward(loss + torch.nan if is_bad and kind == "loss" else loss)
+        mean_loss = loss.detach() * (torch.nan if is_bad and kind == "loss" else 1.0)
         try:
-            update(state, loss.detach() * (torch.nan if is_bad and kind == "loss" else 1.0))
+            update(state, mean_loss)
         except NonFiniteLossError as error:
             message = str(error)
             break
+        journal.step(state, None, mean_loss)
         state.advance(16)
     weights = torch.cat([each.flatten() for each in strategy.gather(dict(model.named_parameters())).values()])
     numbers = [state.step, state.skipped, precision.scale.value, "rank 1 of 2" in message, "step 4:" in message]
-    return {"numbers": torch.tensor(numbers, dtype=torch.float64), "weights": weights}
+    return {
+        "numbers": torch.tensor(numbers, dtype=torch.float64),
+        "losses": torch.tensor(sink.logged),
+        "weights": weights,
+    }
+
+
+def shortened(rank: int, world_size: int) -> dict[str, Tensor]:
+    """Return gradients of length 5 on rank 0 and 10 on rank 1, shortened to 6 by ranks that train alone, and the norm.
+
+    Then the same where rank 1 has met a number that is none.
+    """
+    strategy = build_strategy(WAYS["alone"], World(rank, world_size, rank, world_size), CPU)
+    strategy.prepare(nn.Linear(1, 1))
+    turned: list[str] = []
+    strategy.listen(turned.append)
+    parameter, found = nn.Parameter(torch.zeros(2)), {}
+    for name, number in (("finite", 6.0), ("inf", math.inf), ("nan", math.nan)):
+        parameter.grad = torch.tensor([3.0, 4.0]) if rank == 0 else torch.tensor([number, 8.0])
+        found[f"{name} norm"] = strategy.clip([parameter], 6.0)
+        found[f"{name} gradient"] = parameter.grad
+    assert turned == [EXPOSED, "optimizer"] * 3
+    return found
 
 
 def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
     found = {name: trained(*case, rank, world_size) for name, case in CASES.items()}
+    found["shortened"] = shortened(rank, world_size)
     return {f"{name}/{key}": tensor for name, values in found.items() for key, tensor in values.items()}

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.measure.straggler import WORK, RankTimes, stragglers
+from paceline.core.stages import WORK
+from paceline.measure.straggler import RankTimes, stragglers
 
 EXPOSED, FORWARD = 1.0, 2.0  # the codes of `listening.py`
 WAYS = ("plain", "copied", "static", "buffers", "micro-batches", "bf16", "fp16", "factors")

@@ -24,11 +24,20 @@ def ranks(run: Run) -> Section:
     if result.communication is None:
         blocks.append(cells.missing("Communication was not measured: that needs measure.clock=on and ddp."))
     else:
-        blocks += _communication(result.communication)
+        blocks += _communication(_timed_aside(run) or result.communication)
     if result.straggler is not None:
         blocks.append(_straggler(result.straggler))
     blocks += [_ranks(result.ranks)] if result.ranks else []
     return Section("ranks", title, blocks)
+
+
+def _timed_aside(run: Run) -> CommunicationResult | None:
+    """Return what a profile put together of its base and the run in which it timed buckets, if it did."""
+    try:
+        found = CommunicationResult.model_validate((run.profile or {}).get("communication"))
+    except ValueError:
+        return None
+    return found if found.buckets else None
 
 
 def _communication(found: CommunicationResult) -> list[Block]:
