@@ -1,20 +1,26 @@
-"""What tests of every kind share: real data where a machine has it, and the program as users start it."""
+"""What tests of every kind share: real data where a machine has it, and the program, as users start it and at once."""
 
 import json
 import os
+import selectors
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+FORKING = Path(__file__).with_name("forking.py")
 TIMEOUT_S = 240
+POLL_S = 0.005
 
-# What is started in the background of a script ignores Ctrl-C, and so would all that it starts.
+# What is started in the background of a script ignores Ctrl-C, what `nohup` starts SIGHUP; and so would all they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
@@ -40,24 +46,116 @@ class Ended:
             assert word in lines[0], (word, lines[0])
 
 
+class Process:
+    """A program that `forking.py` has started: what tests use of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, out: int, err: int, code_of: Callable[[int], int | None]) -> None:
+        self.pid, self._code_of = pid, code_of
+        self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or nothing while it runs."""
+        if self.returncode is None:
+            self.returncode = self._code_of(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float = TIMEOUT_S) -> int:
+        """Return the exit code once there is one, or raise `subprocess.TimeoutExpired`."""
+        deadline_s = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            self._not_after(deadline_s, timeout)
+            time.sleep(POLL_S)
+        return code
+
+    def communicate(self, timeout: float = TIMEOUT_S) -> tuple[str, str]:
+        """Return all it says, and what it has started says, once that has ended too."""
+        deadline_s = time.monotonic() + timeout
+        said = {stream: b"" for stream in (self.stdout, self.stderr) if not stream.closed}
+        with selectors.DefaultSelector() as open_ones:
+            for stream in said:
+                open_ones.register(stream, selectors.EVENT_READ)
+            while open_ones.get_map():
+                for key, _ in open_ones.select(max(0.0, deadline_s - time.monotonic())):
+                    part = os.read(key.fd, 1 << 16)
+                    said[key.fileobj] += part
+                    if not part:
+                        open_ones.unregister(key.fileobj)
+                self._not_after(deadline_s, timeout)
+        self.wait(max(POLL_S, deadline_s - time.monotonic()))
+        for stream in said:
+            stream.close()
+        return said.get(self.stdout, b"").decode(), said.get(self.stderr, b"").decode()
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def _not_after(self, deadline_s: float, timeout: float) -> None:
+        if time.monotonic() > deadline_s:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+
+
+@dataclass(frozen=True)
+class Forking:
+    """A Python that has imported torch: what it starts is there at once. See `forking.py`."""
+
+    server: "subprocess.Popen[bytes]"
+    calls: socket.socket
+
+    def start(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environ: Mapping[str, str],
+        *,
+        listener: int | None = None,
+        terminal: int | None = None,
+    ) -> Process:
+        """Start `python WORDS` in `folder`; the file `listener` becomes its 3, and `terminal` all it prints to."""
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        with Path(os.devnull).open() as nothing:
+            streams = (out_end, err_end) if terminal is None else (terminal, terminal)
+            files = [nothing.fileno(), *streams, *(() if listener is None else (listener,))]
+            request = {"words": [*words], "environ": clean_environ(environ), "folder": str(folder)}
+            pid = self._asked(request, files)
+        os.close(out_end)
+        os.close(err_end)
+        return Process(pid, out, err, lambda pid: self._asked({"code_of": pid}, []))
+
+    def _asked(self, request: dict, files: Sequence[int]) -> int:
+        socket.send_fds(self.calls, [json.dumps(request).encode()], files)
+        answer = self.calls.recv(64)
+        assert answer, "the server of tests has ended"
+        return json.loads(answer)
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """The Python that users start."""
+
+    def start(self, words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> "subprocess.Popen[str]":
+        """Start `python WORDS` in `folder`."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([sys.executable, *words], cwd=folder, env=clean_environ(environ), text=True, **pipes)
+
+
 @dataclass(frozen=True)
 class Program:
     """The program under test, started in `folder`, with a time limit."""
 
     folder: Path
+    python: Forking | Fresh
 
-    def start(self, *words: str, program: tuple[str, ...] = (), **environ: str) -> "subprocess.Popen[str]":
+    def start(self, *words: str, program: tuple[str, ...] = (), **environ: str) -> "Process | subprocess.Popen[str]":
         """Start it; `program` replaces `python -m paceline`."""
-        command = [sys.executable, "-m", *(program or ("paceline",)), *words]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RANK", "WORLD"))}
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env={**clean, **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = ["-m", *(program or ("paceline",)), *words]
+        return self.python.start(command, self.folder, environ)
 
     def __call__(self, *words: str, program: tuple[str, ...] = (), **environ: str) -> Ended:
         """Run it to its end."""
@@ -70,10 +168,44 @@ class Program:
         return Ended(process.returncode, out, err)
 
 
+def clean_environ(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a program that nobody has made a rank, and `more`."""
+    ranks = ("SLURM_", "RANK", "WORLD")
+    return {**{name: value for name, value in os.environ.items() if not name.startswith(ranks)}, **more}
+
+
+@pytest.fixture(scope="session")
+def forking() -> Iterator[Forking]:
+    """Return a Python whose programs need not import torch."""
+    # A pool of threads does not survive a fork; and torch reads how much to say when it is imported.
+    early = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, str(FORKING), str(theirs.fileno())]
+    with ours, subprocess.Popen(command, env=clean_environ(early), pass_fds=[theirs.fileno()]) as server:
+        theirs.close()
+        num_threads = ours.recv(64)
+        assert num_threads, "paceline cannot be imported"
+        assert num_threads == b"1", "threads do not survive a fork"
+        yield Forking(server, ours)
+        ours.close()  # which ends it
+
+
+@pytest.fixture(scope="session")
+def paceline_in(forking: Forking) -> Callable[[Path], Program]:
+    """Return a function from a folder to the program that runs there, and starts at once."""
+    return lambda folder: Program(folder, forking)
+
+
 @pytest.fixture
-def paceline(tmp_path: Path) -> Program:
-    """Return the program; it runs in the test's own folder."""
-    return Program(tmp_path)
+def paceline(paceline_in: Callable[[Path], Program], tmp_path: Path) -> Program:
+    """Return the program, which starts at once; it runs in the test's own folder."""
+    return paceline_in(tmp_path)
+
+
+@pytest.fixture
+def paceline_anew(tmp_path: Path) -> Program:
+    """Return the program as users start it, which takes seconds; it runs in the test's own folder."""
+    return Program(tmp_path, Fresh())
 
 
 @pytest.fixture

@@ -3,17 +3,20 @@
 import hashlib
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-FORKING = Path(__file__).with_name("forking.py")
+from paceline.core.world import World
+from paceline.parallel.environ import rank_environ
+
 PARTS = ("model", "optimizer", "average", "precision")
+LIMIT_S = 120
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ class Forked:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The program on any number of ranks, which do not wait for torch to be imported (`forking.py`)."""
+    """The program on any number of ranks, as the local launcher starts them, but each on its own."""
 
-    server: "subprocess.Popen[str]"
+    python: Any
     folder: Path
 
     def __call__(self, *words: str, ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> Forked:
@@ -43,33 +46,35 @@ class Ranks:
 
         `environ` may say that one of them is another rank.
         """
-        assert self.server.stdin is not None and self.server.stdout is not None
-        said = self.folder / ".said"
-        said.mkdir(exist_ok=True)
         if "WORLD_SIZE" not in environ:
             words = (words[0], "--ranks", str(ranks), *words[1:])
-        places = {"folder": str(self.folder), "said": str(said)}
-        job = {**places, "words": words, "ranks": ranks, "absent": absent, "environ": environ}
-        self.server.stdin.write(json.dumps(job) + "\n")
-        self.server.stdin.flush()
-        codes = json.loads(self.server.stdout.readline())
         there = [rank for rank in range(ranks) if rank not in absent]
-        errors = [(said / f"err{rank}").read_text() for rank in there]
-        return Forked(codes, (said / f"out{there[0]}").read_text(), errors)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(64)
+            processes = [self._start(words, rank, ranks, listener, environ) for rank in there]
+        said = []
+        try:
+            said = [process.communicate(timeout=LIMIT_S) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        return Forked([process.returncode for process in processes], said[0][0], [err for _, err in said])
+
+    def _start(self, words: tuple[str, ...], rank: int, ranks: int, listener: socket.socket, environ: dict) -> Any:
+        port, server = listener.getsockname()[1], self.python.server.pid
+        store_fd = 3 if rank == 0 else -1
+        local = {"local_rank": rank, "local_world_size": ranks, "launcher": "local", "launcher_pid": server}
+        world = World(rank=rank, world_size=ranks, master_port=port, store_fd=store_fd, **local)
+        environ = rank_environ(environ, world) if ranks > 1 else environ
+        hosts = {"listener": listener.fileno()} if rank == 0 else {}
+        return self.python.start(["-P", "-m", "paceline", *words], self.folder, environ, **hosts)
 
 
 @pytest.fixture(scope="session")
-def ranks_in() -> Iterator[Callable[[Path], Ranks]]:
+def ranks_in(forking) -> Callable[[Path], Ranks]:
     """Return a function from a folder to the program, on ranks that start at once and work there."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RANK", "WORLD"))}
-    # A pool of threads does not survive a fork; and torch reads how much to say when it is imported.
-    early = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
-    command = [sys.executable, str(FORKING)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env={**clean, **early}, text=True, **pipes) as server:  # its stdin ends it
-        assert server.stdout is not None
-        assert server.stdout.readline(), "the ranks could not be imported"
-        yield lambda folder: Ranks(server, folder)
+    return lambda folder: Ranks(forking, folder)
 
 
 @pytest.fixture
@@ -96,7 +101,10 @@ def _works_for(process: psutil.Process, run: str) -> bool:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
         named = [*process.cmdline(), *process.environ().values()]
-        return any(run in word for word in named) or f"{process.cwd()}/".startswith(f"{run}/")
+        folder = process.cwd()  # of a program under test, the one that its run is in
+        return (
+            any(run in word for word in named) or folder == str(Path(run).parent) or f"{folder}/".startswith(f"{run}/")
+        )
     except (psutil.Error, OSError):  # gone, or somebody else's
         return False
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-KILLS = 5
+KILLS, SEED = 5, 6
 
 
 class Ended(NamedTuple):
@@ -36,11 +36,11 @@ def chaos() -> Iterator[ModuleType]:
         yield importlib.import_module("chaos")
 
 
-@pytest.fixture(scope="module", params=[(2, 6), (3, 7)], ids=["2 ranks", "3 ranks"])
-def ended(chaos: ModuleType, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    ranks, seed = request.param
-    setting, folder = chaos.Setting(ranks, steps=30, every=5), tmp_path_factory.mktemp("chaos")
-    summary, kills = chaos.chaos(setting, KILLS, folder, seed)
+@pytest.fixture(scope="module")
+def ended(chaos: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A run on two ranks; the record is of three too, and so is the run that torchrun starts again."""
+    setting, folder = chaos.Setting(ranks=2, steps=30, every=5), tmp_path_factory.mktemp("chaos")
+    summary, kills = chaos.chaos(setting, KILLS, folder, SEED)
     return Ended(setting, folder, summary, kills)
 
 

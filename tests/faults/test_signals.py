@@ -83,7 +83,7 @@ def tree_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 def rank_of(process: "subprocess.Popen[str]", rank: int) -> psutil.Process:
     children = psutil.Process(process.pid).children()
-    return next(child for child in children if child.environ().get("RANK") == str(rank))
+    return sorted(children, key=lambda child: child.pid)[rank]  # they are started in order
 
 
 def send(number: int, *processes: psutil.Process) -> float:
@@ -107,11 +107,13 @@ def has_stopped_and_saved(process: "subprocess.Popen[str]", run: Path, since: fl
 
 
 # matrix: 19
-def test_a_signal_to_every_process_loses_no_step(paceline, ranks, tmp_path: Path, whole, clean, same_as) -> None:
-    """Stopped by one signal after the other, and resumed each time."""
+def test_a_signal_to_every_process_loses_no_step(
+    paceline, paceline_anew, ranks, tmp_path: Path, whole, clean, same_as
+) -> None:
+    """Stopped by one signal after the other, and resumed each time; it is started as users do first."""
     run, resume, came = tmp_path / "run", (), 0
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        process = paceline.start(*WORDS, *WORKERS, "--ranks", "2", "--run-dir", "run", *resume)
+    for start, number in ((paceline_anew, signal.SIGTERM), (paceline, signal.SIGUSR1), (paceline, signal.SIGINT)):
+        process = start.start(*WORDS, *WORKERS, "--ranks", "2", "--run-dir", "run", *resume)
         wait_for(process, lambda came=came: steps_of(run) > came + 5)
         family = tree_of(process)
         assert len(family) == 1 + 2 + 2 * 2
@@ -220,10 +222,10 @@ def test_nothing_outlives_a_launcher_that_is_killed(paceline, tmp_path: Path, cl
 
 
 # matrix: 15
-def test_nothing_outlives_an_agent_of_torchrun_that_dies_of_a_signal(paceline, tmp_path: Path, family_of) -> None:
+def test_nothing_outlives_an_agent_of_torchrun_that_dies_of_a_signal(paceline_anew, tmp_path: Path, family_of) -> None:
     """Torchrun passes SIGUSR1 on only where it is told to, and else dies of it."""
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "paceline")
-    process = paceline.start(*WORDS, *WORKERS, "--run-dir", "run", program=torchrun)
+    process = paceline_anew.start(*WORDS, *WORKERS, "--run-dir", "run", program=torchrun)
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)
     family = tree_of(process)

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,15 +37,14 @@ def torchrun(ranks: int, max_restarts: int = 0) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+def whole(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Return a function from a number of ranks to a run on them that nothing happened to."""
     folder = tmp_path_factory.mktemp("whole")
 
     def run_on(ranks: int) -> Path:
         run = folder / str(ranks)
         if not run.exists():
-            command = [sys.executable, "-m", "paceline", *WORDS, "--ranks", str(ranks), "--run-dir", str(run)]
-            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+            paceline_in(folder)(*WORDS, "--ranks", str(ranks), "--run-dir", str(run)).result  # noqa: B018
         return run
 
     return run_on
@@ -85,16 +83,16 @@ def ended(agent: "subprocess.Popen[str]") -> tuple[int, str]:
 # matrix: 11
 # matrix: 12
 # matrix: 13
-@pytest.mark.parametrize(("ranks", "victims"), [(2, [(0, 0), (8, 1), (16, 0)]), (3, [(0, 2), (8, 0)])])
 def test_each_restart_comes_up_and_the_run_ends_with_the_same_bits(
-    paceline, tmp_path: Path, whole, clean, state_digest, ranks: int, victims: list[tuple[int, int]]
+    paceline_anew, tmp_path: Path, whole, clean, state_digest
 ) -> None:
     """A victim is killed after so many steps of the run, the first one before its rank has met the others.
 
     There are as many restarts as victims, so that one which does not come up ends the run.
     """
+    ranks, victims = 3, [(0, 2), (8, 0)]
     run = tmp_path / "run"
-    agent = paceline.start(*WORDS, "--run-dir", str(run), program=torchrun(ranks, len(victims)))
+    agent = paceline_anew.start(*WORDS, "--run-dir", str(run), program=torchrun(ranks, len(victims)))
     for attempt, (step, rank) in enumerate(victims):
         wait_for(agent, lambda step=step: steps_of(run) >= step)
         wait_for(agent, lambda rank=rank, attempt=attempt: rank_of(agent, rank, attempt))
@@ -113,9 +111,9 @@ def test_each_restart_comes_up_and_the_run_ends_with_the_same_bits(
 
 
 # matrix: 15
-def test_nothing_outlives_an_agent_that_is_killed(paceline, tmp_path: Path, clean, family_of) -> None:
+def test_nothing_outlives_an_agent_that_is_killed(paceline_anew, tmp_path: Path, clean, family_of) -> None:
     run = tmp_path / "run"
-    agent = paceline.start(*WORDS, "--run-dir", str(run), program=torchrun(2))
+    agent = paceline_anew.start(*WORDS, "--run-dir", str(run), program=torchrun(2))
     wait_for(agent, lambda: steps_of(run) > 2)
     assert len(family_of(run)) >= 5  # the agent, two ranks, and a worker of each
     agent.kill()
@@ -131,11 +129,11 @@ def clean_within(run: Path, family_of, within_s: float) -> None:
 
 # matrix: 19
 def test_an_agent_that_is_asked_to_stop_leaves_a_checkpoint_of_the_step_it_was_at(
-    paceline, tmp_path: Path, whole, family_of, state_digest
+    paceline, paceline_anew, tmp_path: Path, whole, family_of, state_digest
 ) -> None:
     run = tmp_path / "run"
     words = (*WORDS, "checkpoint.every=30st", "--run-dir", str(run))
-    agent = paceline.start(*words, program=torchrun(2))
+    agent = paceline_anew.start(*words, program=torchrun(2))
     wait_for(agent, lambda: steps_of(run) > 5)
     agent.send_signal(signal.SIGTERM)
     _, said = ended(agent)

@@ -33,20 +33,29 @@ def trace(run: Path, ranks: int, lines_of) -> list[list[tuple[int, int]]]:
     ]
 
 
+@pytest.fixture(scope="module")
+def run_alone(paceline_in, tmp_path_factory) -> tuple[dict, Path]:
+    folder = tmp_path_factory.mktemp("alone")
+    return paceline_in(folder)(*WORDS, "--run-dir", "alone", "--json").result, folder / "alone"
+
+
 @pytest.fixture
-def alone(paceline, tmp_path: Path, lines_of):
-    result = paceline(*WORDS, "--run-dir", "alone", "--json").result
-    return result, trace(tmp_path / "alone", 1, lines_of), lines_of(tmp_path / "alone" / "steps.jsonl")
+def alone(run_alone, lines_of):
+    result, run = run_alone
+    return result, trace(run, 1, lines_of), lines_of(run / "steps.jsonl")
 
 
-def test_one_two_and_three_ranks_and_torchrun_are_one_run(paceline, tmp_path: Path, lines_of, alone) -> None:
+def test_one_two_and_three_ranks_and_torchrun_are_one_run(
+    paceline, paceline_anew, tmp_path: Path, lines_of, alone
+) -> None:
     result, samples, steps = alone
     assert result["eval"]["images"] == 37
     assert len({sample for step in samples[:12] for sample, _ in step}) == 288
     shas = {}
     for name, ranks, program in (("two", 2, ()), ("three", 3, ()), ("torchrun", 2, TORCHRUN)):
         words = WORDS if program else (*WORDS, "--ranks", str(ranks))
-        other = paceline(*words, "--run-dir", name, "--json", program=program).result
+        start = paceline_anew if program else paceline
+        other = start(*words, "--run-dir", name, "--json", program=program).result
         assert (other["world_size"], other["recipe_hash"]) == (ranks, result["recipe_hash"])
         assert trace(tmp_path / name, ranks, lines_of) == samples
         losses = [record["loss"] for record in lines_of(tmp_path / name / "steps.jsonl")]
@@ -68,6 +77,7 @@ def test_batch_norm_over_all_ranks_is_one_run_however_ranks_are_joined(
     paceline, tmp_path: Path, lines_of, strategy: str
 ) -> None:
     words = [*WORDS, "model.norm=sync_batch", "train.precision=fp64", "train.clip_norm=1", "train.ema=on"]
+    words += ["train.epochs=1"]
     words += ["data.augment=[pad_crop,{name: flip, mode: alternating},mixup]", "train.eval_train=on"]
     found = {}
     for ranks in (1, 2):

@@ -1,13 +1,12 @@
 """Every shipped recipe trains: two steps on two ranks, over made-up images of its own data's kind.
 
-Started as a program, this file is a rank that trains all of them in a row, so that torch is loaded twice and not 78
-times. The test hosts the store, as torchrun's agent does, and each preset is a new attempt in it.
+Started as a program, this file is a rank that trains all of them in a row: two processes start, and not 78. The test
+hosts the store, as torchrun's agent does, and each preset is a new attempt in it.
 """
 
 import json
 import math
 import os
-import subprocess
 import sys
 import traceback
 from dataclasses import replace
@@ -103,7 +102,7 @@ def train_all(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def told(forking, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """Return, for each preset, the line of each rank, and where the runs are."""
     from torch.distributed import TCPStore
 
@@ -111,11 +110,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     write_weights(folder / "resnet18.safetensors")
     store = TCPStore("127.0.0.1", 0, RANKS, True, wait_for_workers=False)
     address = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    environ = {**os.environ, **address, "LOCAL_WORLD_SIZE": str(RANKS), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    command = [sys.executable, str(Path(__file__).resolve()), str(folder)]
+    address |= {"LOCAL_WORLD_SIZE": str(RANKS), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     ranks = [
-        subprocess.Popen(
-            command, env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        forking.start(
+            [str(Path(__file__).resolve()), str(folder)],
+            folder,
+            {**address, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(RANKS)
     ]

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import pty
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ RESULT_KEYS = {
     "eval": {"images", "top1", "top5", "loss"},
     "throughput": {"images_per_s", "spread", "n", "excluded_s"},
     "time": {"wall_s", "startup_s", "train_s", "eval_s", "checkpoint_s", "to_target_s"},
+    "account": {"wall_s", "stages_s", "residual_s", "explained"},
     "stages": {"data_wait", "h2d", "device_augment", "forward", "loss", "backward", "optimizer", "other"},
     "verdict": {"bottleneck", "evidence", "try"},
     "weights_sha256": None,
@@ -24,8 +27,8 @@ RESULT_KEYS = {
 }
 
 
-def test_the_default_recipe_trains_on_two_ranks_to_98_percent(paceline, tmp_path: Path) -> None:
-    ended = paceline("train", "--ranks", "2", "--run-dir", "run")
+def test_the_default_recipe_trains_on_two_ranks_to_98_percent(paceline_anew, tmp_path: Path) -> None:
+    ended = paceline_anew("train", "--ranks", "2", "--run-dir", "run")
     assert ended.code == 0, ended.err
     assert "run directory: run" in ended.out and ended.err == ""
     run = tmp_path / "run"
@@ -40,7 +43,11 @@ def test_the_default_recipe_trains_on_two_ranks_to_98_percent(paceline, tmp_path
         176,
         22528,
     )
-    assert sum(stage["share"] for stage in result["stages"].values()) == pytest.approx(1)
+    # What no stage covers is the time that the clock and the loop themselves take: 0.2 % of these steps of 20 ms.
+    assert 0.98 < sum(stage["share"] for stage in result["stages"].values()) <= 1
+    account = result["account"]
+    parts = [account[name] for name in account if name.endswith("_s") and name != "wall_s"]
+    assert sum([*parts, *account["pauses"].values()]) == pytest.approx(account["wall_s"])
     for name in ("recipe.yaml", "plan.json", "machine.json", "steps.jsonl", "evals.jsonl", "metrics.csv"):
         assert (run / name).stat().st_size > 0
     assert len(list((run / "tensorboard").glob("events*"))) == 1
@@ -85,26 +92,11 @@ def test_versions_and_recipes_are_told(paceline) -> None:
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
-def test_progress_on_a_terminal_is_live(paceline, tmp_path: Path, ranks: str) -> None:
+def test_progress_on_a_terminal_is_live(forking, tmp_path: Path, ranks: str) -> None:
     """Run in a pseudo-terminal, as `script` gives one."""
-    import pty
-    import subprocess
-    import sys
-
     master, slave = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "train",
-        "train.epochs=2",
-        "log.every=1st",
-        "model.width=0.1",
-        "parallel.threads=1",
-    ]
-    process = subprocess.Popen([*command, "--ranks", ranks], stdout=slave, stderr=slave, cwd=tmp_path)
-    import os
-
+    words = ("train", "train.epochs=2", "log.every=1st", "model.width=0.1", "parallel.threads=1", "--ranks", ranks)
+    process = forking.start(["-m", "paceline", *words], tmp_path, {}, terminal=slave)
     os.close(slave)
     seen = b""
     while True:
@@ -116,7 +108,8 @@ def test_progress_on_a_terminal_is_live(paceline, tmp_path: Path, ranks: str) ->
             break
         seen += part
     os.close(master)
-    assert process.wait(timeout=60) == 0
+    process.communicate(timeout=60)
+    assert process.returncode == 0
     text = seen.decode()
     assert "epoch 1/2" in text and "epoch 2/2" in text and "images/s" in text and "left" in text
     assert "\x1b[" in text and "run directory: runs/" in text
