@@ -5,7 +5,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from paceline.core.units import count, duration
+from paceline.core.units import accuracy, count, duration
 from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
 
@@ -129,11 +129,12 @@ def _place(step: int, epoch: float, plan: Plan) -> str:
 def _judgement(record: EvalRecord) -> str:
     """Return what came out; averaged weights, training images and skipped steps only where there are any."""
     report = record.report
-    parts = [f"val top1 {report.val.top1:.2%}", f"top5 {report.val.top5:.2%}", f"loss {report.val.loss:.4f}"]
+    val = report.val
+    parts = [f"val top1 {accuracy(val.top1)}", f"top5 {accuracy(val.top5)}", f"loss {val.loss:.4f}"]
     if report.ema is not None:
-        parts.append(f"ema top1 {report.ema.top1:.2%}")
+        parts.append(f"ema top1 {accuracy(report.ema.top1)}")
     if report.train is not None:
-        parts.append(f"train top1 {report.train.top1:.2%}")
+        parts.append(f"train top1 {accuracy(report.train.top1)}")
     if record.skipped:
         parts.append(f"{count(record.skipped, 'step')} skipped")
     return "  ".join([*parts, duration(record.trained_s)])

@@ -115,7 +115,7 @@ def _rows(profile: Profile, rundir: RunDir) -> list[tuple[str, str]]:
         rows.append(("trace", f"{printable(rundir.merged_trace)}: open it on https://ui.perfetto.dev"))
         rows.append(("", f"{printable(rundir.trace)}: each rank's own, for HolisticTraceAnalysis"))
     if profile.trace_share is not None:
-        rows.append(("", f"stages in rank 0's add up to {profile.trace_share:.1%} of what its clock says"))
+        rows.append(("", f"stages in rank 0's add up to {share(profile.trace_share)} of what its clock says"))
     return rows
 
 

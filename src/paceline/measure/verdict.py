@@ -146,7 +146,7 @@ def _pauses(summary: ClockSummary, used: Settings) -> Iterator[_Loss]:
     start_s, evaluate_s, save_s = (summary.pauses.get(name, 0.0) for name in (EPOCH_BOUNDARY, "evaluate", "checkpoint"))
 
     def loss(name: Bottleneck, what: str, seconds: float, without: str, to_try: str = "") -> _Loss:
-        evidence = f"{what} took {seconds:.3g} s of {elapsed_s:.3g} s ({seconds / elapsed_s:.0%})."
+        evidence = f"{what} took {seconds:.3g} s of {elapsed_s:.3g} s ({_percent(seconds / elapsed_s)})."
         return _Loss(name, seconds, elapsed_s, PAUSE_SHARE, evidence, without, to_try)
 
     # More workers start no sooner, so the start of a loader has nothing to try.
@@ -216,8 +216,8 @@ def _busy(summary: ClockSummary, used: Settings, late: _Lateness) -> Verdict:
     """Judge a run that waits for nothing: it computes, or launches, or does what the stages do not tell."""
     if used.is_gpu and summary.starved > STARVED_SHARE:
         evidence = (
-            f"In {summary.starved:.0%} of {count(summary.n, 'step')} the GPU had nothing left to do: it waits for the "
-            "host to launch work."
+            f"In {_percent(summary.starved)} of {count(summary.n, 'step')} the GPU had nothing left to do: it waits "
+            "for the host to launch work."
         )
         return Verdict("launch-bound", evidence, "", less_to_launch(used))
     compute_s = _device_s(summary, *COMPUTE)
@@ -236,7 +236,8 @@ def _how_much(communication: CommunicationResult | None) -> str:
     """Return how much is sent in a step, and how much of the time for it hides behind backward, where known."""
     if communication is None or communication.bytes is None:
         return "."
-    hidden = "" if communication.overlap is None else f", {communication.overlap:.0%} of the time hidden by backward"
+    overlap = communication.overlap
+    hidden = "" if overlap is None else f", {_percent(overlap)} of the time hidden by backward"
     return f"; {communication.bytes / 1e6:,.3g} MB a step{hidden}."
 
 
@@ -245,10 +246,15 @@ def _device_s(summary: ClockSummary, *stages: str) -> float:
 
 
 def _took(what: str, seconds: float, summary: ClockSummary) -> str:
-    share = seconds / summary.wall_s
-    return f"{what} took {seconds:.3g} s of the {summary.wall_s:.3g} s of {count(summary.n, 'step')} ({share:.0%})."
+    share, steps = _percent(seconds / summary.wall_s), count(summary.n, "step")
+    return f"{what} took {seconds:.3g} s of the {summary.wall_s:.3g} s of {steps} ({share})."
 
 
 def _times(ratio: float) -> str:
     """Return `3.9x`, with a digit more where it is near one: `1.04x`."""
     return f"{ratio:.2f}x" if ratio < 1.2 else f"{ratio:.1f}x"
+
+
+def _percent(share: float) -> str:
+    """Return a share as `26 %`: what decides is not to be read more closely."""
+    return f"{100 * share:.0f} %"

@@ -202,7 +202,7 @@ def test_a_trace_and_the_command_for_nsight_are_told(seen, tmp_path: Path) -> No
     (tmp_path / "trace.json.gz").touch()
     shown = seen(profile(trace_share=1.002), nsys="nsys profile --trace=cuda paceline train x")
     assert any(line.startswith("trace |") and "ui.perfetto.dev" in line for line in shown)
-    assert "stages in rank 0's add up to 100.2% of what its clock says" in shown
+    assert "stages in rank 0's add up to 100.2 % of what its clock says" in shown
     assert "nsys profile --trace=cuda paceline train x" in shown
 
 

@@ -43,7 +43,7 @@ def test_plain_lines_say_what_will_be_done_how_it_goes_and_what_came_out() -> No
         "note: train: 3 files left out",
         "note: val: 3 files left out",
         "epoch  1/10  step  10/100  loss 1.2500  lr 0.05  1,280 images/s  0:04 left",
-        "epoch  1/10  step  10/100  val top1 90.00%  top5 100.00%  loss 0.5000  0:13",
+        "epoch  1/10  step  10/100  val top1 90.00 %  top5 100.00 %  loss 0.5000  0:13",
     ]
 
 
@@ -53,7 +53,7 @@ def test_averages_training_images_and_skipped_steps_are_told_where_there_are_any
     sink.started(PLAN, 0)
     report = EvalReport(val=judged(0.9), ema=judged(0.925), train=judged(0.99))
     sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, report, skipped=2))
-    said = "val top1 90.00%  top5 100.00%  loss 0.5000  ema top1 92.50%  train top1 99.00%  2 steps skipped  0:13"
+    said = "val top1 90.00 %  top5 100.00 %  loss 0.5000  ema top1 92.50 %  train top1 99.00 %  2 steps skipped  0:13"
     assert out.getvalue().splitlines()[-1] == f"epoch  1/10  step  10/100  {said}"
 
 
@@ -62,7 +62,7 @@ def test_a_terminal_gets_a_bar_and_keeps_the_evaluations() -> None:
     run(LiveProgress(Console(file=out, force_terminal=True, width=120)))
     text = out.getvalue()
     assert "epoch 1/10" in text and "loss 1.2500" in text and "1,280 images/s" in text and "0:04 left" in text
-    assert "val top1 90.00%" in text
+    assert "val top1 90.00 %" in text
 
 
 def test_a_warning_is_a_line_of_its_own_even_before_the_start() -> None:

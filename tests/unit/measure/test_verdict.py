@@ -184,7 +184,7 @@ def test_a_run_that_only_waits_is_input_bound_without_a_ceiling() -> None:
 
     assert verdict(clock.drain(), Settings(workers=0, cores=8)).to_dict() == {
         "bottleneck": "input-bound",
-        "evidence": "Waiting for data took 2 s of the 2 s of 1 step (100%).",
+        "evidence": "Waiting for data took 2 s of the 2 s of 1 step (100 %).",
         "ceiling": "",
         "try": "",
     }
@@ -230,7 +230,7 @@ def test_evaluation_that_takes_more_than_all_else_is_made_rarer() -> None:
 
     assert verdict(summary, Settings(eval_every=Duration(1, "ep"))).to_dict() == {
         "bottleneck": "evaluation-bound",
-        "evidence": "Evaluation took 42 s of 52 s (81%).",
+        "evidence": "Evaluation took 42 s of 52 s (81 %).",
         "ceiling": "at most 5.2x without evaluation, all else unchanged",
         "try": "train.eval_every=5ep",
     }
@@ -355,14 +355,14 @@ def test_every_override_loads_over_the_recipe_that_it_was_made_for() -> None:
 def test_all_the_stages_of_computing_count() -> None:
     result = verdict(summary_of(data_wait=1.0, device_augment=1.0, forward=2.0, loss=1.0, backward=3.0, optimizer=1.0))
 
-    assert result.evidence == "Computing took 8 s of the 10 s of 10 steps (80%)."
+    assert result.evidence == "Computing took 8 s of the 10 s of 10 steps (80 %)."
     assert (result.ceiling, result.try_) == ("", "")
 
 
 def test_time_outside_every_stage_is_not_called_computing() -> None:
-    assert verdict(summary_of(forward=4.0)).evidence == "What no stage covers took 6 s of the 10 s of 10 steps (60%)."
+    assert verdict(summary_of(forward=4.0)).evidence == "What no stage covers took 6 s of the 10 s of 10 steps (60 %)."
     logging = verdict(summary_of(forward=4.0, other=5.0))
-    assert logging.evidence == "Logging and agreement between ranks took 5 s of the 10 s of 10 steps (50%)."
+    assert logging.evidence == "Logging and agreement between ranks took 5 s of the 10 s of 10 steps (50 %)."
 
 
 def test_the_late_rank_and_its_stage_are_named() -> None:
@@ -370,13 +370,13 @@ def test_the_late_rank_and_its_stage_are_named() -> None:
 
     assert verdict(summary, straggler=late(2, 0.5, "data_wait")).to_dict() == {
         "bottleneck": "straggler-bound",
-        "evidence": "Waiting for the latest rank took 5 s of the 10 s of 10 steps (50%): most often rank 2, which "
+        "evidence": "Waiting for the latest rank took 5 s of the 10 s of 10 steps (50 %): most often rank 2, which "
         "loses it in data wait.",
         "ceiling": "at most 2.0x without it, all else unchanged",
         "try": "",
     }
     nobody = verdict(summary, straggler=late(None, 0.4))
-    assert nobody.evidence.endswith("(40%), which is now one and now another.")
+    assert nobody.evidence.endswith("(40 %), which is now one and now another.")
 
 
 def test_evidence_of_communication_says_what_was_measured() -> None:
@@ -384,11 +384,11 @@ def test_evidence_of_communication_says_what_was_measured() -> None:
     wire = CommunicationResult(exposed_s=0.5, share=0.5, bytes=44_700_000, wire_s=1.0, overlap=0.25)
 
     assert verdict(summary).evidence == (
-        "Exposed communication took 5 s of the 10 s of 10 steps (50%), waiting for late ranks with it."
+        "Exposed communication took 5 s of the 10 s of 10 steps (50 %), waiting for late ranks with it."
     )
     assert verdict(summary, straggler=late(1, 0.1), communication=wire).evidence == (
-        "Exposed communication took 4 s of the 10 s of 10 steps (40%), waiting for late ranks left out; 44.7 MB a "
-        "step, 25% of the time hidden by backward."
+        "Exposed communication took 4 s of the 10 s of 10 steps (40 %), waiting for late ranks left out; 44.7 MB a "
+        "step, 25 % of the time hidden by backward."
     )
 
 
@@ -409,7 +409,7 @@ def test_one_long_stall_of_another_rank_is_no_straggler() -> None:
     summary = summary_of(forward=4.0, exposed_communication=6.0)
 
     assert verdict(summary, straggler=late(None, 0.6, late_steps=0.1)).evidence == (
-        "Waiting for ranks that were late now and then took 6 s of the 10 s of 10 steps (60%)."
+        "Waiting for ranks that were late now and then took 6 s of the 10 s of 10 steps (60 %)."
     )
 
 
