@@ -157,11 +157,11 @@ def test_workers_end_when_the_rank_stops_early() -> None:
     assert not _children() & children
 
 
-FORKING = str(Path(__file__).parents[2] / "faults" / "forking.py")
+FORKING = str(Path(__file__).parents[2] / "forking.py")
 
 
 def _children() -> set[int]:
-    """Return the processes that this one has started, but for what serves the tests of faults all the time."""
+    """Return the processes that this one has started, but for what forks programs for tests."""
     psutil = pytest.importorskip("psutil")
     found = set()
     for child in psutil.Process(os.getpid()).children(recursive=True):
