@@ -7,6 +7,7 @@ EXPOSED: Final = "exposed_communication"
 OTHER: Final = "other"
 EPOCH_BOUNDARY: Final = "epoch_boundary"
 TRACE: Final = "trace"
+FINISH: Final = "finish"
 
 COMPUTE: Final = ("device_augment", "forward", "loss", "backward", "optimizer")
 """Stages in which the device computes."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, TRACE, WORK
+from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, FINISH, OTHER, TRACE, WORK
 
 State = Literal["runs", "stuck", "failed", "left"]
 """What a rank says of itself: it goes on, it has not for too long, it met an error, or it ended in order."""
@@ -22,12 +22,15 @@ _ORDER: Final = (
     (EPOCH_BOUNDARY, DATA_WAIT),
     *((name,) for name in WORK if name != DATA_WAIT),
     (EXPOSED,),
+    (FINISH,),
 )
 """In the order in which a rank with so many steps done comes to them.
 
 A rank comes to waiting for others before forward and after backward. As it does nothing then, whoever works in the same
-step is behind it, and so it is last.
+step is behind it, and so it is last but for what follows all steps.
 """
+_OF_A_STEP: Final = (*(name for name in WORK if name != OTHER), EXPOSED)
+"""What a rank does only in a step that it has not done yet; `other` is also where the last one is counted."""
 _NUMBERS: Final = {name: number for number, names in enumerate(_ORDER) for name in names}
 
 
@@ -94,9 +97,13 @@ def _gone(sights: Sequence[Sight], *, waited: bool) -> tuple[int, str] | None:
 
 def _ended(sights: Sequence[Sight], me: int) -> tuple[int, str] | None:
     """Return the rank that ended in order while others went on."""
+    goes_on = [sight for sight in sights if sight.stage.partition(",")[0] in _OF_A_STEP]
     for sight in sights:
-        if sight.state == "left" and sight.rank != me:
-            words = f"ended after step {sight.step} while others went on, {sights[me].place}"
+        has_left = sight.state == "left" and sight.rank != me
+        later = next((other for other in goes_on if other.step >= sight.step), None)
+        if has_left or (sight.stage == FINISH and later is not None):
+            place = (later or sights[me]).place
+            words = f"ended after step {sight.step} while others went on, {place}"
             return sight.rank, f"{words}: the ranks have different numbers of steps"
     return None
 

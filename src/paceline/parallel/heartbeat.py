@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TextIO, final
 
+from paceline.core.stages import FINISH
 from paceline.parallel.beats import INTERVAL_S, Requests, Where
 from paceline.parallel.culprit import account
 from paceline.parallel.group import Meeting
@@ -24,7 +25,7 @@ _MARGIN_S: Final = 1.0
 """How much later than a look faulthandler's timer rings, so that it is for ranks that cannot look."""
 _LAST_WORDS_S: Final = 3.0
 """How long a rank has to end by itself after another one has failed; in a collective it may wait for ever."""
-_LONG_STAGES: Final = frozenset({"start", "checkpoint"})
+_LONG_STAGES: Final = frozenset({"start", "checkpoint", FINISH})
 """What has no end that is known beforehand: there a thread that computes is one that moves."""
 _COMPUTES: Final = 1e-3
 """Share of the time that it then spends on a core; one that waits in a loop of a second spends less."""

@@ -14,6 +14,7 @@ from paceline.core.dataset import Datasets
 from paceline.core.errors import RecipeError
 from paceline.core.results import EvalReport, RunResult
 from paceline.core.rundir import RunDir
+from paceline.core.stages import FINISH
 from paceline.core.world import World
 from paceline.data.identity import dataset_digest
 from paceline.data.sources.build import build_datasets
@@ -205,6 +206,7 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
         trainer = _trainer(parts, ready, _Running(journal, agreement, meter), books, job)
         job.whereabouts.where = lambda: (state.step, trainer.clock.where)
         status = trainer.fit(state)
+        job.whereabouts.where = lambda: (state.step, FINISH)
         if status == "preempted":
             job.met.share("saved", "yes")  # a launcher may end all as soon as one has left with 75
         finishing = Timer()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.core.stages import EPOCH_BOUNDARY, EXPOSED, PAUSES, STAGES, TRACE, WORK
+from paceline.core.stages import EPOCH_BOUNDARY, EXPOSED, FINISH, PAUSES, STAGES, TRACE, WORK
 from paceline.parallel.culprit import Sight, account
 
 
@@ -51,6 +51,17 @@ def test_a_rank_that_ended_early_is_named_with_both_steps() -> None:
         "rank 0 of 2: rank 1 ended after step 40 while others went on, at step 41 in backward: "
         "the ranks have different numbers of steps"
     )
+
+
+@pytest.mark.parametrize("me", [0, 1])
+def test_a_rank_that_is_finishing_while_another_is_in_a_step_has_ended_early(me: int) -> None:
+    """Both have counted 40 steps; one is waiting for gradients of the 41st. Either may be the one to tell."""
+    line = told(at(0, 40, EXPOSED), at(1, 40, FINISH), me=me)
+    assert "rank 1" in line and "ended after step 40 while others went on, at step 40 in exposed_communication" in line
+
+
+def test_a_rank_that_hangs_in_its_last_record_is_not_one_with_more_steps() -> None:
+    assert "rank 0 of 2: rank 1 does nothing: at step 40 in other" in told(at(0, 40, FINISH), at(1, 40, "other"))
 
 
 @pytest.mark.parametrize(
