@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar, final
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import RecipeError
 from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, TRACE
 from paceline.measure.clock import Clock
 from paceline.measure.summary import ClockSummary
@@ -52,6 +52,18 @@ class Spans(Protocol):
         ...
 
 
+def require_nvtx() -> None:
+    """Raise `RecipeError` where torch cannot mark ranges."""
+    from torch.cuda import nvtx
+
+    mark: Any = nvtx
+    try:
+        mark.range_push("paceline")
+    except RuntimeError:
+        raise RecipeError("measure.nvtx: on needs torch with CUDA (set measure.nvtx=off)") from None
+    mark.range_pop()
+
+
 @final
 class NvtxSpans:
     """Mark steps and stages as NVTX ranges, and all after the warm-up as the range `PROFILE`.
@@ -67,11 +79,7 @@ class NvtxSpans:
         self._warmup_left = warmup_steps
         self._num_steps = 0
         self._stage: Any = None
-        try:
-            self._nvtx.range_push("paceline")
-        except RuntimeError:
-            raise PacelineError("measure.nvtx: on needs torch with CUDA (set measure.nvtx=off)") from None
-        self._nvtx.range_pop()
+        require_nvtx()
         self._begin_capture()
         self._step = self._nvtx.range_start("step 0")
 

@@ -14,6 +14,7 @@ import torch
 from paceline.core.results import CommunicationResult, LoaderResult, RankResult, StragglerResult
 from paceline.core.rundir import RunDir
 from paceline.core.stages import EXPOSED, STAGES
+from paceline.core.world import World
 from paceline.data.loader import Loader
 from paceline.measure import Clock, ClockSummary, build_clock
 from paceline.measure.communication import communication
@@ -52,8 +53,10 @@ class Meter:
     loader: Loader
     spans: Sequence[Spans]
     strategy: Strategy
-    parts: Parts
+    world: World
+    device: torch.device
     rundir: RunDir
+    is_traced: bool
     warn: Callable[[str], None]
 
     def read(self) -> Measured:
@@ -64,7 +67,7 @@ class Meter:
         if not summary.has_run:
             return Measured(summary)
         ranks, straggler = self._compare(summary)
-        offsets_s = self._clock_offsets() if self.parts.recipe.measure.trace != "off" else ()
+        offsets_s = self._clock_offsets() if self.is_traced else ()
         return Measured(summary, self.loader.stats(), self._communication(summary), ranks, straggler, offsets_s)
 
     def merge_traces(self, clock_offsets_s: Sequence[float]) -> None:
@@ -87,8 +90,7 @@ class Meter:
 
     def _compare(self, summary: ClockSummary) -> tuple[tuple[RankResult, ...], StragglerResult | None]:
         """Return what the ranks took, and who was waited for where that can be told."""
-        num_ranks = self.parts.world.world_size
-        if num_ranks == 1 or summary.n == 0:
+        if self.world.world_size == 1 or summary.n == 0:
             return (), None
         means = [summary.wall_s / summary.n, *(_device_s(summary, name) / summary.n for name in STAGES)]
         num_recent = min(summary.n, RECENT_STEPS)  # the same on every rank, and so is the width of a row
@@ -113,7 +115,7 @@ class Meter:
         return tuple(median(column) for column in zip(*offsets, strict=True))
 
     def _every(self, values: Sequence[float]) -> list[list[float]]:
-        row = torch.tensor(values, dtype=torch.float64, device=self.parts.device)
+        row = torch.tensor(values, dtype=torch.float64, device=self.device)
         rows: list[list[float]] = self.strategy.every(row).tolist()
         return rows
 
@@ -148,7 +150,8 @@ def build_meter(parts: Parts, rundir: RunDir, strategy: Strategy, loader: Loader
         clock = SpannedClock(clock, each)
     if measure.clock == "on":
         strategy.listen(clock.turn, compiled=parts.recipe.train.compile != "off")
-    return Meter(clock, loader, spans, strategy, parts, rundir, warn)
+    is_traced = measure.trace != "off"
+    return Meter(clock, loader, spans, strategy, world, parts.device, rundir, is_traced, warn)
 
 
 def _device_s(summary: ClockSummary, stage: str) -> float:

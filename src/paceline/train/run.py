@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from paceline.core.dataset import Datasets
-from paceline.core.errors import RecipeError
 from paceline.core.results import EvalReport, RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.stages import FINISH
@@ -21,6 +19,7 @@ from paceline.data.sources.build import build_datasets
 from paceline.measure.alarm import Alarm
 from paceline.measure.machine import describe_machine
 from paceline.measure.rate import Stopwatch
+from paceline.measure.spans import require_nvtx
 from paceline.measure.timing import Timer, now_s
 from paceline.models.pretrained import start_from_weights
 from paceline.models.trial import check_model
@@ -161,8 +160,8 @@ def _ready(parts: Parts, start_from: str) -> tuple[Parts, _Ready]:
     The first pass is made ahead where it is unlike the others: compiling, and how ddp orders its buckets.
     """
     recipe, measure = parts.recipe, parts.recipe.measure
-    if measure.nvtx == "on" and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        raise RecipeError("measure.nvtx: on needs torch with CUDA (set measure.nvtx=off)")
+    if measure.nvtx == "on":
+        require_nvtx()
     precision = parts.precision()
     model = parts.model(precision, is_new=not start_from)
     if start_from:

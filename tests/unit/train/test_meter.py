@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.rundir import RunDir
+from paceline.core.world import World
 from paceline.measure import ClockSummary, StageTotal
 from paceline.train.meter import Measured, Meter
 
@@ -46,16 +47,20 @@ class Others:
 @pytest.fixture
 def read(tmp_path: Path):
     def of(summary: ClockSummary, others: Others) -> Measured:
-        measure = SimpleNamespace(trace="off")
-        parts: Any = SimpleNamespace(
-            world=SimpleNamespace(world_size=2),
-            device=torch.device("cpu"),
-            recipe=SimpleNamespace(measure=measure),
-        )
         clock: Any = SimpleNamespace(drain=lambda: summary)
         loader: Any = SimpleNamespace(stats=lambda: None)
         strategy: Any = others
-        return Meter(clock, loader, (), strategy, parts, RunDir(tmp_path), print).read()
+        return Meter(
+            clock=clock,
+            loader=loader,
+            spans=(),
+            strategy=strategy,
+            world=World(world_size=2),
+            device=torch.device("cpu"),
+            rundir=RunDir(tmp_path),
+            is_traced=False,
+            warn=print,
+        ).read()
 
     return of
 
