@@ -21,18 +21,19 @@ from paceline.cli.report import leave_report
 from paceline.cli.started import STARTED_S
 from paceline.cli.words import split_words
 from paceline.core.errors import RecipeError
+from paceline.core.process import ignore_stop_signals
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
 from paceline.core.world import World
 from paceline.lab.probes import BASE, TRACE, LeftOut, aside_trials, base_trial, measuring_patch, probes_of
 from paceline.lab.trial import Outcome, Trial, TrialError, interrupted_by, run_trials, vary, words_of, write_recipe
 from paceline.parallel.environ import launch_name
+from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
 
-_PREEMPTED: Final = 75
 _RECIPE: Final = "base.yaml"
 _NVTX: Final = Patch((("measure.nvtx", "on"),))
 
@@ -272,8 +273,9 @@ def _be_a_rank(asked: _Asked, rundir: RunDir, world: World, *, as_json: bool) ->
         launch = launch_name(os.environ, os.getppid(), os.uname().nodename)
         invocation = Invocation(STARTED_S, ("paceline", *sys.argv[1:]), listeners, launch, interrupts)
         result = run(asked.recipe, world, rundir, invocation=invocation)
-    if result.status == "preempted":
-        return _PREEMPTED
+        if result.status == "preempted":
+            ignore_stop_signals()
+            return PREEMPTED
     if world.is_main:
         write_recipe(asked.recipe, rundir.path / _RECIPE)
         by_hand = [LeftOut(trial.name, _by_hand(trial, rundir)) for trial in (*asked.probes, *asked.aside)]

@@ -6,11 +6,11 @@ import sys
 
 from paceline.cli.words import count_ranks
 from paceline.core.errors import WorldError
-from paceline.core.process import die_with_parent
+from paceline.core.process import die_with_parent, ignore_stop_signals
 from paceline.core.units import count
 from paceline.core.world import World
 from paceline.parallel.environ import count_gpus, ends_with_parent, is_one_node, world_from_environ
-from paceline.parallel.launch import launch
+from paceline.parallel.launch import PREEMPTED, launch
 from paceline.recipe.schema import Recipe
 
 _LOOPBACK = "lo"
@@ -67,6 +67,8 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
             break
         what = ended.sentence or "a rank failed, so all ranks were ended"
         print(f"warning: {what}; starting them again (restart {attempt + 1} of {max_restarts})", file=sys.stderr)
+    if ended.code == PREEMPTED:
+        ignore_stop_signals()
     if ended.sentence:
         print(f"error: {ended.sentence}", file=sys.stderr)
     return ended.code

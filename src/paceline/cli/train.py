@@ -10,14 +10,13 @@ from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.cli.started import STARTED_S
 from paceline.cli.words import split_words
 from paceline.core.errors import RecipeError, WorldError
+from paceline.core.process import ignore_stop_signals
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.parallel.environ import count_gpus, launch_name
+from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.load import DEFAULT, RUN_RECIPE, Loaded, load
 from paceline.recipe.plan import divide_batch
-
-_PREEMPTED = 75
-"""EX_TEMPFAIL of sysexits.h: saved, and to be started again."""
 
 
 def train(
@@ -135,4 +134,7 @@ def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, a
             if loaded.recipe.log.report == "on" and result.status != "preempted":  # which has little time left
                 leave_report(rundir)
             show_result(result, rundir, as_json=as_json)
-    return _PREEMPTED if result.status == "preempted" else 0
+        if result.status == "preempted":
+            ignore_stop_signals()
+            return PREEMPTED
+    return 0

@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that started them."""
+"""How processes end: not after the one that started them, and not otherwise than they meant to."""
 
 import ctypes
 import os
@@ -6,6 +6,14 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+"""What schedulers and terminals send to ask a run to stop."""
+
+
+def ignore_stop_signals() -> None:
+    """Ignore from now on what asks to stop: a process that has stopped is not to be killed before it can say so."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent(parent: int) -> None:

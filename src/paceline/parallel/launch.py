@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from paceline.core.errors import WorldError
+from paceline.core.process import STOP_SIGNALS
 from paceline.core.world import World
 from paceline.parallel.environ import rank_environ
 
@@ -21,7 +22,6 @@ INTERRUPTED = 128 + signal.SIGINT
 
 _POLL_S = 0.05
 _GRACE_S = 5.0
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 Processes = list["subprocess.Popen[bytes]"]
 
@@ -132,7 +132,7 @@ class _Signals:
 def _noting() -> Iterator[_Signals]:
     """Note the signals that ask to stop, but those ignored from the start, as SIGHUP is under `nohup`."""
     signals = _Signals()
-    before = [(number, signal.getsignal(number)) for number in _FORWARDED]
+    before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
     noted = [(number, handler) for number, handler in before if handler not in (signal.SIG_IGN, None)]
     for number, _ in noted:
         signal.signal(number, signals.note)

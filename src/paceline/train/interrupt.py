@@ -9,7 +9,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
-_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+from paceline.core.process import STOP_SIGNALS
 
 
 class Interrupts:
@@ -39,7 +39,7 @@ class Interrupts:
         self._depth += 1
         if self._depth > 1 or threading.current_thread() is not threading.main_thread():
             return self
-        for number in _ASKING:
+        for number in STOP_SIGNALS:
             handler = signal.getsignal(number)
             # None: installed by a library of another language, which could not be put back.
             if handler is not None and handler != signal.SIG_IGN:
@@ -52,7 +52,9 @@ class Interrupts:
     ) -> None:
         self._depth -= 1
         while self._before and not self._depth:
-            signal.signal(*self._before.pop())
+            number, handler = self._before.pop()
+            if signal.getsignal(number) == self._note:  # not where it is ignored from now on
+                signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

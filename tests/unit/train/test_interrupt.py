@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from paceline.core.process import ignore_stop_signals
 from paceline.train.interrupt import Interrupts
 
 ASKING = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
@@ -78,6 +79,20 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+# matrix: 20
+def test_a_process_that_is_about_to_end_stays_deaf_to_what_asks_it_to() -> None:
+    before = [signal.getsignal(number) for number in ASKING]
+    with Interrupts():
+        ignore_stop_signals()
+    try:
+        assert [signal.getsignal(number) for number in ASKING] == [signal.SIG_IGN] * len(ASKING)
+        for number in ASKING:
+            os.kill(os.getpid(), number)
+    finally:
+        for number, handler in zip(ASKING, before, strict=True):
+            signal.signal(number, handler)
 
 
 def test_outside_the_main_thread_only_requests_are_noted(handlers: list) -> None:
