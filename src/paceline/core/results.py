@@ -124,6 +124,7 @@ class AccountResult(_Value):
 class LoaderResult(_Value):
     """How a rank's training batches were made, beside the steps and never part of their sum: seconds of all workers.
 
+    `loader` is who made them: device, native, threads, processes, or inline for the rank itself.
     `read_s` is getting bytes from the source, `decode_s` decoding and sizing them, `augment_s` changing whole batches,
     `collate_s` stacking and handing over. `wait_s` is how long the rank waited. `queue_depth` is the mean number of
     batches that lay ready when one was asked for, `ready` the share of batches that did not have to be waited for.
@@ -131,6 +132,7 @@ class LoaderResult(_Value):
     in which they worked (None without workers).
     """
 
+    loader: Literal["inline", "device", "native", "threads", "processes"] = "processes"
     workers: int
     batches: int
     images: int

@@ -1,5 +1,6 @@
 """From a name and overrides to a recipe: find it, follow `extends`, lay the patch on top, check the types."""
 
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -67,6 +68,11 @@ def _find(name: str) -> Path:
     preset = PRESETS / f"{name}.yaml"
     if name in preset_names():
         return preset
+    if (path.suffix == ".pack" or (path / "index.pack").is_file()) and name.isprintable():
+        raise RecipeError(
+            f"{name}: is a pack, no recipe (write: paceline train folder data.source.name=pack "
+            f"data.source.root={shlex.quote(name)})"
+        )
     if path.is_dir():
         raise RecipeError(
             f"{path}: is a folder without {RUN_RECIPE}, no run (images: paceline train folder data.source.root=...)"

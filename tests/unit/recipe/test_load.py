@@ -6,6 +6,7 @@ from paceline.core.errors import RecipeError
 from paceline.recipe import load as load_module
 from paceline.recipe.load import find, load
 from paceline.recipe.patch import Patch
+from paceline.recipe.schema.source import Pack
 
 
 @pytest.fixture
@@ -52,12 +53,23 @@ NEITHER = "is neither a preset, a recipe file nor a run directory"
         ("../presets/base", f"'../presets/base': {NEITHER} {SEE}"),
         ("none.yaml", "none.yaml: no such recipe file (see `paceline recipes` for the presets)"),
         ("~no-such-user/r.yml", "~no-such-user/r.yml: no such recipe file (see `paceline recipes` for the presets)"),
+        (
+            "my photos.pack",
+            "my photos.pack: is a pack, no recipe (write: paceline train folder data.source.name=pack "
+            "data.source.root='my photos.pack')",
+        ),
         (".", ".: is a folder without recipe.yaml, no run (images: paceline train folder data.source.root=...)"),
         ("x" * 300, f"'{'x' * 300}': cannot be read: File name too long {SEE}"),
     ],
 )
 def test_a_name_that_means_nothing_is_refused_with_what_it_could_have_been(presets, refusal, name, message):
     assert refusal(load, name) == message
+
+
+def test_a_folder_of_shards_is_called_a_pack_and_what_is_told_to_write_reads_it(write, refusal):
+    write("", "shards/index.pack")
+    _, _, words = refusal(load, "shards").partition("paceline train folder ")
+    assert load("folder", Patch.parse(words.rstrip(")").split())).recipe.data.source == Pack(root="shards")
 
 
 def test_a_recipe_extends_a_preset_which_may_extend_another(presets, write):

@@ -92,8 +92,9 @@ def test_every_default_is_valid():
 
 def test_only_what_cannot_be_guessed_is_required():
     required = {f"{name}.{key}" for name, section in SECTIONS.items() for key in section.get("required", [])}
-    manifest = {"Manifest.train", "Manifest.val"}
-    assert required == {"Recipe.train", "Stop.top1", "Step.milestones", "Progressive.start_size", *manifest}
+    lists = {f"{source}.{split}" for source in ("Manifest", "WebDataset") for split in ("train", "val")}
+    places = {"Pack.root", "Lmdb.root", "HuggingFace.root"}
+    assert required == {"Recipe.train", "Stop.top1", "Step.milestones", "Progressive.start_size", *lists, *places}
 
 
 def test_every_section_of_a_recipe_is_frozen(resolve):

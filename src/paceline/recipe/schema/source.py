@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from paceline.recipe.schema.section import Auto, Section
 
@@ -91,6 +91,62 @@ class Manifest(Section):
     """Decode to colour (3) or grey (1)."""
 
 
+class Pack(Section):
+    """What `paceline data pack` has written: one file, or a folder of shards, here or behind a URL."""
+
+    name: Literal["pack"] = "pack"
+    root: str
+    """The `.pack` file, the folder of shards, or its http(s)://, s3:// or other fsspec URL."""
+    cache: str = "~/.cache/paceline/shards"
+    """Folder that shards behind a URL are kept in."""
+    cache_gb: PositiveFloat = 50.0
+    """Most that is kept there, in GB of 10^9 bytes; what does not fit is read sample by sample."""
+
+
+class Lmdb(Section):
+    """An LMDB that `paceline data pack --format lmdb` has written."""
+
+    name: Literal["lmdb"] = "lmdb"
+    root: str
+    """Folder with `data.mdb`."""
+
+
+class WebDataset(Section):
+    """Tar files of images and labels, as WebDataset writes them: `KEY.jpg` beside `KEY.cls` or `KEY.json`."""
+
+    name: Literal["webdataset"] = "webdataset"
+    train: str
+    """Tars of the training split: a path with `*`, or with a range of numbers such as `train-{0000..0127}.tar`."""
+    val: str
+    """Tars of the validation split."""
+    classes: str | Auto = "auto"
+    """File with a class name a line, in the order of the labels; `auto` names classes by their numbers."""
+    label: str = "cls"
+    """Member that holds the label: `cls` for a number as text, or `json:FIELD` for a field of `KEY.json`."""
+    channels: Literal[1, 3] = 3
+    """Decode to colour (3) or grey (1)."""
+
+
+class HuggingFace(Section):
+    """A data set on disk that the `datasets` library reads, when that is installed: a folder of parquet files, an
+    `imagefolder` with metadata, or one that `save_to_disk` has written."""
+
+    name: Literal["huggingface"] = "huggingface"
+    root: str
+    """Folder on this machine; nothing is fetched."""
+    train: str = "train"
+    """Name of the training split."""
+    val: str = "auto"
+    """Name of the validation split; `auto` is `validation`, `val`, `valid` or `test`, the first that is there."""
+    image: str = "auto"
+    """Column of images; `auto` is the only one that holds images."""
+    label: str = "auto"
+    """Column of labels; `auto` is the only one that holds classes, or else `label`."""
+    channels: Literal[1, 3] = 3
+    """Decode to colour (3) or grey (1)."""
+
+
 SourceSection = Annotated[
-    Digits | Synthetic | Cifar10 | Cifar100 | FashionMnist | Folder | Manifest, Field(discriminator="name")
+    Digits | Synthetic | Cifar10 | Cifar100 | FashionMnist | Folder | Manifest | Pack | Lmdb | WebDataset | HuggingFace,
+    Field(discriminator="name"),
 ]
