@@ -1,0 +1,65 @@
+# What csrc/module*.c offer to Python; the words are at `paceline.data.native`.
+from collections.abc import Sequence
+from typing import final
+
+from paceline.data.native import Box, Memory
+
+VERSION: int
+
+@final
+class Task:
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def done(self) -> bool: ...
+    def wait(self, timeout_s: float, /) -> bool: ...
+
+@final
+class Pool:
+    def __init__(self, threads: int) -> None: ...
+    @property
+    def scratch_bytes(self) -> int: ...
+    def submit(
+        self,
+        shards: Sequence[Memory],
+        shard_of: Memory,
+        offsets: Memory,
+        lengths: Memory,
+        boxes: Memory,
+        flips: Memory,
+        inside: bool,
+        size: int,
+        channels: int,
+        out: Memory,
+        status: Memory,
+        stage: int = 0,
+    ) -> Task: ...
+    def close(self) -> None: ...
+
+def isa() -> str: ...
+def choose_isa(name: str, /) -> None: ...
+def reason(status: int, /) -> str: ...
+def index_jpeg(data: Memory, every: int = 8) -> bytes: ...
+def size_of(record: Memory, /) -> tuple[int, int, int]: ...
+def decode_into(record: Memory, channels: int, out: Memory) -> None: ...
+def decode_crop_into(
+    record: Memory,
+    box: Box,
+    inside: bool,
+    flip: bool,
+    size: int,
+    channels: int,
+    out: Memory,
+    stage: int = 0,
+) -> None: ...
+def move(
+    images: Memory,
+    indices: Memory,
+    tops: Memory,
+    lefts: Memory,
+    flips: Memory,
+    padding: int,
+    reflect: bool,
+    shape: tuple[int, int, int],
+    out: Memory,
+) -> None: ...
