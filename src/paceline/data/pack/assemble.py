@@ -1,0 +1,231 @@
+"""From the samples of an unfinished pack to the pack: its index and headers are written, and it is moved into place.
+
+Whatever is killed here is done again from the journal, which stays until the pack has its name.
+"""
+
+import contextlib
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import ArraySource, Source
+from paceline.core.errors import DataError
+from paceline.data.pack.format import (
+    ALIGNMENT,
+    COLUMNS,
+    INDEX_NAME,
+    MAX_META_BYTES,
+    SHARD_DTYPE,
+    Header,
+    Layout,
+    Meta,
+    Role,
+    Sizes,
+    aligned,
+)
+from paceline.data.pack.part import JOURNAL_NAME, Part, force_folder
+from paceline.data.pack.reader import PackSource
+from paceline.data.pack.shards import HEADER_BYTES
+from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.places import printable
+
+_ROWS_AT_ONCE = 1 << 18
+_FIELDS = {
+    "lengths": "length", "crc32s": "crc32", "labels": "label", "heights": "height", "widths": "width", "kinds": "kind",
+}  # fmt: skip
+"""Columns of the index that are fields of the journal."""
+
+
+@dataclass(frozen=True, eq=False)
+class Names:
+    """The names of N samples: their joined bytes, and where each ends, uint64 [N]; no bytes where they have none."""
+
+    joined: bytes | memoryview
+    ends: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, source: Source) -> "Names":
+        """Return the names of a split: paths below its root, where it is of files."""
+        match source:
+            case ArraySource():
+                return cls(b"", np.zeros(len(source), dtype=np.uint64))
+            case EncodedSource(paths=joined, ends=ends):
+                return cls(joined, ends.astype(np.uint64))
+            case PackSource():
+                columns = source.index.splits[source.info.split]
+                return cls(columns.names, columns.name_ends)
+        names = [source.name_of(index).encode("utf-8", "surrogateescape") for index in range(len(source))]
+        return cls(b"".join(names), np.cumsum([len(name) for name in names], dtype=np.uint64))
+
+    def raw(self, index: int) -> bytes:
+        """Return the name of a sample; empty where it has none."""
+        start = int(self.ends[index - 1]) if index else 0
+        return bytes(self.joined[start : int(self.ends[index])])
+
+    def of_sample(self, index: int) -> str:
+        """Return the name of a sample as a person reads it."""
+        name = self.raw(index).decode("utf-8", "surrogateescape")
+        return printable(name) if name else f"[{index}]"
+
+
+def assemble(part: Part, meta: Meta, names: tuple[Names, Names], pack_id: bytes, out: Path) -> int:
+    """Make the pack `out` of all samples of `part`, whose folder it takes; return its bytes.
+
+    What was at `out` is replaced. A pack in one file is that file, one in shards a folder.
+    """
+    rows = part.rows()
+    shards = _Shard.all_of(rows)
+    if part.shard_bytes is None:
+        shard = shards[0]
+        path = part.data_path(0)
+        blank = Header(Role.WHOLE, pack_id, 0, shard.data_bytes, shard.data_crc32)
+        with path.open("r+b") as file:
+            num_bytes = _complete(file, blank, meta, [], rows, _offsets(rows, shards), names)
+        _put_in_place(path, out)
+        shutil.rmtree(part.folder)
+        return num_bytes
+    table = []
+    for number, shard in enumerate(shards):
+        num_bytes = HEADER_BYTES + shard.data_bytes
+        header = Header(
+            Role.SHARD, pack_id, num_bytes, shard.data_bytes, shard.data_crc32, shard=number, num_shards=len(shards)
+        )
+        with part.data_path(number).open("r+b") as file:
+            file.write(header.packed())
+            file.truncate(num_bytes)
+            _force(file)
+        table.append((num_bytes, zlib.crc32(header.packed())))
+    with (part.folder / INDEX_NAME).open("wb") as file:
+        blank = Header(Role.INDEX, pack_id, 0, 0, 0, num_shards=len(shards))
+        num_bytes = _complete(file, blank, meta, table, rows, _offsets(rows, shards), names)
+    force_folder(part.folder)
+    _put_in_place(part.folder, out)
+    (out / JOURNAL_NAME).unlink()
+    for extra in out.glob("*.json"):
+        extra.unlink()
+    return num_bytes + sum(size for size, _ in table)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """The data of a shard: where they start in all data, how many bytes they are, and their CRC-32."""
+
+    start: int
+    data_bytes: int
+    data_crc32: int
+
+    @classmethod
+    def all_of(cls, rows: NDArray[np.void]) -> "list[_Shard]":
+        """Return the shards that the rows of a journal lie in."""
+        numbers = rows["shard"]
+        found: list[_Shard] = []
+        start = 0
+        for number in range(int(numbers[-1]) + 1):
+            last = rows[np.searchsorted(numbers, number, side="right") - 1]
+            found.append(cls(start, int(last["offset"]) + int(last["length"]), int(last["data_crc32"])))
+            start += found[-1].data_bytes
+        return found
+
+
+def _offsets(rows: NDArray[np.void], shards: list[_Shard]) -> NDArray[np.uint64]:
+    starts = np.array([shard.start for shard in shards], dtype=np.uint64)
+    offsets: NDArray[np.uint64] = starts[rows["shard"]] + rows["offset"]
+    return offsets
+
+
+def _complete(
+    file: IO[bytes],
+    blank: Header,
+    meta: Meta,
+    table: list[tuple[int, int]],
+    rows: NDArray[np.void],
+    offsets: NDArray[np.uint64],
+    names: tuple[Names, Names],
+) -> int:
+    """Write the index behind the data of `file`, and the header that proves it; return the bytes of the file."""
+    words = meta.packed()
+    if len(words) > MAX_META_BYTES:
+        raise DataError(
+            f"the classes' names are {len(words):,} bytes long, more than a pack holds ({MAX_META_BYTES:,})"
+        )
+    num_train = len(names[0].ends)
+    sizes = Sizes(
+        len(words), len(table), (num_train, len(rows) - num_train), (len(names[0].joined), len(names[1].joined))
+    )
+    layout = Layout.of(sizes)
+    file.truncate(HEADER_BYTES + blank.data_bytes)
+    file.truncate(blank.index_offset)
+    file.seek(blank.index_offset)
+    crc32 = written = 0
+    for chunk in _chunks(sizes, words, table, rows, offsets, names):
+        file.write(chunk)
+        crc32, written = zlib.crc32(chunk, crc32), written + len(chunk)
+    assert written == layout.num_bytes, f"the index has {written} bytes, not {layout.num_bytes}"
+    num_bytes = blank.index_offset + written
+    header = Header(
+        blank.role, blank.pack_id, num_bytes, blank.data_bytes, blank.data_crc32, written, crc32, 0, blank.num_shards
+    )
+    _force(file)
+    file.seek(0)
+    file.write(header.packed())
+    _force(file)
+    return num_bytes
+
+
+def _chunks(
+    sizes: Sizes,
+    words: bytes,
+    table: list[tuple[int, int]],
+    rows: NDArray[np.void],
+    offsets: NDArray[np.uint64],
+    names: tuple[Names, Names],
+) -> Iterator[bytes]:
+    """Give the bytes of an index in order, each part filled up to a multiple of 64."""
+    yield sizes.packed()
+    yield _filled(words)
+    yield _filled(np.array([(*row, 0) for row in table], dtype=SHARD_DTYPE).tobytes())
+    first = 0
+    for each, num_samples in zip(names, sizes.samples, strict=True):
+        part = slice(first, first + num_samples)
+        columns: dict[str, NDArray[Any]] = {name: rows[field][part] for name, field in _FIELDS.items()}
+        columns |= {"offsets": offsets[part], "name_ends": each.ends}
+        for name, code in COLUMNS.items():
+            for start in range(0, num_samples, _ROWS_AT_ONCE):  # a multiple of 64 of any column's bytes
+                yield _filled(columns[name][start : start + _ROWS_AT_ONCE].astype(code).tobytes())
+        yield _filled(bytes(each.joined))
+        first += num_samples
+
+
+def _filled(content: bytes) -> bytes:
+    return content.ljust(aligned(len(content), ALIGNMENT), b"\0")
+
+
+def _put_in_place(made: Path, out: Path) -> None:
+    """Give `made` the name `out`; a file replaces a file at once, anything else is moved aside first."""
+    old = out.with_name(f".{out.name}.old")
+    if out.exists() and (out.is_dir() or made.is_dir()):
+        _remove(old)
+        out.rename(old)
+    made.replace(out)
+    force_folder(out.parent)
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def _force(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())

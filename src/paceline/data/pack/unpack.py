@@ -1,0 +1,145 @@
+"""Give the files of a pack back: class folders below `train/` and `val/`.
+
+A file that was kept whole comes back byte for byte; a record as a JPEG file of exactly its pixels; pixels as PNG. No
+name in a pack can lead outside the folder.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paceline.core.dataset import Datasets, Source
+from paceline.core.errors import DataError
+from paceline.data.pack.assemble import Names
+from paceline.data.pack.format import KIND_FILE, KIND_RECORD
+from paceline.data.pack.ordered import in_order
+from paceline.data.pack.reader import PackSource
+from paceline.data.sources.class_tree import IMAGE_EXTENSIONS
+from paceline.data.sources.places import printable
+
+_FILES_A_TASK = 16
+_MAX_NAME_BYTES = 200
+_JPEG_EXTENSIONS = frozenset({"jpg", "jpeg"})
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """What was written: images and bytes."""
+
+    images: int
+    bytes: int
+
+
+def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None], workers: int) -> Unpacked:
+    """Write the files of both splits to `folder`, which must not exist, with `workers` threads.
+
+    `progress` is told how many images are done, and of how many. `folder` appears when all are written. Raise
+    `DataError` where it exists or cannot be written, and for a damaged sample.
+    """
+    folder = folder.absolute()
+    if folder.exists():
+        raise DataError(f"{printable(folder)}: exists already (name a folder that does not)")
+    beside = folder.with_name(f".{folder.name}.part")
+    total = len(packed.train) + len(packed.val)
+    images = num_bytes = 0
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        with closing(in_order(_tasks(packed, beside), max(1, workers))) as written:
+            for batch in written:
+                images, num_bytes = images + len(batch), num_bytes + sum(batch)
+                progress(images, total)
+        beside.rename(folder)
+    except BaseException as error:
+        shutil.rmtree(beside, ignore_errors=True)  # the next one could not go on with it
+        if not isinstance(error, OSError):
+            raise
+        raise DataError(
+            f"{printable(folder)}: cannot be written: {error.strerror or error} (write elsewhere)"
+        ) from error
+    return Unpacked(images, num_bytes)
+
+
+def _tasks(packed: Datasets, folder: Path) -> Iterator[Callable[[], list[int]]]:
+    for source in (packed.train, packed.val):
+        files = _Files(source, Names.of(source), folder / source.info.split)
+        for first in range(0, len(source), _FILES_A_TASK):
+            yield partial(files.write, range(first, min(first + _FILES_A_TASK, len(source))))
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files of a split, written below `folder`."""
+
+    source: Source
+    names: Names
+    folder: Path
+
+    def write(self, indices: range) -> list[int]:
+        """Write some samples; return the bytes of each."""
+        return [self._write_one(index) for index in indices]
+
+    def _write_one(self, index: int) -> int:
+        content, label = self._content(index)
+        data = content if isinstance(content, bytes) else _png(content)
+        path = self.folder / self._place(index, label, data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("xb") as file:
+                return file.write(data)
+        except FileExistsError:  # a list may name two files the same way
+            return path.with_name(f"{index:08d}-{path.name}").write_bytes(data)
+
+    def _content(self, index: int) -> tuple[bytes | NDArray[np.uint8], int]:
+        match self.source:
+            case PackSource() as packed if packed.kinds[index] == KIND_FILE:
+                return packed.stored(index), int(packed.labels[index])  # also one that was empty
+        return self.source.read(index)
+
+    def _place(self, index: int, label: int, data: bytes) -> PurePosixPath:
+        """Return where a sample goes: to its own name, where that is below its class."""
+        class_name = _component(os.fsencode(self.source.info.class_names[label]), f"class-{label}")
+        name = self.names.raw(index)
+        parts = name.split(b"/")
+        if len(parts) > 1 and all(_component(part, "") == part for part in parts) and parts[0] == class_name:
+            last, above = parts[-1], parts[:-1]
+        else:
+            last, above = _component(parts[-1], f"{index:08d}"), [class_name]
+        return PurePosixPath(*map(os.fsdecode, above), os.fsdecode(self._with_extension(index, last, data)))
+
+    def _with_extension(self, index: int, name: bytes, data: bytes) -> bytes:
+        """Return a file name that says what the file is, where it does not say that it is an image."""
+        extension = os.fsdecode(name.rpartition(b".")[2]).lower()
+        source = self.source
+        if isinstance(source, PackSource) and source.kinds[index] == KIND_RECORD:
+            return name if extension in _JPEG_EXTENSIONS else name + b".jpg"
+        if isinstance(source, PackSource) and source.kinds[index] == KIND_FILE:
+            return name if extension in IMAGE_EXTENSIONS else name + _extension_of(data)
+        return name + b".png"
+
+
+def _component(name: bytes, instead: str) -> bytes:
+    """Return `name` if it can be that of a file or a folder, and nothing more, or `instead`."""
+    is_one = 0 < len(name) <= _MAX_NAME_BYTES and not re.search(rb"[/\0]", name) and not name.startswith(b".")
+    return name if is_one else instead.encode()
+
+
+def _extension_of(data: bytes) -> bytes:
+    signatures = {b"\xff\xd8": b".jpg", b"\x89PNG": b".png", b"GIF8": b".gif", b"BM": b".bmp", b"RIFF": b".webp"}
+    return next((extension for start, extension in signatures.items() if data.startswith(start)), b".tif")
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    file = BytesIO()
+    Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0]).save(file, "PNG")
+    return file.getvalue()

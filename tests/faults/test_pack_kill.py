@@ -1,0 +1,164 @@
+"""A pack that is killed while it is made leaves none that could be taken for whole, and the next run finishes it."""
+
+import io
+import os
+import random
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paceline.core.dataset import Datasets
+from paceline.core.errors import DataError
+from paceline.data.pack import writer
+from paceline.data.pack.part import ROW
+from paceline.data.pack.reader import open_pack
+from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.sources.folder import load_folder
+from paceline.recipe.schema.source import Folder
+
+IMAGES = 26
+OPTIONS = [PackOptions(), PackOptions(shard_bytes=10_000)]
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch) -> Datasets:
+    """Return small photographs, and see to it that they are journalled often and cut into small shards."""
+    monkeypatch.setattr(writer, "_FILES_A_TASK", 2)
+    monkeypatch.setattr(writer, "_MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.pack.part._SYNC_ROWS", 3)
+    for number in range(IMAGES):
+        path = tmp_path / "photos" / ("val" if number % 4 == 3 else "train") / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        path.write_bytes(file.getvalue())
+    for split in ("train", "val"):
+        for name in "ab":  # of each class one in both splits
+            path = tmp_path / "photos" / split / name
+            path.mkdir(exist_ok=True)
+            (path / "more.png").write_bytes(file.getvalue())
+    return load_folder(Folder(root=str(tmp_path / "photos")))
+
+
+def make(photos: Datasets, out: Path, options: PackOptions, progress=lambda done, total: None) -> None:
+    pack(photos, out, options, progress, workers=2)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    files = path.iterdir() if path.is_dir() else [path]
+    return {file.name.replace("again", "whole"): file.read_bytes() for file in files}
+
+
+def in_a_child(work: Callable[[], None]) -> int:
+    """Do `work` in a process of its own; return how that ended."""
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def assert_whole_or_absent(photos: Datasets, out: Path) -> bool:
+    """Return whether there is a pack; assert that all of it is there if there is."""
+    if not out.exists():
+        with pytest.raises(DataError, match="does not exist"):
+            open_pack(out)
+        return False
+    found = open_pack(out)
+    for each, other in ((found.train, photos.train), (found.val, photos.val)):
+        assert [each.read(index) for index in range(len(each))] == [other.read(index) for index in range(len(other))]
+    return True
+
+
+# matrix: 39
+@pytest.mark.parametrize("options", OPTIONS, ids=["one file", "shards"])
+def test_a_pack_that_is_killed_again_and_again_ends_with_the_same_bytes(photos, tmp_path, options) -> None:
+    make(photos, tmp_path / "whole", options)
+    out, total = tmp_path / "again", len(photos.train) + len(photos.val)
+    draw, kills, seen = random.Random(0), 0, [0]
+    while not out.exists():
+        beginning, seen = seen[-1], seen[-1:]
+
+        def die(done: int, total: int, at: int = beginning + draw.randrange(1, 9)) -> None:
+            if done >= at:  # from another thread a moment later, so that any instruction may be the last
+                wait_s = draw.random() * 0.002
+                threading.Timer(wait_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+        code = in_a_child(lambda die=die: make(photos, out, options, die))
+        assert code in (0, -signal.SIGKILL)
+        kills += code != 0
+        assert_whole_or_absent(photos, out)
+        assert kills < 200, "it comes no further"
+        seen = [max(beginning, *_journalled(tmp_path / ".again.part"))]
+    assert kills >= 3 and seen[-1] <= total
+    assert_leaves_nothing(photos, out, options)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def _journalled(part: Path) -> tuple[int, ...]:
+    """Return how many samples an unfinished pack holds."""
+    journal = part / "journal"
+    return (0, (journal.stat().st_size - 40) // ROW.itemsize if journal.exists() else 0)
+
+
+def assert_leaves_nothing(photos: Datasets, out: Path, options: PackOptions) -> None:
+    """Pack once more over what a kill behind the last rename may have left."""
+    if list(out.parent.glob(".again*")):
+        make(photos, out, PackOptions(shard_bytes=options.shard_bytes, overwrite=True))
+    assert not list(out.parent.glob(".again*"))
+
+
+CALLS = {"fsync": os, "rmtree": shutil, "replace": Path, "unlink": Path}
+
+
+# matrix: 39
+@pytest.mark.parametrize("options", OPTIONS, ids=["one file", "shards"])
+def test_a_kill_before_or_after_any_call_that_makes_it_last_leaves_nothing_or_all(
+    photos, tmp_path, monkeypatch, options
+) -> None:
+    out, state, killed = tmp_path / "again", SimpleNamespace(left=-1, seen=0), 0
+
+    def dying(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **words: object) -> object:
+            tick()
+            result = real(*arguments, **words)
+            tick()
+            return result
+
+        return call
+
+    def tick() -> None:
+        state.left, state.seen = state.left - 1, state.seen + 1
+        if state.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # what is killed loses nothing that the kernel has
+    for name, owner in CALLS.items():
+        monkeypatch.setattr(owner, name, dying(getattr(owner, name)))
+    make(photos, tmp_path / "whole", options)
+    last = state.seen
+    assert last > 30
+    for number in (1, 2, 3, 7, 12, *range(last - 10, last + 1)):
+        state.left = number
+        killed += in_a_child(lambda: make(photos, out, options)) == -signal.SIGKILL
+        state.left = -1
+        if not assert_whole_or_absent(photos, out):
+            make(photos, out, options)
+        found = contents(out)
+        for name in ("journal", "reasons.json"):  # which a kill behind the last rename may leave beside the shards
+            found.pop(name, None)
+        assert found == contents(tmp_path / "whole")
+        for path in (out, tmp_path / ".again.part"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    assert killed >= 14

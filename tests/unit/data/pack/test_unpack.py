@@ -1,0 +1,104 @@
+"""The files of a pack come back, and nothing leads outside the folder."""
+
+import numpy as np
+import pytest
+
+from paceline.core.dataset import Datasets
+from paceline.core.errors import DataError
+from paceline.data.decode import decode
+from paceline.data.identity import dataset_digest
+from paceline.data.pack.unpack import unpack
+from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.folder import load_folder
+from paceline.recipe.schema.source import Folder
+
+
+def silent(done, total):
+    pass
+
+
+def pixels_of(content):
+    return np.asarray(decode(content, channels=3, name="x"))
+
+
+def test_files_come_back_under_their_names_with_their_pixels(core, folder, photos, packed, tmp_path):
+    told = []
+    found = unpack(packed(photos), tmp_path / "out", lambda done, total: told.append((done, total)), 2)
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    assert files == sorted(
+        path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file()
+    )
+    assert found.images == len(files) == 10 and told[-1] == (10, 10)
+    for file in files:
+        before, after = (folder / file).read_bytes(), (tmp_path / "out" / file).read_bytes()
+        np.testing.assert_array_equal(pixels_of(before), pixels_of(after))
+        if file.name in ("d.png", "e.jpg", "j.gif"):
+            assert before == after
+    assert dataset_digest(load_folder(Folder(root=str(tmp_path / "out")))) == dataset_digest(photos)
+
+
+def test_pixels_come_back_as_png(core, pixels, packed, tmp_path):
+    unpack(packed(pixels), tmp_path / "out", silent, 2)
+    found = load_folder(Folder(root=str(tmp_path / "out"), channels=1))
+    assert (found.train.labels.tolist(), found.val.labels.tolist()) == ([0, 0, 0, 1, 1], [0, 1, 1])
+    images = [np.asarray(decode(found.train.read(index)[0], channels=1, name="")) for index in range(5)]
+    wanted = pixels.train.images[[0, 2, 4, 1, 3], :, :, 0]
+    np.testing.assert_array_equal(np.stack(images), wanted)
+
+
+NAMES = [
+    b"../../escape.jpg", b"/etc/escape.jpg", b"cat/../../escape.jpg", b"..", b".", b"cat/..", b"cat//x", b"cat/.hidden",
+    b"n\0ul", b"", b"cat/" + b"x" * 300, b"\xff\xfe.jpg", b"cat/same.jpg", b"same.jpg", b"a/b/same.jpg",
+    b"cat/no-extension",
+]  # fmt: skip
+
+
+def test_no_name_leads_outside_the_folder(core, photos, packed, tmp_path, make_photo, monkeypatch):
+    """Each name becomes a file of its own in its class folder."""
+    source = EncodedSource.pack(photos.train.info, str(tmp_path), NAMES, np.zeros(len(NAMES), dtype=np.int32))
+    monkeypatch.setattr(EncodedSource, "read_bytes", lambda self, index: make_photo(index))
+    unpack(packed(Datasets(source, photos.val)), tmp_path / "out", silent, 2)
+    files = [path for path in (tmp_path / "out" / "train").rglob("*") if path.is_file()]
+    assert len(files) == len(NAMES)
+    assert {path.parent for path in files} == {tmp_path / "out" / "train" / "cat"}
+    assert {pixels_of(path.read_bytes()).tobytes() for path in files} == {
+        pixels_of(make_photo(index)).tobytes() for index in range(len(NAMES))
+    }
+    assert not [path for path in tmp_path.rglob("escape*") if "out/train/cat" not in str(path)]
+
+
+def test_a_class_whose_name_is_a_path_gets_a_folder_of_its_own(core, photos, packed, tmp_path):
+    info = photos.train.info.__class__(**{**vars(photos.train.info), "class_names": ("../up", "/")})
+    sources = [
+        EncodedSource(info, each.root, each.paths, each.ends, each.labels) for each in (photos.train, photos.val)
+    ]
+    sources[1] = EncodedSource(info.__class__(**{**vars(info), "split": "val"}), *list(vars(photos.val).values())[1:])
+    unpack(packed(Datasets(*sources)), tmp_path / "out", silent, 2)
+    assert sorted(path.name for path in (tmp_path / "out" / "train").iterdir()) == ["class-0", "class-1"]
+
+
+def test_an_existing_folder_is_refused(core, pixels, packed, tmp_path):
+    with pytest.raises(DataError, match=r"exists already \(name a folder that does not\)"):
+        unpack(packed(pixels), tmp_path, silent, 1)
+
+
+def test_a_folder_appears_only_when_all_is_in_it(core, photos, packed, tmp_path):
+    made = packed(photos)
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        unpack(made, tmp_path / "out", stop, 1)
+    assert not (tmp_path / "out").exists()
+    assert unpack(made, tmp_path / "out", silent, 1).images == 10
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_cannot_be_finished_takes_no_room(core, photos, packed, tmp_path):
+    def stop(done, total):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(DataError, match=r"out: cannot be written: No space left on device \(write elsewhere\)"):
+        unpack(packed(photos), tmp_path / "out", stop, 1)
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name]

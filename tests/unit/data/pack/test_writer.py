@@ -1,0 +1,346 @@
+"""A data set becomes a pack: the same samples in the same order, whatever happens on the way."""
+
+import errno
+import io
+import os
+import tarfile
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.core.dataset import ArraySource
+from paceline.core.errors import DataError
+from paceline.data.identity import dataset_digest, split_digest
+from paceline.data.pack.format import KIND_FILE, KIND_RECORD
+from paceline.data.pack.marks import build_marker
+from paceline.data.pack.part import Part
+from paceline.data.pack.reader import PackSource, open_pack
+from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.sources.folder import load_folder
+from paceline.data.sources.webdataset import load_webdataset
+from paceline.recipe.schema.source import Folder, WebDataset
+
+
+def silent(done, total):
+    pass
+
+
+def splits(datasets, other):
+    return ((datasets.train, other.train), (datasets.val, other.val))
+
+
+def test_labels_names_order_facts_and_digest_are_those_of_the_source(core, photos, packed):
+    found = packed(photos)
+    for each, other in splits(found, photos):
+        assert isinstance(each, PackSource)
+        assert each.info == other.info and len(each) == len(other) > 2
+        assert each.labels.tolist() == other.labels.tolist()
+        for index in range(len(each)):
+            assert each.name_of(index) == other.path_of(index).relative_to(other.root).as_posix()
+    assert dataset_digest(found) == dataset_digest(photos)
+
+
+def test_jpegs_become_records_and_all_else_is_kept_byte_for_byte(core, photos, packed, tmp_path):
+    found = packed(photos)
+    kinds = {found.train.name_of(index): int(found.train.kinds[index]) for index in range(7)}
+    kept = {name for name, kind in kinds.items() if kind == KIND_FILE}
+    assert kept == {"cat/d.png", "dög/e.jpg"}
+    assert set(kinds.values()) == {KIND_FILE, KIND_RECORD}
+    for index, name in enumerate(kinds):
+        if name in kept:
+            assert found.train.read(index) == photos.train.read(index)
+
+
+def test_what_is_kept_whole_is_told_by_reason(core, photos, tmp_path):
+    made = pack(photos, tmp_path / "p", PackOptions(), silent, 2)
+    assert made.images == 10 and made.bytes == (tmp_path / "p").stat().st_size
+    assert made.kept == {"it is no JPEG": 2, "it is progressive": 1}
+
+
+def test_sizes_are_those_of_the_upright_images(core, photos, packed):
+    train = packed(photos).train
+    sizes = {train.name_of(index): (int(train.heights[index]), int(train.widths[index])) for index in range(7)}
+    assert sizes["cat/a.jpg"] == (30, 40) and sizes["cat/c.JPEG"] == (40, 30) and sizes["dög/f.jpg"] == (17, 9)
+    assert sizes["cat/d.png"] == sizes["dög/e.jpg"] == (30, 40)
+
+
+def test_without_the_native_core_every_file_is_kept_whole(no_core, photos, tmp_path):
+    made = pack(photos, tmp_path / "p", PackOptions(), silent, 2)
+    assert made.kept == {"the native core is not there": 8, "it is no JPEG": 2}
+    found = open_pack(tmp_path / "p")
+    assert [found.train.read(index) for index in range(7)] == [photos.train.read(index) for index in range(7)]
+
+
+def test_pixels_of_one_size_are_pixels_again_under_the_same_names(core, pixels, packed):
+    found = packed(pixels)
+    for each, other in splits(found, pixels):
+        assert isinstance(each, ArraySource)
+        assert each.info == other.info and each.labels.tolist() == other.labels.tolist()
+        assert each.images.tolist() == other.images.tolist()
+        assert each.name_of(1) == other.name_of(1)
+    assert dataset_digest(found) == dataset_digest(pixels)
+
+
+def test_shards_hold_the_same_samples_as_one_file(core, photos, packed, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
+    one, many = packed(photos), packed(photos, "shards", shard_bytes=2500)
+    assert len(many.train.files) >= 4
+    files = sorted(path.name for path in (tmp_path / "shards").iterdir())
+    assert files == [f"data-{number:05d}.pack" for number in range(len(many.train.files))] + ["index.pack"]
+    for each, other in splits(one, many):
+        assert [each.read(index) for index in range(len(each))] == [other.read(index) for index in range(len(other))]
+
+
+def test_the_bytes_are_the_same_for_any_number_of_threads(core, photos, tmp_path):
+    for workers in (1, 3):
+        pack(photos, tmp_path / f"p{workers}", PackOptions(), silent, workers)
+    assert (tmp_path / "p1").read_bytes() == (tmp_path / "p3").read_bytes()
+
+
+def test_a_smaller_short_side_is_made_where_an_image_is_larger_and_the_digest_is_another(core, photos, packed):
+    found = packed(photos, resize=24, quality=80)
+    train = found.train
+    sizes = {train.name_of(index): (int(train.heights[index]), int(train.widths[index])) for index in range(7)}
+    assert sizes["cat/a.jpg"] == (24, 32) and sizes["cat/c.JPEG"] == (32, 24) and sizes["dög/deep/g.jpg"] == (24, 24)
+    assert sizes["dög/f.jpg"] == (17, 9), "a small image stays as it is"
+    assert set(train.kinds.tolist()) == {KIND_RECORD}
+    assert train.index.meta.made.model_dump() == {"resize": 24, "quality": 80, "every": 8}
+    assert split_digest(train) != split_digest(photos.train)
+
+
+def test_an_existing_pack_is_refused_unless_it_may_be_replaced(core, photos, pixels, packed, tmp_path):
+    packed(photos)
+    with pytest.raises(DataError, match=r"made.pack: exists already \(.*\)$"):
+        packed(pixels)
+    assert len(packed(pixels, overwrite=True).train) == 5
+    assert [path.name for path in tmp_path.iterdir() if "made" in path.name] == ["made.pack"]
+
+
+def test_one_file_and_a_folder_of_shards_replace_each_other(core, pixels, packed, tmp_path):
+    for options in ({}, {"shard_bytes": 1 << 20}, {"shard_bytes": 1 << 21}, {}):
+        assert len(packed(pixels, overwrite=True, **options).train) == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["made.pack"]
+
+
+def test_what_is_no_pack_is_never_overwritten(core, pixels, packed, tmp_path):
+    (tmp_path / "made.pack").mkdir()
+    (tmp_path / "made.pack" / "thesis.tex").write_text("x")
+    with pytest.raises(DataError, match="is no pack, so it is not overwritten"):
+        packed(pixels, overwrite=True)
+    assert (tmp_path / "made.pack" / "thesis.tex").exists()
+
+
+class StopError(Exception):
+    pass
+
+
+def stop_after(images):
+    def progress(done, total):
+        if done >= images:
+            raise StopError
+
+    return progress
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_bytes": 2500}], ids=["one file", "shards"])
+def test_an_interrupted_pack_goes_on_and_ends_with_the_same_bytes(core, photos, tmp_path, monkeypatch, options):
+    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.pack.writer._FILES_A_TASK", 1)
+    pack(photos, tmp_path / "whole", PackOptions(**options), silent, 1)
+    for images in (1, 4, 7, 8):
+        with pytest.raises(StopError):
+            pack(photos, tmp_path / "p", PackOptions(**options), stop_after(images), 1)
+        assert not (tmp_path / "p").exists()
+    told = []
+    pack(photos, tmp_path / "p", PackOptions(**options), lambda done, total: told.append((done, total)), 1)
+    assert told == [(8, 10), (9, 10), (10, 10)]
+    assert contents(tmp_path / "p") == contents(tmp_path / "whole")
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_bytes": 2500}], ids=["one file", "shards"])
+@pytest.mark.parametrize(("at", "done"), [(0, 0), (4, 4), (8, 8), (9, 9)])
+def test_what_was_replaced_under_its_name_meanwhile_is_packed_anew(
+    core, photos, make_photo, tmp_path, monkeypatch, options, at, done
+):
+    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.pack.writer._FILES_A_TASK", 1)
+    monkeypatch.setattr("paceline.data.pack.writer._MARKS_A_TASK", 3)
+    with pytest.raises(StopError):
+        pack(photos, tmp_path / "p", PackOptions(**options), stop_after(9), 1)
+    path = photos.train.path_of(at) if at < 7 else photos.val.path_of(at - 7)
+    path.write_bytes(make_photo(99, 33, 22))
+    told = []
+    pack(photos, tmp_path / "p", PackOptions(**options), lambda done, total: told.append(done), 2)
+    assert told[0] == done
+    pack(photos, tmp_path / "whole", PackOptions(**options), silent, 1)
+    assert contents(tmp_path / "p") == contents(tmp_path / "whole")
+
+
+def test_a_file_of_the_same_size_is_another_by_its_time_and_the_same_with_it(core, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.data.pack.writer._FILES_A_TASK", 1)
+    path, told = photos.train.path_of(3), []
+    status = path.stat()
+    for later_ns, done in ((0, 5), (1, 3)):
+        with pytest.raises(StopError):
+            pack(photos, tmp_path / "p", PackOptions(), stop_after(5), 1)
+        path.write_bytes(path.read_bytes())
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + later_ns))
+        with pytest.raises(StopError):
+            pack(photos, tmp_path / "p", PackOptions(), lambda done, total: (told.append(done), stop_after(0)(1, 1)), 1)
+        assert told[-1] == done
+
+
+def test_a_tar_that_was_replaced_marks_its_samples_and_no_others(make_photo, tmp_path):
+    for number in range(2):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
+            for name, content in (("a.jpg", make_photo(number)), ("a.cls", b"0"), ("b.jpg", b"x"), ("b.cls", b"1")):
+                about = tarfile.TarInfo(name)
+                about.size = len(content)
+                tar.addfile(about, io.BytesIO(content))
+    section = WebDataset(train=f"{tmp_path}/{{0..1}}.tar", val=f"{tmp_path}/0.tar")
+    tars, marks = load_webdataset(section).train, []
+    for _ in range(2):
+        marks.append([build_marker(tars)(index) for index in range(4)])
+        os.utime(tmp_path / "1.tar", ns=(1, 1))
+    assert len(set(marks[0])) == 4
+    assert [index for index in range(4) if marks[0][index] != marks[1][index]] == [2, 3]
+
+
+def test_a_pack_that_was_packed_anew_is_found_out_by_its_checksums(core, folder, make_photo, packed, tmp_path):
+    marks = []
+    for _ in range(2):
+        photos = load_folder(Folder(root=str(folder)))
+        marks.append([build_marker(packed(photos, overwrite=True).train)(index) for index in range(7)])
+        photos.train.path_of(2).write_bytes(make_photo(98))
+    assert [index for index in range(7) if marks[0][index] != marks[1][index]] == [2]
+
+
+def contents(path):
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [file.read_bytes() for file in files]
+
+
+def test_whatever_a_power_cut_leaves_of_the_last_samples_is_made_again(core, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.data.pack.writer._FILES_A_TASK", 1)
+    pack(photos, tmp_path / "whole", PackOptions(), silent, 1)
+    part = tmp_path / ".p.part"
+    journal, data = part / "journal", part / "data-00000.pack"
+    damages = {
+        "a torn row": lambda: journal.write_bytes(journal.read_bytes() + b"torn"),
+        "a row of zeros": lambda: journal.write_bytes(journal.read_bytes() + bytes(48)),
+        "data that are gone": lambda: data.write_bytes(data.read_bytes()[:1000]),
+        "no data": data.unlink,
+        "no journal": journal.unlink,
+        "no reasons": (part / "reasons.json").unlink,
+        "half a journal's head": lambda: journal.write_bytes(journal.read_bytes()[:20]),
+    }
+    for name, damage in damages.items():
+        with pytest.raises(StopError):
+            pack(photos, tmp_path / "p", PackOptions(), stop_after(6), 1)
+        damage()
+        pack(photos, tmp_path / "p", PackOptions(), silent, 1)
+        assert contents(tmp_path / "p") == contents(tmp_path / "whole"), name
+        (tmp_path / "p").unlink()
+
+
+def test_the_beginning_of_another_pack_is_not_gone_on_with(core, photos, pixels, tmp_path):
+    with pytest.raises(StopError):
+        pack(photos, tmp_path / "p", PackOptions(), stop_after(1), 1)
+    for datasets, options in ((pixels, PackOptions()), (photos, PackOptions(every=4)), (photos, PackOptions(resize=9))):
+        with pytest.raises(DataError, match=r"\.p\.part: is the beginning of a pack of another source or with other"):
+            pack(datasets, tmp_path / "p", options, silent, 1)
+
+
+def test_two_processes_do_not_write_the_same_pack(core, pixels, tmp_path):
+    part = Part.opened(tmp_path / ".p.part", bytes(32), None)
+    with pytest.raises(DataError, match="another process is writing there"):
+        pack(pixels, tmp_path / "p", PackOptions(), silent, 1)
+    part.close()
+
+
+def test_bad_images_are_named_at_the_end_and_may_be_kept_as_they_are(core, folder, tmp_path):
+    (folder / "train/cat/a.jpg").write_bytes(b"\xff\xd8nothing")
+    (folder / "train/cat/d.png").write_bytes(b"")
+    photos = load_folder(Folder(root=str(folder)), skip_bad=True)
+    with pytest.raises(DataError, match=r"^2 images cannot be read: cat/a.jpg \(.*\), cat/d.png \(is empty .*skip$"):
+        pack(photos, tmp_path / "p", PackOptions(), silent, 2)
+    told = []
+    pack(photos, tmp_path / "p", PackOptions(skip_bad=True), lambda done, total: told.append(done), 2)
+    assert told == [10], "what was done is not done again"
+    train = open_pack(tmp_path / "p").train
+    assert train.read(0) == (b"\xff\xd8nothing", 0)
+    with pytest.raises(DataError, match=r"p: cat/d.png: is empty \(0 bytes\)"):
+        train.read(3)
+    assert train.labels.tolist() == photos.train.labels.tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_bytes": 2500}], ids=["one file", "shards"])
+@pytest.mark.parametrize("mends", ["replaced", "removed"])
+def test_a_bad_image_may_be_mended_as_the_message_says(core, folder, tmp_path, monkeypatch, options, mends):
+    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
+    bad = folder / "train/cat/b.jpg"
+    good = bad.read_bytes()
+    bad.write_bytes(b"\xff\xd8" + bytes(20_000))
+    with pytest.raises(DataError, match="remove or replace them"):
+        photos = load_folder(Folder(root=str(folder)), skip_bad=True)
+        pack(photos, tmp_path / "p", PackOptions(**options), silent, 2)
+    if mends == "replaced":
+        bad.write_bytes(good)
+    else:
+        bad.unlink()
+    photos = load_folder(Folder(root=str(folder)))
+    for name in ("p", "whole"):
+        pack(photos, tmp_path / name, PackOptions(**options), silent, 2)
+    assert contents(tmp_path / "p") == contents(tmp_path / "whole")
+
+
+def test_a_full_disk_is_one_line_and_the_next_run_goes_on(core, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.data.pack.writer._FILES_A_TASK", 1)
+    add, left = Part.add, iter(range(6))
+
+    def full(self, sample, *, is_first):
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(self, sample, is_first=is_first)
+
+    monkeypatch.setattr(Part, "add", full)
+    with pytest.raises(
+        DataError, match=r"p: the disk is full \(free some space and pack again: it goes on from here\)"
+    ):
+        pack(photos, tmp_path / "p", PackOptions(), silent, 1)
+    monkeypatch.setattr(Part, "add", add)
+    told = []
+    pack(photos, tmp_path / "p", PackOptions(), lambda done, total: told.append(done), 1)
+    assert told[0] == 6
+
+
+@pytest.mark.parametrize("wrong", [{"resize": 0}, {"quality": 0}, {"quality": 101}, {"every": 0}, {"shard_bytes": 9}])
+def test_options_that_mean_nothing_are_refused(core, pixels, packed, wrong):
+    (name,) = wrong
+    with pytest.raises(DataError, match=f"^{name.replace('_', ' ')}: .*\\)$"):
+        packed(pixels, **wrong)
+
+
+def test_a_place_that_is_not_there_is_refused(core, pixels, tmp_path):
+    with pytest.raises(DataError, match="is no folder"):
+        pack(pixels, tmp_path / "no" / "p", PackOptions(), silent, 1)
+
+
+def test_a_pack_can_be_packed_again(core, photos, packed):
+    once = packed(photos)
+    again = packed(once, "again.pack")
+    assert dataset_digest(again) == dataset_digest(photos)
+    assert [again.train.name_of(index) for index in range(7)] == [once.train.name_of(index) for index in range(7)]
+    assert again.train.read(0) == once.train.read(0)
+
+
+def test_a_source_without_any_list_of_names_keeps_the_names_it_gives(core, pixels, packed):
+    train = SimpleNamespace()
+    train.info, train.read, train.name_of = pixels.train.info, pixels.train.read, lambda index: f"n\u00e4me {index}"
+    source = type("Plain", (), {"__len__": lambda self: 5, **{k: property(lambda self, k=k: getattr(train, k)) for k in
+                  ("info", "read", "name_of")}})()  # fmt: skip
+    found = packed(type(pixels)(source, pixels.val))
+    assert isinstance(found.train, PackSource)
+    assert [found.train.name_of(index) for index in range(5)] == [f"näme {index}" for index in range(5)]
+    assert found.train.read(3)[0].tolist() == pixels.train.images[3].tolist()
