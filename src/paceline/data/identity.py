@@ -6,24 +6,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, Datasets, Source
+from paceline.data.pack.reader import PackSource
 from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.huggingface import HuggingFaceSource
+from paceline.data.sources.lmdb import LmdbSource
+from paceline.data.sources.webdataset import WebDatasetSource
 
 
 def dataset_digest(datasets: Datasets) -> str:
     """Return 16 hex digits over both splits: their classes, and each sample's label and name or pixels, in order.
 
-    Of files it is the paths as they are listed, relative to their root, that count: neither where the root is nor
-    what is in them, which would take an epoch to read. Pixels in memory count themselves (CIFAR-10: 0.1 s of a core
-    that has SHA instructions, measured).
+    Of files it is the paths as they are listed, relative to their root, that count, and of files in tars their names
+    there: neither where the root is nor what is in them, which would take an epoch to read. Pixels in memory count
+    themselves (CIFAR-10: 0.1 s of a core that has SHA instructions, measured).
     """
     whole = hashlib.sha256()
     for source in (datasets.train, datasets.val):
-        whole.update(_digest(source))
+        whole.update(split_digest(source))
     return whole.hexdigest()[:16]
 
 
+def split_digest(source: Source) -> bytes:
+    """Return the digest of a split, 32 bytes; of what was packed, that of what it was made from, which it carries."""
+    match source:
+        case LmdbSource(digest=digest) | PackSource(digest=digest):
+            return digest
+    return _digest(source)
+
+
 def _digest(source: Source) -> bytes:
-    """Return the digest of a split. Every part is preceded by its length, so that none can pass for another."""
+    """Return the digest of what is in a split. Every part is preceded by its length: none can pass for another."""
     found = hashlib.sha256()
     names = "\0".join(source.info.class_names).encode("utf-8", "surrogateescape")
     for part in (names, str(source.info.channels).encode(), *_samples(source)):
@@ -38,6 +50,10 @@ def _samples(source: Source) -> tuple[bytes | memoryview, ...]:
             return str(images.shape).encode(), _plain(images), _plain(labels.astype(np.int64))
         case EncodedSource(paths=paths, ends=ends, labels=labels):
             return paths, _plain(ends), _plain(labels.astype(np.int64))
+        case WebDatasetSource(names=names, name_ends=ends, labels=labels):
+            return names, _plain(ends), _plain(labels.astype(np.int64))
+        case HuggingFaceSource(labels=labels):
+            return "\0".join(source.names()).encode("utf-8", "surrogatepass"), _plain(labels.astype(np.int64))
     return ("\0".join(source.name_of(index) for index in range(len(source))).encode("utf-8", "surrogateescape"),)
 
 

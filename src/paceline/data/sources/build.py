@@ -7,17 +7,25 @@ from paceline.data.sources.cifar import load_cifar
 from paceline.data.sources.digits import load_digits
 from paceline.data.sources.fashion_mnist import load_fashion_mnist
 from paceline.data.sources.folder import load_folder
+from paceline.data.sources.huggingface import load_huggingface
+from paceline.data.sources.lmdb import load_lmdb
 from paceline.data.sources.manifest import load_manifest
+from paceline.data.sources.pack import load_pack
 from paceline.data.sources.synthetic import load_synthetic
+from paceline.data.sources.webdataset import load_webdataset
 from paceline.recipe.schema.source import (
     Cifar10,
     Cifar100,
     Digits,
     FashionMnist,
     Folder,
+    HuggingFace,
+    Lmdb,
     Manifest,
+    Pack,
     SourceSection,
     Synthetic,
+    WebDataset,
 )
 
 
@@ -43,4 +51,20 @@ def build_datasets(section: SourceSection, *, may_download: bool, skip_bad: bool
             return load_folder(section, skip_bad=skip_bad)
         case Manifest():
             return load_manifest(section, skip_bad=skip_bad)
+        case Pack() | Lmdb() | WebDataset() | HuggingFace():
+            return _build_packed(section)
+    assert_never(section)
+
+
+def _build_packed(section: Pack | Lmdb | WebDataset | HuggingFace) -> Datasets:
+    """Return what is kept in few large files."""
+    match section:
+        case Pack():
+            return load_pack(section)
+        case Lmdb():
+            return load_lmdb(section)
+        case WebDataset():
+            return load_webdataset(section)
+        case HuggingFace():
+            return load_huggingface(section)
     assert_never(section)

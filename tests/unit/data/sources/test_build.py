@@ -1,12 +1,15 @@
 """Each kind of source in a recipe gives two splits that agree, without torch."""
 
+import io
 import subprocess
 import sys
+import tarfile
 
 import pytest
 from pydantic import TypeAdapter
 
 from paceline.data.sources.build import build_datasets
+from paceline.data.sources.lmdb_write import write_lmdb
 from paceline.recipe.schema.source import SourceSection
 
 
@@ -39,6 +42,25 @@ def test_both_splits_agree_and_say_what_they_are(sections):
         assert data.train.info.class_names == data.val.info.class_names
 
 
+def test_what_was_packed_is_opened_by_the_section_that_names_it(sections, tmp_path):
+    folder = build_datasets(sections[2], may_download=False)
+    pytest.importorskip("lmdb", reason="an LMDB is written by the package lmdb: pip install lmdb")
+    write_lmdb(folder, tmp_path / "kept", lambda done, total: None)
+    lmdb = build_datasets(section(name="lmdb", root=str(tmp_path / "kept")), may_download=False)
+    tar = tmp_path / "t.tar"
+    with tarfile.open(tar, "w") as file:
+        for index in range(len(folder.train)):
+            content, label = folder.train.read(index)
+            for extension, data in (("cls", b"%d" % label), ("png", content)):
+                member = tarfile.TarInfo(f"{index}.{extension}")
+                member.size = len(data)
+                file.addfile(member, io.BytesIO(data))
+    tars = build_datasets(section(name="webdataset", train=str(tar), val=str(tar)), may_download=False)
+    for source in (lmdb.train, tars.train):
+        samples = [source.read(index) for index in range(len(source))]
+        assert samples == [folder.train.read(index) for index in range(len(folder.train))]
+
+
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion_mnist"])
 def test_what_would_be_downloaded_is_not_without_leave(name, tmp_path, refusal):
     message = refusal(build_datasets, section(name=name, root=str(tmp_path)), may_download=False)
@@ -49,7 +71,7 @@ def test_what_would_be_downloaded_is_not_without_leave(name, tmp_path, refusal):
 def test_no_source_needs_torch_before_it_downloads():
     program = (
         "import sys; import paceline.data.sources.build, paceline.data.decode;"
-        "print(sorted({'torch', 'torchvision', 'sklearn', 'scipy'} & set(sys.modules)))"
+        "print(sorted({'torch', 'torchvision', 'sklearn', 'scipy', 'lmdb', 'datasets', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"

@@ -1,0 +1,82 @@
+"""What the labels in tars mean: a number as text, or a field of JSON, that is a class's number or its name."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.core.errors import DataError
+from paceline.data.sources.places import expanded, printable
+from paceline.recipe.schema.source import WebDataset
+
+MAX_CLASSES = 1_000_000
+_MAX_LIST_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class LabelReader:
+    """Read labels from members with `extension`: the value of `json_field`, or, where that is None, all of the text.
+
+    `numbers` are the classes by their names, where a list names them.
+    """
+
+    extension: bytes
+    json_field: str | None
+    numbers: Mapping[str, int]
+
+    def __call__(self, content: bytes) -> int:
+        """Return the number of the class. Raise `ValueError` with a reason in one line."""
+        value = self._value(content)
+        if isinstance(value, str) and value in self.numbers:
+            return self.numbers[value]
+        text = value.strip() if isinstance(value, str) else value
+        if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10:
+            text = int(text)
+        if not isinstance(text, int) or isinstance(text, bool) or not 0 <= text < MAX_CLASSES:
+            raise ValueError(f"is labelled {printable(repr(value))[:80]}, which is no number of a class")
+        return text
+
+    def _value(self, content: bytes) -> object:
+        try:
+            if self.json_field is None:
+                return content.decode("ascii")
+            return json.loads(content)[self.json_field]
+        except (KeyError, TypeError, IndexError):
+            raise ValueError(f"has no field '{printable(self.json_field or '')}' in its JSON") from None
+        except (ValueError, RecursionError):
+            raise ValueError(f"has a .{self.extension.decode()} that cannot be read as such") from None
+
+
+def build_label_reader(section: WebDataset, class_names: tuple[str, ...]) -> LabelReader:
+    """Return what reads the labels that `section.label` names. Raise `DataError` where it names none."""
+    numbers = {name: number for number, name in enumerate(class_names)}
+    kind, _, json_field = section.label.partition(":")
+    if kind == "cls" and section.label == "cls":
+        return LabelReader(b"cls", None, numbers)
+    if kind == "json" and json_field:
+        return LabelReader(b"json", json_field, numbers)
+    raise DataError(f"data.source.label: '{printable(section.label)}' is neither cls nor json:FIELD (set it to one)")
+
+
+def read_classes(section: WebDataset) -> tuple[str, ...]:
+    """Return the class names in the file that `section.classes` names, none for `auto`. Raise `DataError` naming it."""
+    if section.classes == "auto":
+        return ()
+    path = expanded(section.classes)
+    place = f"data.source.classes: {printable(path)}"
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_LIST_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{place} cannot be read: {error.strerror} (correct the path)") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
+    names = tuple(printable(line.rstrip("\r")) for line in text.removesuffix("\n").split("\n"))
+    if len(names) > MAX_CLASSES:
+        raise DataError(f"{place} names more than {MAX_CLASSES:,} classes (correct the path)")
+    seen: dict[str, int] = {}
+    for number, name in enumerate(names, start=1):
+        first = seen.setdefault(name, number)
+        if not name.strip() or first != number:
+            problem = f"names '{name}' again, after line {first}" if name.strip() else "has no name"
+            raise DataError(f"{place}: line {number} {problem} (give each class one line)")
+    return names

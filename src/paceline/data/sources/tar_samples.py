@@ -1,0 +1,145 @@
+"""The samples in tars: files that follow one another and have one name up to its first dot, as WebDataset has it.
+
+`n01/7.jpg` and `n01/7.cls` are a sample, `n01/7.a.jpg` is another file of it, whose ending `a.jpg` is no image's:
+https://github.com/webdataset/webdataset/blob/main/src/webdataset/tariterators.py, `base_plus_ext` and `group_by_keys`.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+
+from paceline.core.errors import DataError
+from paceline.core.units import count
+from paceline.data.sources.class_tree import IMAGE_EXTENSIONS
+from paceline.data.sources.open_files import MAX_SAMPLE_BYTES
+from paceline.data.sources.places import printable
+from paceline.data.sources.tar_labels import LabelReader
+from paceline.data.sources.tar_walk import Member, Tar, shown
+
+_EXTENSIONS = frozenset(extension.encode() for extension in IMAGE_EXTENSIONS)
+_MAX_LABEL_BYTES = 2**20
+
+
+@dataclass
+class TarSamples:
+    """Samples in tars, as they are found; `WebDatasetSource` says what the columns are."""
+
+    paths: tuple[str, ...]
+    read_label: LabelReader
+    sizes: list[int] = field(default_factory=list)
+    tar_ends: "array[int]" = field(default_factory=lambda: array("q"))
+    starts: "array[int]" = field(default_factory=lambda: array("Q"))
+    lengths: "array[int]" = field(default_factory=lambda: array("I"))
+    labels: "array[int]" = field(default_factory=lambda: array("i"))
+    names: bytearray = field(default_factory=bytearray)
+    name_ends: "array[int]" = field(default_factory=lambda: array("q"))
+    num_without_image: int = 0
+
+    def add(self, image: Member, label: int) -> None:
+        """Add a sample."""
+        self.starts.append(image.start)
+        self.lengths.append(image.length)
+        self.labels.append(label)
+        self.names += image.name
+        self.name_ends.append(len(self.names))
+
+    def refuse_labels_beyond(self, num_classes: int) -> None:
+        """Raise `DataError` naming the first sample whose label is no class's."""
+        if max(self.labels) < num_classes:
+            return
+        for index, label in enumerate(self.labels):
+            if label >= num_classes:
+                name = bytes(self.names[self.name_ends[index - 1] if index else 0 : self.name_ends[index]])
+                tar = next(path for path, end in zip(self.paths, self.tar_ends, strict=True) if index < end)
+                raise DataError(
+                    f"{printable(tar)}: {shown(name)} has the label {label}, and there are {num_classes:,} classes, "
+                    f"from 0 on (correct the label, or set data.source.classes to a list of all classes)"
+                )
+
+    def notes(self) -> list[str]:
+        """Return what a user should know of what was left out."""
+        if not self.num_without_image:
+            return []
+        return [f"left out {count(self.num_without_image, 'sample')} without an image (.jpg, .png, ...) in the tars"]
+
+
+def list_samples(paths: tuple[str, ...], read_label: LabelReader) -> TarSamples:
+    """Return the samples in the tars at `paths`, in order. Raise `DataError` for a tar or label that cannot be used."""
+    samples = TarSamples(paths, read_label)
+    for path in paths:
+        tar = Tar(path)
+        _list(tar, samples)
+        samples.sizes.append(tar.num_bytes)
+        samples.tar_ends.append(len(samples.labels))
+    if not samples.labels:
+        raise DataError(
+            f"{printable(paths[0])}: has no samples to use; expected KEY.jpg (or .png, ...) beside "
+            f"KEY.{read_label.extension.decode()} (set data.source.label to what holds the label)"
+        )
+    return samples
+
+
+@dataclass
+class _Group:
+    """What was found of the sample with `key`."""
+
+    key: bytes
+    image: Member | None = None
+    label: int | None = None
+
+
+def _list(tar: Tar, samples: TarSamples) -> None:
+    group = _Group(b"")
+    for member in tar.members():
+        key, extension = _split(member.name)
+        if not extension:
+            continue
+        if key != group.key:
+            _close(tar, group, samples)
+            group = _Group(key)
+        if extension in _EXTENSIONS:
+            group.image = _image(tar, member, group)
+        elif extension == samples.read_label.extension:
+            group.label = _label(tar, member, group, samples.read_label)
+    _close(tar, group, samples)
+
+
+def _split(name: bytes) -> tuple[bytes, bytes]:
+    """Return (the name up to the first dot of its last part, the rest in lower case); no rest where there is no key."""
+    folder, slash, base = name.rpartition(b"/")
+    stem, _, extension = base.partition(b".")
+    return folder + slash + stem, extension.lower() if stem else b""
+
+
+def _image(tar: Tar, member: Member, group: _Group) -> Member:
+    if group.image is not None:
+        raise tar.damage(f"has two images for one sample, {shown(group.image.name)} and {shown(member.name)}")
+    if member.length > MAX_SAMPLE_BYTES:
+        raise tar.damage(f"has {member.length:,} bytes in {shown(member.name)}, which is too much for an image")
+    return member
+
+
+def _label(tar: Tar, member: Member, group: _Group, read_label: LabelReader) -> int:
+    if group.label is not None:
+        raise tar.damage(f"has two labels for one sample, the second in {shown(member.name)}")
+    if member.length > _MAX_LABEL_BYTES:
+        raise tar.damage(f"has {member.length:,} bytes in {shown(member.name)}, which is too much for a label")
+    try:
+        return read_label(tar.read(member.start, member.length))
+    except DataError:
+        raise
+    except ValueError as error:
+        raise tar.damage(f"{shown(member.name)} {error}") from error
+
+
+def _close(tar: Tar, group: _Group, samples: TarSamples) -> None:
+    """Add the sample that ends. Raise `DataError` for an image without a label."""
+    if group.image is None:
+        samples.num_without_image += bool(group.key)
+    elif group.label is None:
+        wanted = samples.read_label.extension.decode()
+        raise tar.damage(
+            f"has no {shown(group.key)}.{wanted} beside {shown(group.image.name)}",
+            "set data.source.label to what holds the label, or make it again",
+        )
+    else:
+        samples.add(group.image, group.label)

@@ -1,0 +1,454 @@
+"""An LMDB gives back what was written, in any process, and whatever its file holds it is samples or one line."""
+
+import json
+import os
+import pickle
+import random
+import struct
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
+from paceline.core.errors import DataError
+from paceline.data.bad import ImageError
+from paceline.data.decode import decode
+from paceline.data.identity import dataset_digest
+from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.sources import lmdb_write
+from paceline.data.sources.folder import load_folder
+from paceline.data.sources.lmdb import load_lmdb, open_lmdb
+from paceline.data.sources.lmdb_pages import DamageError, Tree
+from paceline.data.sources.lmdb_write import write_lmdb
+from paceline.data.sources.synthetic import load_synthetic
+from paceline.recipe.schema.source import Folder, Lmdb, Synthetic
+
+lmdb = pytest.importorskip("lmdb", reason="an LMDB is written by the package lmdb: pip install lmdb")
+PAGE = 4096
+INFO = DatasetInfo("made", "train", 0, ("a", "b", "c"), 3, None, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3), ("a note",))
+
+
+class Made:
+    """Samples that are given."""
+
+    def __init__(self, split, contents, names=None):
+        self.info = replace(INFO, split=split, num_images=len(contents))
+        self.contents = contents
+        self.names = names or [f"{split}/{index}.jpg" for index in range(len(contents))]
+
+    def __len__(self):
+        return len(self.contents)
+
+    def read(self, index):
+        return self.contents[index], index % 3
+
+    def name_of(self, index):
+        return self.names[index]
+
+
+def made(train, val=(b"v",)):
+    return Datasets(Made("train", list(train)), Made("val", list(val)))
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes a data set, and gives the folder."""
+
+    def to(datasets, name="set"):
+        write_lmdb(datasets, tmp_path / name, lambda done, total: None, skip_bad=True)
+        return tmp_path / name
+
+    return to
+
+
+def load(folder):
+    return load_lmdb(Lmdb(root=str(folder)))
+
+
+def everything(datasets):
+    return [[source.read(index) for index in range(len(source))] for source in (datasets.train, datasets.val)]
+
+
+def noise(number, seed=0, most=3000):
+    draw = random.Random(seed)
+    return [draw.randbytes(draw.randrange(1, most)) for _ in range(number)]
+
+
+def edit(folder, entries):
+    """Change values as anyone with LMDB's library can."""
+    with lmdb.open(str(folder), lock=False, map_size=2**30) as env, env.begin(write=True) as transaction:
+        for key, value in entries.items():
+            transaction.put(key, value) if value is not None else transaction.delete(key)
+
+
+def edit_facts(folder, change):
+    with lmdb.open(str(folder), lock=False, readonly=True) as env, env.begin() as transaction:
+        facts = json.loads(transaction.get(b"__paceline__"))
+    change(facts)
+    text = json.dumps(facts).encode()
+    edit(folder, {b"__paceline__": text, b"__paceline__/crc32": b"%08x" % zlib.crc32(text)})
+
+
+@pytest.mark.parametrize("name", ["folder", "synthetic"])
+def test_what_is_read_is_what_was_written(name, grow, write):
+    root = grow({"train/cat": 3, "train/dog": 2, "val/cat": 1, "val/dog": 1})
+    pixels = Synthetic(num_images=50, num_val_images=7, image_size=9, channels=1)
+    source = load_folder(Folder(root=str(root))) if name == "folder" else load_synthetic(pixels)
+    read = load(write(source))
+    assert dataset_digest(read) == dataset_digest(source)
+    for theirs, ours in ((source.train, read.train), (source.val, read.val)):
+        assert ours.info == theirs.info
+        assert np.array_equal(ours.labels, theirs.labels)
+        for index in range(len(theirs)):
+            (found, label), (expected, expected_label) = ours.read(index), theirs.read(index)
+            assert label == expected_label and type(label) is int
+            assert np.array_equal(found, expected) if name == "synthetic" else found == expected
+            assert theirs.name_of(index).endswith(ours.name_of(index))
+    assert isinstance(read.train, ArraySource) == (name == "synthetic")
+
+
+def test_a_sample_is_called_by_its_path_below_the_root(grow, write):
+    root = grow({"train/cat": 2, "val/cat": 1})
+    read = load(write(load_folder(Folder(root=str(root)))))
+    assert [read.train.name_of(index) for index in range(2)] == ["cat/0.png", "cat/1.png"]
+
+
+def test_a_tree_of_three_levels_is_searched_as_the_library_does(write):
+    contents = noise(2500)
+    folder = write(made(contents, noise(700, seed=1)))
+    assert Tree(folder / "data.mdb")._pages.meta.depth >= 3
+    read = everything(load(folder))
+    assert [content for content, _ in read[0]] == contents
+    with lmdb.open(str(folder), lock=False, readonly=True) as env, env.begin() as transaction:
+        for index, (content, label) in enumerate(read[0]):
+            value = transaction.get(b"train/%010d" % index)
+            assert struct.unpack_from("<i", value) == (label,) and value[4:].startswith(content)
+
+
+def test_a_value_without_its_label_is_an_image_to_anyone(grow, write):
+    folder = write(load_folder(Folder(root=str(grow({"train/cat": 1, "val/cat": 1})))))
+    with lmdb.open(str(folder), lock=False, readonly=True) as env, env.begin() as transaction:
+        assert decode(transaction.get(b"train/0000000000")[4:], channels=3, name="x").size == (4, 4)
+
+
+def test_pixels_of_many_sizes_are_kept_as_they_are(write):
+    pixels = [np.full((4 + index, 5, 3), index, dtype=np.uint8) for index in range(3)]
+    read = load(write(made(pixels))).train
+    for index, expected in enumerate(pixels):
+        content, _ = read.read(index)
+        assert np.array_equal(np.asarray(decode(content, channels=3, name="x")), expected)
+
+
+def test_threads_forked_processes_and_pickles_read_the_same(write):
+    source = load(write(made(noise(300)))).train
+    expected = [source.read(index) for index in range(300)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(source.read, range(300))) == expected
+    with get_context("fork").Pool(2) as pool:
+        assert pool.map(source.read, range(300)) == expected
+    copy = pickle.loads(pickle.dumps(source))
+    assert [copy.read(index) for index in range(300)] == expected
+    assert len(pickle.dumps(source)) < 4 * 300 + 2000
+
+
+def test_sixty_four_cycles_leave_no_descriptor(write):
+    folder = write(made(noise(50)))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(64):
+        everything(load(folder))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_the_map_grows_with_what_is_written(write, monkeypatch):
+    monkeypatch.setattr(lmdb_write, "_FIRST_MAP_BYTES", 2**15)
+    monkeypatch.setattr(lmdb_write, "_BATCH_BYTES", 2**14)
+    contents = noise(200)
+    assert [content for content, _ in everything(load(write(made(contents))))[0]] == contents
+
+
+def test_progress_is_told_up_to_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(lmdb_write, "_BATCH_BYTES", 2**14)
+    told = []
+    write_lmdb(made(noise(60)), tmp_path / "x", lambda done, total: told.append((done, total)), skip_bad=True)
+    assert len(told) > 2 and told == sorted(told) and told[-1] == (61, 61)
+
+
+def test_names_of_any_kind_and_length_survive(write):
+    names = ["ü猫.jpg", "", "x" * 70_000, "a b"]
+    source = Datasets(Made("train", [b"1"] * 4, names), Made("val", [b"2"]))
+    folder = write(source)
+    read = load(folder).train
+    assert read.name_of(0) == "ü猫.jpg" and read.name_of(3) == "a b"
+    assert read.name_of(1) == f"{folder}/data.mdb[train/0000000001]"
+    assert read.name_of(2) == "x" * 65_535
+
+
+def test_a_folder_that_is_there_is_not_written_over(write, refusal, tmp_path):
+    folder = write(made([b"1"]))
+    message = refusal(write_lmdb, made([b"2"]), folder, print)
+    assert message == f"{folder}: is there already (remove it, or write to another folder)"
+    assert load(folder).train.read(0) == (b"1", 0)
+
+
+def test_an_image_that_cannot_be_read_leaves_nothing_behind(grow, tmp_path, refusal):
+    root = grow({"train/cat": 2, "val/cat": 1})
+    source = load_folder(Folder(root=str(root)))
+    (root / "train/cat/1.png").unlink()
+    message = refusal(write_lmdb, source, tmp_path / "out", lambda *_: None)
+    assert message.startswith("1 image cannot be read: cat/1.png (cannot be read: No such file")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train", "val"]
+
+
+def test_bad_images_are_listed_as_for_a_pack_and_may_be_kept_as_they_are(grow, write, tmp_path, refusal):
+    root = grow({"train/cat": 3, "val/cat": 1})
+    (root / "train/cat/0.png").write_bytes(b"no image")
+    (root / "train/cat/2.png").write_bytes(b"")
+    (root / "val/cat/0.png").write_bytes(b"\xff\xd8neither")
+    source = load_folder(Folder(root=str(root)), skip_bad=True)
+    message = refusal(write_lmdb, source, tmp_path / "out", lambda *_: None)
+    assert message == refusal(pack, source, tmp_path / "p", PackOptions(), lambda *_: None, 1)
+    assert message.startswith("3 images cannot be read: cat/0.png (") and message.endswith("set data.on_bad_image=skip")
+    assert not (tmp_path / "out").exists()
+    kept = load(write(source))
+    assert kept.train.read(0) == (b"no image", 0) and kept.train.read(1) == source.train.read(1)
+    assert kept.train.read(2) == (b"", 0) and kept.val.read(0) == (b"\xff\xd8neither", 0)
+
+
+def test_what_is_written_is_the_same_for_any_number_of_threads(tmp_path, grow):
+    source = load_folder(Folder(root=str(grow({"train/cat": 20, "train/dog": 9, "val/cat": 11, "val/dog": 1}))))
+    for workers in (1, 3):
+        write_lmdb(source, tmp_path / f"w{workers}", lambda *_: None, workers=workers)
+    assert (tmp_path / "w1/data.mdb").read_bytes() == (tmp_path / "w3/data.mdb").read_bytes()
+
+
+def test_writing_needs_the_library_and_reading_does_not(write, refusal, tmp_path, monkeypatch):
+    folder = write(made([b"1"]))
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    assert "pip install 'paceline[lmdb]'" in refusal(write_lmdb, made([b"1"]), tmp_path / "x", print)
+    assert load(folder).train.read(0) == (b"1", 0)
+
+
+def test_a_folder_without_an_lmdb_is_named(tmp_path, refusal):
+    message = refusal(load, tmp_path)
+    assert message.startswith(f"data.source.root: {tmp_path} has no data.mdb (set it to the folder that")
+
+
+# matrix: 38
+def test_a_file_that_is_cut_short_is_refused_at_once(write, refusal):
+    folder = write(made(noise(40)))
+    file = folder / "data.mdb"
+    whole = file.read_bytes()
+    for length in (len(whole) - 1, len(whole) - PAGE, len(whole) // 2, 2 * PAGE, 2 * PAGE - 1, PAGE, 100, 1, 0):
+        file.write_bytes(whole[:length])
+        message = refusal(load, folder)
+        assert message.startswith(f"{file}: is cut short: ") and "paceline data pack" in message
+    file.write_bytes(whole[:-PAGE])
+    assert f"has {len(whole) - PAGE:,} of {len(whole):,} bytes" in refusal(load, folder)
+
+
+# matrix: 38
+def test_a_file_that_is_cut_short_while_it_is_read_is_one_line(write, refusal):
+    folder = write(made(noise(40)))
+    source = load(folder).train
+    source.read(0)
+    os.truncate(folder / "data.mdb", 2 * PAGE)
+    assert "train/0000000039" in refusal(source.read, 39)
+    assert source.name_of(39) == f"{folder}/data.mdb[train/0000000039]"
+    again = pickle.loads(pickle.dumps(source))
+    assert f"has {2 * PAGE:,} bytes, and had " in refusal(again.read, 39)
+
+
+FIELDS = {
+    "magic": (16, b"\0\0\0\0", "is no LMDB of a 64-bit little-endian machine"),
+    "a version": (20, b"\2\0\0\0", "is of version 2 of LMDB's format, and 1 can be read"),
+    "a size of pages": (40, b"\1\0\0\0", "has pages of 1 bytes"),
+    "an option": (92, b"\4\0", "its meta pages are none that LMDB writes"),
+    "a depth": (94, b"\x40\0", "its meta pages are none that LMDB writes"),
+    "a root": (128, b"\xff" * 8, "leads to page "),
+    "a root beyond": (128, b"\xf0\xff\0\0\0\0\0\0", "leads to page 65520 of "),
+    "a last page": (136, b"\xff\xff\xff\xff\0\0\0\0", "is cut short: "),
+    "a smaller last page": (136, b"\3\0\0\0\0\0\0\0", ""),
+    "no levels": (94, b"\0\0", "holds nothing"),
+    "fewer levels": (94, b"\1\0", "on a wrong level of the tree"),
+    "a count": (120, b"\1\0\0\0\0\0\0\0", "has 1 entries, and "),
+}
+
+
+# matrix: 38
+@pytest.mark.parametrize(("place", "value", "problem"), FIELDS.values(), ids=FIELDS)
+def test_meta_pages_that_cannot_be_true_are_refused(place, value, problem, write, refusal):
+    folder = write(made(noise(400)))
+    file = folder / "data.mdb"
+    content = bytearray(file.read_bytes())
+    for page in (0, 1):
+        content[page * PAGE + place : page * PAGE + place + len(value)] = value
+    file.write_bytes(content)
+    message = refusal(load, folder)
+    assert message.startswith(f"{file}: ") and problem in message
+
+
+# matrix: 38
+def test_a_flipped_bit_in_a_sample_is_always_found(write):
+    folder = write(made(noise(20, most=20_000)))
+    file = folder / "data.mdb"
+    source = load(folder).train
+    spans = [source.tree.locate(b"train/%010d" % index) for index in range(20)]
+    draw = random.Random(0)
+    with file.open("r+b", buffering=0) as content:
+        for trial in range(400):
+            index = trial % 20
+            start, length = spans[index]
+            place = start + draw.randrange(length)
+            old = os.pread(content.fileno(), 1, place)
+            os.pwrite(content.fileno(), bytes([old[0] ^ 1 << draw.randrange(8)]), place)
+            with pytest.raises(ImageError, match=f"train.{index:010d}.: is damaged: "):
+                load(folder).train.read(index)
+            os.pwrite(content.fileno(), old, place)
+    assert len(everything(load(folder))[0]) == 20
+
+
+# matrix: 38
+def test_a_page_of_garbage_is_one_line(write):
+    folder = write(made(noise(100)))
+    file = folder / "data.mdb"
+    whole = file.read_bytes()
+    expected = everything(load(folder))
+    draw = random.Random(0)
+    found = 0
+    for page in range(len(whole) // PAGE):
+        file.write_bytes(whole[: page * PAGE] + draw.randbytes(PAGE) + whole[(page + 1) * PAGE :])
+        found += outcome(folder, expected) != "same"
+    assert found > 0.9 * len(whole) / PAGE  # but for pages that the library has freed
+
+
+def outcome(folder, expected):
+    """Return what becomes of a changed LMDB: the same samples, or a refusal of one line; anything else is an error."""
+    try:
+        datasets = load(folder)
+        for source in (datasets.train, datasets.val):
+            assert "\n" not in source.name_of(len(source) // 2)
+        found = everything(datasets)
+    except DataError as error:
+        assert "\n" not in str(error) and len(str(error)) < 1000
+        return "refused"
+    assert found == expected
+    return "same"
+
+
+# matrix: 38
+def test_two_thousand_changed_files_give_the_same_samples_or_one_line(write, overwrite):
+    """Changes to pages of the tree and to the metadata, where numbers lead on; samples have their checksum."""
+    folder = write(made(noise(24, most=900), noise(2, seed=1, most=9000)))
+    file = folder / "data.mdb"
+    whole = file.read_bytes()
+    expected = everything(load(folder))
+    draw = random.Random(1)
+    trials = {"same": 0, "refused": 0}
+    for _ in range(2000):
+        content = bytearray(whole)
+        for _ in range(draw.choice((1, 1, 2, 8))):
+            page = draw.choice((0, 1, *range(len(whole) // PAGE)))
+            place = page * PAGE + int(2 ** draw.uniform(0, 12)) % PAGE
+            value = draw.choice((draw.randbytes(1), draw.randbytes(8), b"\xff" * 8, b"\0" * 4, b"\xff\x7f"))
+            content[place : place + len(value)] = value
+        if draw.random() < 0.1:
+            del content[draw.randrange(len(content)) :]
+        overwrite(file, content)
+        trials[outcome(folder, expected)] += 1
+    assert trials["refused"] > 500 and trials["same"] > 50
+
+
+def test_pages_that_lead_in_circles_end(write):
+    folder = write(made(noise(2500)))
+    file = folder / "data.mdb"
+    meta = Tree(file)._pages.meta
+    content = bytearray(file.read_bytes())
+    root = meta.root * PAGE
+    (lower,) = struct.unpack_from("<H", content, root + 12)
+    for pointer in struct.unpack_from(f"<{(lower - 16) // 2}H", content, root + 16):
+        struct.pack_into("<HH", content, root + pointer, meta.root & 0xFFFF, meta.root >> 16)
+    file.write_bytes(content)
+    with pytest.raises(DamageError, match="on a wrong level"):
+        Tree(file).locate(b"train/0000000001")
+
+
+WRONG_FACTS = {
+    "another version": (lambda facts: facts.update(version=2), "version: "),
+    "a code": (lambda facts: facts.update(code="x"), "code: "),
+    "no classes": (lambda facts: facts.update(class_names=[]), "class_names: "),
+    "two channels": (lambda facts: facts.update(channels=2), "channels: "),
+    "one mean": (lambda facts: facts["val"].update(mean=[0.5]), "mean and std are not one for each channel"),
+    "an infinite mean": (lambda facts: facts["val"].update(mean=[0.5, 0.5, 1e999]), "val.mean.2: "),
+    "no spread": (lambda facts: facts["train"].update(std=[0.5, 0.5, 0]), "train.std.2: "),
+    "pixels of no size": (lambda facts: facts["train"].update(kind="pixels"), "pixels have no image_size"),
+    "pixels of immense size": (
+        lambda facts: facts["train"].update(kind="pixels", image_size=[2**40, 2**40]),
+        " bytes, and 30 images of ",
+    ),
+    "a kind": (lambda facts: facts["train"].update(kind="pickle"), "train.kind: "),
+    "more images": (lambda facts: facts["train"].update(num_images=31), "has 35 entries, and 36 were written"),
+    "fewer classes": (lambda facts: facts.update(class_names=["a"]), "has labels from 0 to 2 for 1 classes"),
+    "a line in a name": (lambda facts: facts.update(class_names=["a\nb", "b", "c"]), None),
+}
+
+
+@pytest.mark.parametrize(("change", "problem"), WRONG_FACTS.values(), ids=WRONG_FACTS)
+def test_metadata_that_cannot_be_true_are_refused(change, problem, write, refusal):
+    folder = write(made(noise(30)))
+    edit_facts(folder, change)
+    if problem is None:
+        assert load(folder).train.info.class_names[0] == "a\\nb"
+        return
+    message = refusal(load, folder)
+    assert message.startswith(f"{folder}/data.mdb: ") and problem in message
+
+
+WRONG_ENTRIES = {
+    "no metadata": ({b"__paceline__": None}, "has no __paceline__"),
+    "other metadata": ({b"__paceline__": b"{}"}, "its metadata do not have the checksum"),
+    "no JSON": ({b"__paceline__": b"[" * 9999, b"__paceline__/crc32": b"%08x" % zlib.crc32(b"[" * 9999)}, "metadata "),
+    "no labels": ({b"labels/val": None, b"labels/x": b""}, "has no labels/val"),
+    "fewer labels": ({b"labels/train": bytes(8)}, "has 2 labels for the 30 images of train"),
+    "other labels": ({b"labels/train": bytes(120)}, "the labels of train do not have the checksum"),
+    "a sample less": ({b"train/0000000007": None}, "has 34 entries, and 35 were written"),
+}
+
+
+# matrix: 39
+@pytest.mark.parametrize(("entries", "problem"), WRONG_ENTRIES.values(), ids=WRONG_ENTRIES)
+def test_entries_that_do_not_fit_together_are_refused(entries, problem, write, refusal):
+    folder = write(made(noise(30)))
+    edit(folder, entries)
+    message = refusal(load, folder)
+    assert message.startswith(f"{folder}/data.mdb: ") and problem in message
+
+
+# matrix: 39
+def test_a_sample_with_anothers_label_is_refused(write, refusal):
+    folder = write(made(noise(30)))
+    with lmdb.open(str(folder), lock=False, readonly=True) as env, env.begin() as transaction:
+        other = transaction.get(b"train/0000000001")
+    edit(folder, {b"train/0000000000": other})
+    message = refusal(load(folder).train.read, 0)
+    assert "train[0] has the label 1, and 0 in the list of labels" in message
+
+
+def test_opening_reads_a_few_pages_however_many_samples_there_are(write):
+    folder = write(made([b"x"] * 20_000))
+    source = open_lmdb(folder / "data.mdb").train
+    assert source.tree._page.cache_info().currsize < 20
+    assert source.labels.nbytes == 4 * 20_000
+
+
+def test_a_gif_is_kept_byte_by_byte(grow, write, tmp_path):
+    root = grow({"train/cat": 1, "val/cat": 1}, extension="gif")
+    Image.new("P", (3, 3)).save(root / "train/cat/odd.gif")
+    source = load_folder(Folder(root=str(root)))
+    assert everything(load(write(source))) == everything(source)
