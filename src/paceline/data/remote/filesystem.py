@@ -1,0 +1,87 @@
+"""Ranges of files in S3 and whatever else `fsspec` knows, which is imported when the first one is read.
+
+Its event loop does not outlive a fork, so each process has file systems of its own.
+"""
+
+import threading
+from typing import Any
+
+from paceline.data.remote.address import Address
+from paceline.data.remote.transport import LastingError, PassingError, Piece
+
+_STALLED_S = 60.0
+
+
+class Filesystem:
+    """Reads ranges through fsspec; what takes longer than `stalled_s` is given up, where the file system can be."""
+
+    def __init__(self, stalled_s: float = _STALLED_S) -> None:
+        self._stalled_s = stalled_s
+        self._lock = threading.Lock()
+        self._opened: Any = None
+        self._sizes: dict[str, int] = {}
+
+    def read(self, address: Address, start: int, stop: int) -> Piece:
+        """Return bytes [start, stop) of a file, fewer only where it ends before `stop`."""
+        system, path = self._system(address)
+        total = self._size_of(system, path)
+        if start >= total:
+            return Piece(b"", total)
+        data = self._call(system, "cat_file", path, start=start, end=min(stop, total))
+        if len(data) != min(stop, total) - start:
+            raise PassingError(f"{len(data):,} of {min(stop, total) - start:,} bytes came")
+        return Piece(bytes(data), total)
+
+    def close(self) -> None:
+        """Forget what was opened; fsspec closes it."""
+        with self._lock:
+            self._opened = None
+            self._sizes.clear()
+
+    def _system(self, address: Address) -> tuple[Any, str]:
+        """Return the file system, which is the same for all files of a pack, and the path in it."""
+        fsspec = _fsspec()
+        with self._lock:
+            try:
+                if self._opened is None:
+                    self._opened, path = fsspec.core.url_to_fs(address.url, skip_instance_cache=True)
+                else:
+                    path = self._opened._strip_protocol(address.url)
+            except ImportError as error:
+                raise LastingError(
+                    f"needs a package that is missing: {error}", "pip install it, such as s3fs for s3://"
+                ) from error
+            except ValueError as error:
+                raise LastingError(str(error), "correct data.source.root") from error
+            return self._opened, path
+
+    def _size_of(self, system: Any, path: str) -> int:
+        if path not in self._sizes:
+            self._sizes[path] = int(self._call(system, "info", path)["size"])
+        return self._sizes[path]
+
+    def _call(self, system: Any, what: str, path: str, **words: int) -> Any:
+        try:
+            if system.async_impl:
+                from fsspec.asyn import sync
+
+                return sync(system.loop, getattr(system, f"_{what}"), path, timeout=self._stalled_s, **words)
+            return getattr(system, what)(path, **words)
+        except FileNotFoundError as error:
+            raise LastingError("is not there", "correct data.source.root") from error
+        except PermissionError as error:
+            raise LastingError(f"may not be read: {_line(error)}", "allow reading it, or give credentials") from error
+        except Exception as error:  # every file system has its own
+            raise PassingError(_line(error)) from error
+
+
+def _fsspec() -> Any:
+    try:
+        import fsspec.core
+    except ImportError as error:
+        raise LastingError("needs fsspec", "pip install 'paceline[remote]'") from error
+    return fsspec
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,161 @@
+"""Copy files so that each is there whole, read back and as it was, or not there. Knows no lock and no room.
+
+What an attempt before has copied is kept: a file under its own name in the copy, with the size and the time of its
+source, was copied whole.
+"""
+
+import errno
+import os
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from paceline.core.errors import DataError
+from paceline.data.sources.places import printable
+from paceline.data.staging.inventory import Entry
+
+Progress = Callable[[int, int], None]
+"""Is told bytes done and bytes in all, now and then; what it raises ends the work."""
+_CHUNK_BYTES: Final = 1 << 20  # that the copy that is compared is still in the cache of the core
+_NUM_THREADS: Final = 4  # more than one file at once hides the latency of a network
+_NUM_AHEAD: Final = 256
+_LOOK_S: Final = 0.2
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+
+
+class _Buffers(threading.local):
+    """What a thread reads into, and back into; made once, as a page costs more to get than to fill."""
+
+    def __init__(self) -> None:
+        self.data = bytearray(_CHUNK_BYTES)
+        self.back = bytearray(_CHUNK_BYTES)
+
+
+@dataclass
+class _Work:
+    """What the threads share: where to, whether to stop, and how many bytes are done."""
+
+    folder: Path
+    buffers: _Buffers = field(default_factory=_Buffers)
+    stops: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    done_bytes: int = 0
+
+    def add(self, num_bytes: int) -> None:
+        with self.lock:
+            self.done_bytes += num_bytes
+
+
+def copy_files(entries: Iterable[Entry], folder: Path, num_bytes: int, progress: Progress) -> None:
+    """Copy `entries`, of `num_bytes` together, into `folder`, several at once, and tell `progress`.
+
+    Raise `DataError` for a file that cannot be read, differs when it is read back, or changes meanwhile, and for a
+    full disk. What is copied by then stays.
+    """
+    work = _Work(folder)
+    running: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(_NUM_THREADS, "stage") as pool:
+        try:
+            for entry in entries:
+                running.append(pool.submit(_copy, entry, work))
+                if len(running) >= _NUM_AHEAD:
+                    _settle(running, work, num_bytes, progress)
+            while running:
+                _settle(running, work, num_bytes, progress)
+        except BaseException:
+            work.stops.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    for path in folder.glob(".copying-*"):
+        path.unlink()
+
+
+def _settle(running: deque[Future[None]], work: _Work, num_bytes: int, progress: Progress) -> None:
+    """Wait a little for the oldest file, and drop those that are done. Raise what one has raised."""
+    wait([running[0]], timeout=_LOOK_S)
+    while running and running[0].done():
+        running.popleft().result()
+    progress(work.done_bytes, num_bytes)
+
+
+def _copy(entry: Entry, work: _Work) -> None:
+    target = work.folder / entry.name
+    if _is_copy(target, entry):
+        work.add(entry.num_bytes)
+        return
+    # Hidden, so that no file of a data set is called so, and short, as names may be as long as can be.
+    beside = work.folder / f".copying-{threading.get_ident()}"
+    try:
+        source = os.open(entry.source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise _fault(entry, error) from error
+    try:
+        with beside.open("w+b", buffering=0) as copy:
+            _copy_bytes(source, copy.fileno(), entry, work)
+        if work.stops.is_set():
+            return
+        if _facts(os.fstat(source)) != (entry.num_bytes, entry.mtime_ns):
+            raise DataError(f"{printable(entry.source)}: changed while it was copied (start again when it is at rest)")
+        os.utime(beside, ns=(entry.mtime_ns, entry.mtime_ns))
+        try:
+            beside.rename(target)
+        except FileNotFoundError:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            beside.rename(target)
+    except OSError as error:
+        raise _fault(entry, error) from error
+    finally:
+        os.close(source)
+
+
+def _copy_bytes(source: int, copy: int, entry: Entry, work: _Work) -> None:
+    """Copy up to the size that was seen, one byte more to see growth, and compare what is read back."""
+    data, back = work.buffers.data, work.buffers.back
+    position = 0
+    while not work.stops.is_set():
+        num_read = os.readv(source, [memoryview(data)[: entry.num_bytes - position + 1]])
+        if not num_read:
+            return
+        if position + num_read > entry.num_bytes:
+            raise DataError(f"{printable(entry.source)}: grew while it was copied (start again when it is at rest)")
+        chunk = memoryview(data)[:num_read]
+        written = 0
+        while written < num_read:
+            written += os.write(copy, chunk[written:])
+        num_back = os.preadv(copy, [memoryview(back)[:num_read]], position)
+        # Comparing views would go byte by byte.
+        same = data == back if num_read == _CHUNK_BYTES else data[:num_read] == back[:num_read]
+        if num_back != num_read or not same:
+            raise DataError(f"{printable(work.folder)}: gives back other bytes than were written (name another folder)")
+        position += num_read
+        work.add(num_read)
+
+
+def _is_copy(target: Path, entry: Entry) -> bool:
+    try:
+        status = target.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and _facts(status) == (entry.num_bytes, entry.mtime_ns)
+
+
+def is_copied(entries: Iterable[Entry], folder: Path) -> bool:
+    """Whether all of `entries` lie in `folder`, with the sizes and the times of their sources."""
+    return all(_is_copy(folder / entry.name, entry) for entry in entries)
+
+
+def _facts(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def _fault(entry: Entry, error: OSError) -> DataError:
+    if error.errno in _FULL:
+        return DataError(
+            f"data.stage: no room is left for {printable(entry.source)} (free some, or set data.stage=off)"
+        )
+    return DataError(f"{printable(entry.source)}: cannot be copied: {error.strerror} (mend it, or set data.stage=off)")

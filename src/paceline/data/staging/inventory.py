@@ -1,0 +1,268 @@
+"""Which files a source reads from, where each comes to lie in a copy, and how the recipe then names them.
+
+Opens no image. Sources that are held in memory, or lie behind a URL, have nothing to copy.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.core.errors import DataError
+from paceline.data.pack.format import INDEX_NAME, shard_name
+from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.folder import load_folder
+from paceline.data.sources.manifest import load_manifest
+from paceline.data.sources.places import expanded, printable
+from paceline.data.sources.tar_paths import tar_paths
+from paceline.recipe.schema.source import (
+    Folder,
+    HuggingFace,
+    Lmdb,
+    Manifest,
+    Pack,
+    SourceSection,
+    WebDataset,
+)
+
+_PAGE_BYTES = 4096  # what file systems, those in memory too, hand out space by
+_LOCKS_OF_LMDB = frozenset({"lock.mdb"})
+
+
+def paged(num_bytes: int) -> int:
+    """Return the bytes that a file takes where it fills whole pages."""
+    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+
+
+class Entry(NamedTuple):
+    """A file: where it is, where it comes to lie in the copy, its bytes and when it was changed last."""
+
+    source: str
+    name: str
+    num_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What the files of a data set come to; `room_bytes` is what they take where each fills whole pages.
+
+    `digest` moves with the path, the size and the time of every file, and differs between users.
+    """
+
+    digest: str
+    num_files: int
+    num_bytes: int
+    room_bytes: int
+
+    def less(self, other: "Stock") -> "Stock":
+        """Return what of this is left to do when `other` is done."""
+        left = (self.num_files - other.num_files, self.num_bytes - other.num_bytes, self.room_bytes - other.room_bytes)
+        return Stock(self.digest, *(max(0, value) for value in left))
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The files of a data set: `pairs` gives (path, path in the copy) in an order that stays.
+
+    `section_at` returns the recipe's section for a copy that lies in a folder. `title` is what a user would call it.
+    """
+
+    title: str
+    pairs: Callable[[], Iterator[tuple[str, str]]]
+    section_at: Callable[[Path], SourceSection]
+
+    def entries(self) -> Iterator[Entry]:
+        """Give every file with its size. Raise `DataError` for what is gone, or is neither a file nor a bad image."""
+        for source, name in self.pairs():
+            try:
+                status = os.stat(source)  # noqa: PTH116 - a million of them
+            except OSError as error:
+                raise DataError(f"{printable(source)}: cannot be copied: {error.strerror} (restore it)") from error
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError(f"{printable(source)}: is not a regular file, so it cannot be copied (remove it)")
+            yield Entry(source, name, status.st_size, status.st_mtime_ns)
+
+    def take_stock(self) -> "Stock":
+        """Look at every file, and return what they come to. Raise `DataError` as `entries` does."""
+        found = hashlib.sha256(str(os.getuid()).encode())
+        num_files = num_bytes = room_bytes = 0
+        for entry in self.entries():
+            found.update(f"\0{entry.source}\0{entry.name}\0{entry[2:]}".encode("utf-8", "surrogateescape"))
+            num_files += 1
+            num_bytes += entry.num_bytes
+            room_bytes += paged(entry.num_bytes)
+        return Stock(found.hexdigest()[:16], num_files, num_bytes, room_bytes)
+
+
+def take_inventory(section: SourceSection, *, skip_bad: bool = False) -> Inventory:
+    """Return the files that `section` reads from. Raise `DataError` where it has none that could be copied.
+
+    With `skip_bad`, image files that can be seen to be bad are among them.
+    """
+    match section:
+        case Pack():
+            return _of_pack(section)
+        case Lmdb() | HuggingFace():
+            return _of_tree(section, _there(section.root), omit=_LOCKS_OF_LMDB)
+        case WebDataset():
+            return _of_tars(section)
+        case Folder():
+            return _of_folder(section, skip_bad=skip_bad)
+        case Manifest():
+            return _of_manifest(section, skip_bad=skip_bad)
+    raise DataError(f"data.stage: has no effect on {section.name}, which is held in memory (set data.stage=off)")
+
+
+def _there(text: str) -> Path:
+    path = expanded(text).absolute()
+    try:
+        path.stat()
+    except OSError as error:
+        raise DataError(f"data.source.root: {printable(path)}: {error.strerror} (correct it)") from None
+    return path
+
+
+def _of_pack(section: Pack) -> Inventory:
+    if "://" in section.root:
+        raise DataError(
+            "data.stage: has no effect on a pack behind a URL, which is kept in data.source.cache "
+            "(set data.stage=off, and data.source.cache to a folder in memory)"
+        )
+    root = _there(section.root)
+    # Whoever names the index of a folder of shards means the folder.
+    is_index = root.name == INDEX_NAME and (root.parent / shard_name(0)).is_file()
+    return _of_tree(section, root.parent if is_index else root)
+
+
+def _of_tree(section: Pack | Lmdb | HuggingFace, root: Path, omit: frozenset[str] = frozenset()) -> Inventory:
+    """Return all files of `root`, a folder or a file, but for hidden ones and those called as `omit` says."""
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        if not root.is_dir():
+            yield str(root), root.name
+            return
+        for path in _below(root, ()):
+            if Path(path).name not in omit:
+                yield path, os.path.join(root.name, os.path.relpath(path, root))  # noqa: PTH118
+
+    return Inventory(printable(root), pairs, lambda copy: section.model_copy(update={"root": str(copy / root.name)}))
+
+
+def _below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """Give the files below `folder`, by name; links are followed, as data sets are often made of them."""
+    try:
+        status = folder.stat()
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
+    except OSError as error:
+        raise DataError(f"{printable(folder)}: cannot be listed: {error.strerror} (make it readable)") from error
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        raise DataError(f"{printable(folder)}: links back to a folder above it (remove the link)")
+    for name in names:
+        path = folder / name
+        if path.is_dir():
+            yield from _below(path, (*above, identity))
+        else:
+            yield str(path)
+
+
+def _of_folder(section: Folder, *, skip_bad: bool) -> Inventory:
+    datasets = load_folder(section, skip_bad=skip_bad)
+    train, val = datasets.train, datasets.val
+    assert isinstance(train, EncodedSource) and isinstance(val, EncodedSource), "folders hold files"
+    # Named beside one another even where one lies in the other, so that nothing has to be told apart again.
+    places = {train.root: Path("train", Path(train.root).name)}
+    places.setdefault(val.root, Path("val", Path(val.root).name))
+    is_split = section.val_root == "auto" and val.root == train.root
+
+    def section_at(copy: Path) -> SourceSection:
+        roots = {"train_root": str(copy / places[train.root]), "val_root": str(copy / places[val.root])}
+        return section.model_copy(update={"root": "auto", **roots, **({"val_root": "auto"} if is_split else {})})
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        for source in (train, val) if is_split or val.root != train.root else (train,):
+            yield from _images(source, places[source.root])
+
+    return Inventory(printable(train.root), pairs, section_at)
+
+
+def _of_manifest(section: Manifest, *, skip_bad: bool) -> Inventory:
+    """Return the lists and their files. Each place that paths start from is a numbered folder of the copy."""
+    datasets = load_manifest(section, skip_bad=skip_bad)
+    train, val = datasets.train, datasets.val
+    assert isinstance(train, EncodedSource) and isinstance(val, EncodedSource), "lists hold files"
+    lists = (expanded(section.train).absolute(), expanded(section.val).absolute())
+    for file, source in zip(lists, (train, val), strict=True):
+        _refuse_outside(source, file)
+    roots = list(dict.fromkeys((train.root, val.root)))
+    is_auto = section.root == "auto"
+    # A list whose paths start from its own folder stays in it.
+    named = [f"{roots.index(str(file.parent)) if is_auto else f'list{n}'}/{file.name}" for n, file in enumerate(lists)]
+
+    def section_at(copy: Path) -> SourceSection:
+        update = {"train": str(copy / named[0]), "val": str(copy / named[1])}
+        return section.model_copy(update=update if is_auto else {**update, "root": str(copy / "0")})
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        seen: set[str] = set()
+        listed = ((str(file), name) for file, name in zip(lists, named, strict=True))
+        images = (_images(source, Path(str(roots.index(source.root)))) for source in (train, val))
+        for path, name in chain(listed, *images):
+            if name not in seen:
+                seen.add(name)
+                yield path, name
+
+    return Inventory(printable(lists[0]), pairs, section_at)
+
+
+def _images(source: EncodedSource, place: Path) -> Iterator[tuple[str, str]]:
+    start = 0
+    for end in source.ends.tolist():
+        path = os.fsdecode(source.paths[start:end])
+        yield f"{source.root}/{path}", f"{place}/{path}"
+        start = end
+
+
+def _refuse_outside(source: EncodedSource, file: Path) -> None:
+    start = 0
+    for end in source.ends.tolist():
+        path = source.paths[start:end]
+        if path.startswith(b"/") or b".." in path.split(b"/"):
+            raise DataError(
+                f"data.stage: {printable(file)} lists {printable(os.fsdecode(path))}, which lies outside its folder "
+                f"(write relative paths, or set data.stage=off)"
+            )
+        start = end
+
+
+def _of_tars(section: WebDataset) -> Inventory:
+    splits = {"train": section.train, "val": section.val}
+    classes = None if section.classes == "auto" else expanded(section.classes).absolute()
+    cut = {split: _fixed(text) for split, text in splits.items()}
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        for split, text in splits.items():
+            for tar in tar_paths(text, f"data.source.{split}"):
+                yield tar, str(Path(split, Path(tar).relative_to(cut[split][0])))
+        if classes:
+            yield str(classes), f"classes/{classes.name}"
+
+    def section_at(copy: Path) -> SourceSection:
+        update = {split: str(copy / split / cut[split][1]) for split in splits}
+        return section.model_copy(
+            update={**update, **({"classes": str(copy / "classes" / classes.name)} if classes else {})}
+        )
+
+    return Inventory(printable(section.train), pairs, section_at)
+
+
+def _fixed(pattern: str) -> tuple[Path, str]:
+    """Return the folder above the first part of `pattern` that stands for several, and the rest."""
+    parts = expanded(pattern).absolute().parts
+    special = next((number for number, part in enumerate(parts) if set(part) & set("*{")), len(parts) - 1)
+    return Path(*parts[:special]), str(Path(*parts[special:]))

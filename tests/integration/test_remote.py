@@ -1,0 +1,366 @@
+"""Packs behind a real nginx on this machine: interrupted, restarted, damaged, slow, and shared between processes."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.dataset import DatasetInfo, Datasets, Split
+from paceline.core.errors import DataError
+from paceline.data.pack.reader import PackSource, open_pack
+from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.remote import open_remote
+from paceline.data.remote.address import Address
+from paceline.data.remote.http import Http
+from paceline.data.remote.patience import Patience, wait_s
+from paceline.data.remote.shards import RemoteShards
+
+POLL_S = 0.005
+CONFIG = """
+{user}
+pid {folder}/pid;
+error_log {folder}/error.log;
+events {{}}
+http {{
+    log_format bytes "$request_method $uri $status $body_bytes_sent";
+    access_log {folder}/access.log bytes;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    scgi_temp_path {folder}/scgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    server {{
+        listen 127.0.0.1:{port};
+        root {folder}/www;
+        location /slow/ {{ alias {folder}/www/; limit_rate 4m; }}
+        location /unranged/ {{ alias {folder}/www/; max_ranges 0; }}
+        location /closed/ {{ return 403; }}
+        location /moved/ {{ rewrite ^/moved/(.*)$ /$1 redirect; }}
+        location /locked/ {{ alias {folder}/www/; auth_basic "locked"; auth_basic_user_file {folder}/users; }}
+        {more}
+    }}
+}}
+"""
+
+
+@dataclass
+class Server:
+    """nginx, which serves the folder `www`."""
+
+    folder: Path
+    port: int = 0
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def www(self) -> Path:
+        return self.folder / "www"
+
+    def url(self, path: str, user: str = "") -> str:
+        return f"http://{user}127.0.0.1:{self.port}/{path}"
+
+    def start(self, more: str = "") -> None:
+        if not self.port:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.port = free.getsockname()[1]
+        user = "user root;" if os.geteuid() == 0 else ""
+        words = {"user": user, "folder": self.folder, "port": self.port, "more": more}
+        (self.folder / "nginx.conf").write_text(CONFIG.format(**words))
+        command = ["nginx", "-p", str(self.folder), "-c", "nginx.conf", "-e", str(self.folder / "error.log")]
+        self.process = subprocess.Popen([*command, "-g", "daemon off; master_process off;"])
+        self._wait()
+
+    def _wait(self) -> None:
+        assert self.process
+        while self.process.poll() is None:
+            with socket.socket() as knock:
+                if not knock.connect_ex(("127.0.0.1", self.port)):
+                    return
+            wait_s(POLL_S)
+        raise AssertionError((self.folder / "error.log").read_text())
+
+    def stop(self) -> None:
+        assert self.process
+        self.process.kill()
+        self.process.wait(timeout=10)
+
+    def bytes_of(self, name: str) -> int:
+        """Return how many bytes of a file it has sent."""
+        said = re.findall(rf"GET \S*{name} 206 (\d+)", (self.folder / "access.log").read_text())
+        return sum(map(int, said))
+
+
+@dataclass(frozen=True)
+class Random:
+    """Files of random bytes."""
+
+    info: DatasetInfo
+
+    def __len__(self) -> int:
+        return self.info.num_images
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        return np.random.default_rng([index, self.info.split == "val"]).bytes(240_000), index % 2
+
+    def name_of(self, index: int) -> str:
+        return f"{self.info.split}/{index}.bin"
+
+
+def random_datasets() -> Datasets:
+    def of(split: Split) -> Random:
+        return Random(DatasetInfo("random", split, 8, ("a", "b"), 3, None, (0.5,) * 3, (0.2,) * 3))
+
+    return Datasets(of("train"), of("val"))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of four shards of about a megabyte, and beside it the same in one file."""
+    out = tmp_path_factory.mktemp("packed")
+    for name, shard_bytes in (("set", 1 << 20), ("set.pack", None)):
+        options = PackOptions(shard_bytes=shard_bytes, skip_bad=True)
+        pack(random_datasets(), out / name, options, lambda done, total: None, 1)
+    return out
+
+
+@pytest.fixture
+def server(packed: Path, tmp_path: Path) -> Iterator[Server]:
+    if not shutil.which("nginx"):
+        pytest.skip("needs nginx, which is not installed (apt-get install nginx-light)")
+    made = Server(tmp_path / "nginx")
+    shutil.copytree(packed, made.www)
+    (made.folder / "users").write_text("me:{PLAIN}secret\n")
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def expected(packed: Path) -> list:
+    return everything(open_pack(packed / "set"))
+
+
+def everything(datasets: Datasets) -> list:
+    return [split.read(index) for split in (datasets.train, datasets.val) for index in range(len(split))]
+
+
+def at_once(*pauses: Callable[[], None]) -> Patience:
+    """Return a patience that, in place of each pause, calls what is given, and has no more."""
+    left = [*pauses]
+    return Patience(attempts=1 + len(pauses), pause=lambda seconds: left.pop(0)())
+
+
+NO_PAUSE = at_once()
+
+
+def shards_of(datasets: Datasets) -> RemoteShards:
+    assert isinstance(datasets.train, PackSource) and isinstance(datasets.train.files, RemoteShards)
+    return datasets.train.files
+
+
+def fetch_all(datasets: Datasets) -> None:
+    """Have all shards fetched that fit, and wait for it."""
+    shards = shards_of(datasets)
+    shards.prefetch(range(len(shards)))
+    shards.settle()
+
+
+def kept(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.glob("*/shards/*"))
+
+
+@pytest.mark.parametrize("root", ["set", "set/", "set/index.pack", "set.pack", "moved/set", "moved/set.pack"])
+def test_samples_are_those_of_the_pack_before_and_after_it_is_kept(
+    root: str, server: Server, cache: Path, expected: list
+) -> None:
+    datasets = open_remote(server.url(root), cache, 10**9, NO_PAUSE)
+    assert everything(datasets) == expected
+    fetch_all(datasets)
+    shards_of(datasets).close()
+    assert len(kept(cache)) == (1 if root.endswith("set.pack") else 4)
+    asked = len((server.folder / "access.log").read_text())
+    assert everything(datasets) == expected
+    assert len((server.folder / "access.log").read_text()) == asked
+
+
+def test_a_cache_too_small_reads_by_ranges_what_does_not_fit(server: Server, cache: Path, expected: list) -> None:
+    datasets = open_remote(server.url("set"), cache, 2_100_000, NO_PAUSE)
+    fetch_all(datasets)
+    assert len(kept(cache)) == 2
+    assert everything(datasets) == expected
+    assert sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) <= 2_100_000
+
+
+def test_two_processes_at_once_fetch_each_shard_once(server: Server, cache: Path, expected: list) -> None:
+    children = []
+    for _ in range(2):
+        child = os.fork()
+        if not child:
+            datasets = open_remote(server.url("slow/set"), cache, 10**9, NO_PAUSE)
+            fetch_all(datasets)
+            same = everything(datasets) == expected
+            os._exit(0 if same else 1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    for number in range(4):
+        # Each process reads its samples by ranges until the shards are here, 4 of 240,000 bytes each.
+        name = f"data-{number:05d}.pack"
+        assert server.bytes_of(name) <= (server.www / "set" / name).stat().st_size + 2 * 4 * 240_000
+    assert kept(cache) == [f"data-{number:05d}.pack" for number in range(4)]
+
+
+def test_what_is_killed_while_it_fetches_goes_on_where_it_was(
+    server: Server, cache: Path, expected: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.data.remote.fetching.PIECE_BYTES", 1 << 16)
+    child = os.fork()
+    if not child:
+        fetch_all(open_remote(server.url("slow/set"), cache, 10**9, NO_PAUSE))
+        os._exit(0)
+    while not any(path.stat().st_size > 1 << 18 for path in cache.glob("*/shards/*.part")):
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        wait_s(POLL_S)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    held = {path.name.split(".")[0]: path.stat().st_size for path in cache.glob("*/shards/*.part")}
+    assert max(held.values()) > 1 << 18
+    (server.folder / "access.log").write_text("")
+    server.stop()
+    server.start()
+    datasets = open_remote(server.url("set"), cache, 10**9, NO_PAUSE)
+    fetch_all(datasets)
+    for name, num_bytes in held.items():
+        assert server.bytes_of(f"{name}.pack") == (server.www / "set" / f"{name}.pack").stat().st_size - num_bytes
+    assert everything(datasets) == expected
+
+
+def test_a_server_that_is_restarted_is_waited_for(server: Server, cache: Path, expected: list) -> None:
+    datasets = open_remote(server.url("set"), cache, 0, at_once(lambda: None, server.start))
+    assert datasets.train.read(0) == expected[0]
+    server.stop()
+    assert datasets.train.read(1) == expected[1]
+    server.stop()
+    datasets = open_remote(server.url("set"), cache, 0, at_once(server.start))
+    assert datasets.train.read(2) == expected[2]
+
+
+def test_a_server_that_stays_away_is_told_of_in_one_line(server: Server, cache: Path) -> None:
+    server.stop()
+    with pytest.raises(DataError) as raised:
+        open_remote(server.url("set"), cache, 0, at_once(lambda: None))
+    where = re.escape(server.url("set/index.pack"))
+    assert re.fullmatch(rf"{where}: cannot be read: Connection refused, 2 times \(.*--resume\)", str(raised.value))
+    server.start()
+
+
+def test_what_fails_once_is_asked_for_again(server: Server, cache: Path, expected: list) -> None:
+    server.stop()
+    server.start("location = /set/index.pack { return 500; }")
+
+    def mend() -> None:
+        server.stop()
+        server.start()
+
+    assert everything(open_remote(server.url("set"), cache, 0, at_once(mend))) == expected
+
+
+@pytest.mark.parametrize(
+    ("root", "says"),
+    [
+        ("nothing", r"/nothing/index.pack: 404 Not Found \(correct data.source.root\)"),
+        ("closed/set.pack", r"/closed/set.pack: 403 Forbidden \(allow reading it, or sign the URL\)"),
+        ("locked/set.pack", r"/locked/set.pack: 401 Unauthorized \(put name and password into the URL, or sign it\)"),
+        ("unranged/set.pack", r"/unranged/set.pack: is sent whole where a range was asked for \(200 instead of 206\)"),
+        ("set/data-00000.pack", r"is a shard of a pack \(name the folder that it lies in\)"),
+        ("empty.pack", r"/empty.pack: is not a pack"),
+        ("page.pack", r"/page.pack: is not a pack"),
+    ],
+)
+def test_what_is_no_pack_says_so_at_once(root: str, says: str, server: Server, cache: Path) -> None:
+    (server.www / "empty.pack").touch()
+    (server.www / "page.pack").write_text("<html>" * 100)
+    with pytest.raises(DataError, match=says):
+        open_remote(server.url(root), cache, 0, NO_PAUSE)
+
+
+def test_a_password_opens_what_is_locked_and_is_never_printed(server: Server, cache: Path, expected: list) -> None:
+    assert everything(open_remote(server.url("locked/set", "me:secret@"), cache, 0, NO_PAUSE)) == expected
+    with pytest.raises(DataError, match="401 Unauthorized") as raised:
+        open_remote(server.url("locked/set", "me:wrong-one@"), cache, 0, NO_PAUSE)
+    assert "wrong-one" not in str(raised.value) and str(server.port) in str(raised.value)
+
+
+def damaged(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1000)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"), [(damaged, "is damaged: its checksum"), (truncated, r"bytes, not the [\d,]+ of its index")]
+)
+def test_a_shard_that_is_not_what_the_index_says_is_never_used(
+    harm: Callable[[Path], None], says: str, server: Server, cache: Path
+) -> None:
+    harm(server.www / "set" / "data-00002.pack")
+    datasets = open_remote(server.url("set"), cache, 10**9, NO_PAUSE)
+    fetch_all(datasets)
+    assert kept(cache)[:2] == ["data-00000.pack", "data-00001.pack"] and "data-00002.pack" not in kept(cache)
+    with pytest.raises(DataError, match=rf"http://127.0.0.1:{server.port}/set/data-00002.pack: .*{says}"):
+        everything(datasets)
+
+
+def test_a_pack_that_has_changed_is_another(server: Server, cache: Path, expected: list, packed: Path) -> None:
+    fetch_all(open_remote(server.url("set.pack"), cache, 10**9, NO_PAUSE))
+    datasets = random_datasets()
+    (server.www / "set.pack").unlink()
+    pack(
+        datasets,
+        server.www / "set.pack",
+        PackOptions(every=4, skip_bad=True),
+        lambda done, total: None,
+        1,
+    )
+    assert everything(open_remote(server.url("set.pack"), cache, 10**9, NO_PAUSE)) == expected
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 2
+
+
+def test_a_server_that_says_nothing_is_given_up() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.pack"
+        with pytest.raises(DataError, match=r"a.pack: cannot be read: nothing came for 0.05 s, 2 times"):
+            at_once(lambda: None).read(Http(stalled_s=0.05), Address(url), 0, 10)
+
+
+def test_file_systems_that_fsspec_knows_are_read_too(packed: Path, cache: Path, expected: list) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed (pip install 'paceline[remote]')")
+    memory = fsspec.filesystem("memory")
+    for path in (packed / "set").iterdir():
+        memory.pipe_file(f"/packs/set/{path.name}", path.read_bytes())
+    datasets = open_remote("memory://packs/set", cache, 10**9, NO_PAUSE)
+    assert everything(datasets) == expected
+    fetch_all(datasets)
+    assert len(kept(cache)) == 4
+    with pytest.raises(DataError, match=r"memory://packs/none/index.pack: is not there \(correct data.source.root\)"):
+        open_remote("memory://packs/none", cache, 0, NO_PAUSE)
+    with pytest.raises(DataError, match=r"nothing://a/index.pack: Protocol not known"):
+        open_remote("nothing://a", cache, 0, NO_PAUSE)

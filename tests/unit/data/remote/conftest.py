@@ -1,0 +1,128 @@
+"""A store of files in memory that answers as a server does, well or badly, and a pack to put there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.dataset import DatasetInfo, Datasets, Split
+from paceline.data.pack.format import INDEX_NAME
+from paceline.data.pack.index import Index, open_index
+from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.remote.address import Address
+from paceline.data.remote.cache import Cache
+from paceline.data.remote.patience import Patience
+from paceline.data.remote.shards import RemoteShards
+from paceline.data.remote.transport import PassingError, Piece
+
+URL = "http://host/packs/set"
+
+
+@dataclass
+class Store:
+    """Files by name. `before` is called with each question, and may raise or change the files."""
+
+    files: dict[str, bytes]
+    before: Callable[[str, int, int], None] = lambda name, start, stop: None
+    asked: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def read(self, address: Address, start: int, stop: int) -> Piece:
+        self.asked.append((address.name, start, stop))
+        self.before(address.name, start, stop)
+        data = self.files[address.name]
+        return Piece(data[start:stop], len(data))
+
+    def close(self) -> None:
+        pass
+
+    def bytes_of(self, name: str) -> int:
+        return sum(stop - start for asked, start, stop in self.asked if asked == name)
+
+
+@dataclass(frozen=True)
+class Random:
+    """Files of random bytes, which no one can shorten."""
+
+    info: DatasetInfo
+    num_bytes: int
+
+    def __len__(self) -> int:
+        return self.info.num_images
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        rng = np.random.default_rng([index, self.info.split == "val"])
+        return rng.bytes(self.num_bytes), index % 2
+
+    def name_of(self, index: int) -> str:
+        return f"{self.info.split}/{index}.bin"
+
+
+def random_datasets(num_images: int, num_bytes: int) -> Datasets:
+    def of(split: Split) -> Random:
+        info = DatasetInfo("random", split, num_images, ("a", "b"), 3, None, (0.5,) * 3, (0.2,) * 3)
+        return Random(info, num_bytes)
+
+    return Datasets(of("train"), of("val"))
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of four shards of about a megabyte."""
+    out = tmp_path_factory.mktemp("packed") / "set"
+    options = PackOptions(shard_bytes=1 << 20, skip_bad=True)
+    pack(random_datasets(8, 240_000), out, options, lambda done, total: None, 1)
+    assert len(list(out.glob("data-*.pack"))) == 4
+    return out
+
+
+@pytest.fixture
+def store(packed: Path) -> Store:
+    return Store({path.name: path.read_bytes() for path in packed.iterdir()})
+
+
+@pytest.fixture
+def index(packed: Path) -> Index:
+    return open_index(packed / INDEX_NAME)
+
+
+@dataclass
+class Remote:
+    """Makes shards of the store, all with one cache."""
+
+    store: Store
+    index: Index
+    top: Path
+    pauses: list[float] = field(default_factory=list)
+
+    def __call__(self, max_bytes: int = 10**9, digest: str = "digest") -> RemoteShards:
+        addresses = tuple(Address(f"{URL}/{file.name}") for file in self.index.files)
+        patience = Patience(attempts=3, pause=self.pauses.append)
+        cache = Cache(self.top, max_bytes)
+        return RemoteShards(addresses, self.index.files, cache, digest, lambda: self.store, patience)
+
+    def kept(self, digest: str = "digest") -> set[str]:
+        return {path.name for path in (self.top / digest / "shards").glob("*")}
+
+
+@pytest.fixture
+def remote(store: Store, index: Index, tmp_path: Path) -> Remote:
+    return Remote(store, index, tmp_path / "cache")
+
+
+@pytest.fixture
+def passing() -> Callable[..., Callable[[str, int, int], None]]:
+    """Return a function that returns what has the first `times` questions fail."""
+
+    def failing(*, times: int) -> Callable[[str, int, int], None]:
+        left = [times]
+
+        def before(name: str, start: int, stop: int) -> None:
+            left[0] -= 1
+            if left[0] >= 0:
+                raise PassingError("503 Service Unavailable")
+
+        return before
+
+    return failing

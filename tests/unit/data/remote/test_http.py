@@ -1,0 +1,105 @@
+"""What a server answers is believed only where it says which bytes it sends, and it sends these."""
+
+import io
+from http.client import HTTPResponse
+
+import pytest
+
+from paceline.data.remote.http import _answer
+from paceline.data.remote.transport import LastingError, PassingError, Piece
+
+
+class Sent:
+    """A connection on which these bytes arrive."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+def answer(status: str, headers: dict[str, str], body: bytes = b"", start: int = 10, stop: int = 20) -> Piece | str:
+    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    response = HTTPResponse(Sent("\r\n".join(lines).encode() + body))  # type: ignore[arg-type]
+    response.begin()
+    return _answer(response, start, stop)
+
+
+def ranged(first: int, last: int, total: int, body: bytes | None = None, **headers: str) -> Piece | str:
+    body = bytes(range(first, last + 1)) if body is None else body
+    told = {"Content-Range": f"bytes {first}-{last}/{total}", "Content-Length": str(last - first + 1), **headers}
+    return answer("206 Partial Content", told, body)
+
+
+def test_a_range_is_what_was_asked_for() -> None:
+    assert ranged(10, 19, 100) == Piece(bytes(range(10, 20)), 100)
+
+
+def test_a_range_may_be_shorter_only_where_the_file_ends() -> None:
+    assert ranged(10, 14, 15) == Piece(bytes(range(10, 15)), 15)
+    with pytest.raises(PassingError, match="sent bytes 10-14 of 100, not 10-19"):
+        ranged(10, 14, 100)
+
+
+@pytest.mark.parametrize("first", [0, 9, 11])
+def test_another_range_is_refused(first: int) -> None:
+    with pytest.raises(PassingError, match=f"sent bytes {first}-19 of 100, not 10-19"):
+        ranged(first, 19, 100)
+
+
+def test_a_file_that_ends_before_the_range_has_no_bytes_of_it() -> None:
+    assert answer("416 Range Not Satisfiable", {"Content-Range": "bytes */7", "Content-Length": "0"}) == Piece(b"", 7)
+
+
+def test_a_server_that_ignores_ranges_is_found_out() -> None:
+    whole = {"Content-Length": "100"}
+    with pytest.raises(LastingError, match=r"200 instead of 206") as raised:
+        answer("200 OK", whole, bytes(100))
+    assert raised.value.fix == "use a server that serves ranges"
+    with pytest.raises(LastingError, match=r"200 instead of 206"):
+        answer("200 OK", whole, bytes(100), start=0, stop=50)
+    assert answer("200 OK", {"Content-Length": "50"}, bytes(50), start=0, stop=50) == Piece(bytes(50), 50)
+
+
+@pytest.mark.parametrize("told", ["", "bytes 10-19/*", "pages 1-2/3", "bytes 10-19"])
+def test_a_range_that_is_not_named_is_refused(told: str) -> None:
+    with pytest.raises(LastingError, match="without saying which bytes"):
+        answer("206 Partial Content", {"Content-Range": told, "Content-Length": "10"}, bytes(10))
+
+
+def test_bytes_that_do_not_all_come_are_asked_for_again() -> None:
+    with pytest.raises(Exception, match=r"IncompleteRead|bytes came"):
+        ranged(10, 19, 100, body=b"only")
+
+
+def test_what_is_compressed_is_refused() -> None:
+    with pytest.raises(LastingError, match="sent compressed"):
+        ranged(10, 19, 100, **{"Content-Encoding": "gzip"})
+
+
+@pytest.mark.parametrize(
+    "status", ["500 Oops", "502 Bad Gateway", "503 Busy", "504 Late", "429 Slow Down", "408 Timeout"]
+)
+def test_what_may_pass_is_told_from_what_lasts(status: str) -> None:
+    with pytest.raises(PassingError, match=status) as raised:
+        answer(status, {"Retry-After": "7", "Content-Length": "0"})
+    assert raised.value.pause_s == 7.0
+
+
+@pytest.mark.parametrize(
+    ("status", "fix"),
+    [
+        ("404 Not Found", "correct data.source.root"),
+        ("403 Forbidden", "sign the URL"),
+        ("401 Unauthorized", "password"),
+    ],
+)
+def test_what_lasts_says_what_to_do(status: str, fix: str) -> None:
+    with pytest.raises(LastingError, match=status) as raised:
+        answer(status, {"Content-Length": "0"})
+    assert fix in raised.value.fix
+
+
+def test_a_redirection_is_where_it_leads() -> None:
+    assert answer("302 Found", {"Location": "/other", "Content-Length": "0"}) == "/other"
