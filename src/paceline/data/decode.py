@@ -61,6 +61,14 @@ _TURNS = {
 }
 
 
+class Look(NamedTuple):
+    """What the header of a file says: `JPEG`, `JPEG, progressive` or `PNG`, and height and width in pixels, upright."""
+
+    form: str
+    height: int
+    width: int
+
+
 def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
     """Return the image in an encoded file: mode `L` for 1 channel, `RGB` for 3, upright, 8 bits a sample.
 
@@ -79,10 +87,23 @@ def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
         raise ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it") from error
 
 
+def look(data: bytes, *, name: str) -> Look:
+    """Return what the header of an encoded file says, without decoding it. Raise `ImageError` as `decode` does."""
+    try:
+        with _SILENCE, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            file = _checked(_kind_of(data).plugin(BytesIO(data)))
+        is_on_its_side = _orientation(file.info.get("exif", b"")) >= 5
+        width, height = reversed(file.size) if is_on_its_side else file.size
+        form = f"{file.format}{', progressive' if file.info.get('progressive') else ''}"
+        return Look(form, height, width)
+    except Exception as error:  # as for `decode`
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it") from error
+
+
 def _load(data: bytes) -> ImageFile:
-    kind = next((kind for kind in _KINDS if kind.signature.match(data)), None)
-    if kind is None:
-        raise ValueError(f"it is not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file (it starts with {data[:12]!r})")
+    kind = _kind_of(data)
     if kind.warns_at is None or kind.warns_at not in data:
         image = _checked(kind.plugin(BytesIO(data)))
     else:
@@ -94,6 +115,13 @@ def _load(data: bytes) -> ImageFile:
                 image.load()
     image.load()
     return image
+
+
+def _kind_of(data: bytes) -> _Kind:
+    kind = next((kind for kind in _KINDS if kind.signature.match(data)), None)
+    if kind is None:
+        raise ValueError(f"it is not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file (it starts with {data[:12]!r})")
+    return kind
 
 
 def _checked(image: ImageFile) -> ImageFile:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.data.loader import Batch
+from paceline.data.batch import Batch
 
 
 class Placed(NamedTuple):

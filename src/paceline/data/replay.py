@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from paceline.core.results import LoaderResult
-from paceline.data.loader import Batch, Loader
+from paceline.data.batch import Batch
+from paceline.data.loader import Loader
 
 NUM_REPLAYED: Final = 4
 """Batches that are replayed: more than one, so that what a device has in its caches is not the whole of the data."""
@@ -31,6 +32,7 @@ class ReplayedLoader:
         """Return an iterator over `stop - first` batches, made as those from number `first` on."""
         made = self.loader.batches(first, min(stop, first + self.num_batches))
         kept = [self.keep(batch) for batch in made]
+        self.loader.close()
         yield from kept
         again = [replace(batch, bad=()) for batch in kept]
         for number in range(first + len(kept), stop):
@@ -39,6 +41,10 @@ class ReplayedLoader:
     def stats(self) -> LoaderResult | None:
         """Return what making the batches took, each counted once."""
         return self.loader.stats()
+
+    def close(self) -> None:
+        """End the workers of `loader`, where they live."""
+        self.loader.close()
 
 
 def as_it_is(batch: Batch) -> Batch:

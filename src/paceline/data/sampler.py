@@ -44,10 +44,13 @@ class TrainOrder:
         return self._permutation(epoch)[start : start + rank_batch]
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
-        if epoch not in self._cache:
-            self._cache.clear()  # one epoch at a time: a permutation of 10 M samples is 80 MB
-            self._cache[epoch] = permutation(self.seed, epoch, self.num_images)
-        return self._cache[epoch]
+        order = self._cache.get(epoch)
+        if order is None:
+            order = permutation(self.seed, epoch, self.num_images)
+            for old in sorted(self._cache)[:-1]:  # two epochs, for threads at a boundary: 10 M samples are 80 MB
+                self._cache.pop(old, None)
+            self._cache[epoch] = order
+        return order
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,16 @@ _ATTEMPTS = 10
 _LONGEST = 8  # times the short side; far more than a centre crop of it reads
 
 
+class Regions(NamedTuple):
+    """What of each picture becomes an image: float64 `boxes` [N, 4], (top, left, height, width) in upright pixels.
+
+    With `inside` the filter that resizes sees the pixels of the box alone, else also those of the picture around it.
+    """
+
+    boxes: NDArray[np.float64]
+    inside: bool
+
+
 class Sizing(Protocol):
     """Bring a picture (PIL, or uint8 [C, H, W]) to uint8 [C, size, size], by `num_draws` uniform draws."""
 
@@ -30,6 +40,10 @@ class Sizing(Protocol):
 
     def __call__(self, picture: Picture, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]; `draws` is float64 [num_draws]."""
+        ...
+
+    def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
+        """Return what calling this takes of pictures of `sizes`, int64 [N, 2] (height, width), by [N, num_draws]."""
         ...
 
 
@@ -43,6 +57,10 @@ class Stretch:
         """Return uint8 [C, size, size]."""
         return as_tensor(F.resize(picture, [size, size], antialias=True))
 
+    def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
+        """Return the whole of each picture."""
+        return Regions(np.concatenate([np.zeros(sizes.shape), sizes], axis=1), inside=True)
+
 
 @dataclass(frozen=True)
 class CentreCrop:
@@ -55,6 +73,16 @@ class CentreCrop:
         """Return uint8 [C, size, size]."""
         resized = F.resize(_shortened(picture), [round(size / self.share)], antialias=True)
         return as_tensor(F.center_crop(resized, [size, size]))
+
+    def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
+        """Return the centre of each picture, in fractions of a pixel, by torchvision's rounding of every size on the
+        way (`_compute_resized_output_size`, `_center_crop_compute_crop_anchor`)."""
+        shortest = sizes.min(axis=1, keepdims=True)
+        kept = np.minimum(sizes, _LONGEST * shortest)
+        scaled = (round(size / self.share) * kept / shortest).astype(np.int64)
+        pixels = kept / scaled  # of the picture, to one of the scaled one
+        corners = np.rint((sizes - kept) / 2) + np.rint((scaled - size) / 2) * pixels
+        return Regions(np.concatenate([corners, size * pixels], axis=1), inside=False)
 
 
 @dataclass(frozen=True)
@@ -89,6 +117,20 @@ class RandomResizedCrop:
         top = int(draws[-2] * (height - box_height + 1))
         left = int(draws[-1] * (width - box_width + 1))
         return top, left, box_height, box_width
+
+    def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
+        """Return the `box` of each picture."""
+        areas = sizes[:, :1] * sizes[:, 1:] * (self.scale[0] + draws[:, 0:-2:2] * (self.scale[1] - self.scale[0]))
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        ratios = np.exp(low + draws[:, 1:-2:2] * (high - low))
+        tried = np.rint(np.sqrt(np.stack([areas / ratios, areas * ratios], axis=2)))
+        fits = np.all((tried >= 1) & (tried <= sizes[:, None]), axis=2)
+        lengths = tried[np.arange(len(sizes)), fits.argmax(axis=1)]
+        corners = np.floor(draws[:, -2:] * (sizes - lengths + 1))
+        boxes = np.concatenate([corners, lengths], axis=1)
+        for row in np.flatnonzero(~np.any(fits, axis=1)).tolist():  # pictures that are very long, and few
+            boxes[row] = self._fallback(*sizes[row].tolist())
+        return Regions(boxes, inside=True)
 
     def _fallback(self, height: int, width: int) -> tuple[int, int, int, int]:
         box_width = min(width, max(1, round(height * self.ratio[1])))

@@ -5,10 +5,13 @@ waited.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from paceline.core.results import LoaderResult
 from paceline.data.laps import Work
+
+LoaderName = Literal["inline", "device", "native", "threads", "processes"]
+"""Who makes batches, as `LoaderResult.loader`."""
 
 
 class Tally(Protocol):
@@ -50,12 +53,13 @@ class NoTally:
 class TimedTally:
     """Add up by `now`, the clock in seconds that the makers of batches use too; `workers` of them when all live.
 
-    Starting workers is no wait. They live from when they are started to the last batch that is handed out, the pauses
-    of the rank included.
+    `loader` is who they are. Starting workers is no wait. They live from when they are started to the last batch that
+    is handed out, the pauses of the rank included.
     """
 
-    def __init__(self, now: Callable[[], float], workers: int) -> None:
+    def __init__(self, now: Callable[[], float], workers: int, loader: LoaderName) -> None:
         self._now = now
+        self._loader = loader
         self._workers = workers
         self._work = Work()
         self._batches = 0
@@ -93,6 +97,7 @@ class TimedTally:
         """Return what all batches handed out so far come to."""
         work, num = self._work, max(1, self._batches)
         return LoaderResult(
+            loader=self._loader,
             workers=self._workers,
             batches=self._batches,
             images=work.images,
@@ -109,6 +114,6 @@ class TimedTally:
         )
 
 
-def build_tally(now: Callable[[], float] | None, workers: int) -> Tally:
+def build_tally(now: Callable[[], float] | None, workers: int, loader: LoaderName) -> Tally:
     """Return what adds up the batches of `workers` workers by `now`, or what does nothing where there is none."""
-    return NoTally() if now is None else TimedTally(now, workers)
+    return NoTally() if now is None else TimedTally(now, workers, loader)

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -67,6 +68,12 @@ class Trail:
         self._row = worker
         self._rows[worker] = os.getpid(), batch, -1
 
+    def of(self, worker: int) -> "Trail":
+        """Return the same trail, as worker number `worker` writes it where workers are threads of one process."""
+        own = copy(self)
+        own._row = worker
+        return own
+
     def batch(self, number: int) -> None:
         """Note that this worker begins batch `number`."""
         self._rows[self._row, 1:] = number, -1
@@ -87,6 +94,10 @@ class Trail:
     def spots(self) -> list[Spot]:
         """Return where every worker is."""
         return [Spot(*row) for row in self._rows.tolist()]
+
+    def who_is_at(self, batch: int) -> tuple[int, Spot] | None:
+        """Return the worker that is at a batch, and where in it, or None."""
+        return next((found for found in enumerate(self.spots()) if found[1].batch == batch), None)
 
 
 @dataclass(frozen=True)
@@ -224,7 +235,8 @@ class Crew:
             polls = polls + 1 if self._awaited == before >= 0 else 0
             before = self._awaited
             if polls * POLL_S >= self._timeout.seconds:
-                self._verdict = self._hang()
+                dead = self._dead  # it may have died in the midst of a message
+                self._verdict = self._death(dead) if dead else self._hang()
                 self._kill()
                 return
 
@@ -239,9 +251,14 @@ class Crew:
         for process in self._processes:
             process.kill()
 
+    @property
+    def _dead(self) -> BaseProcess | None:
+        """A worker that has ended, or None."""
+        return next((process for process in self._processes if process.exitcode is not None), None)
+
     def _check(self) -> None:
         """Raise what is to be said of a worker that hangs or is dead; no other is left to wait for."""
-        dead = next((process for process in self._processes if process.exitcode is not None), None)
+        dead = self._dead
         verdict = self._verdict or (self._death(dead) if dead else "")
         if verdict:
             self._kill()

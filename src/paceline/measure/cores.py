@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from paceline.measure.limits import Limits
+from paceline.core.limits import Limits
 
 
 class Spent(NamedTuple):

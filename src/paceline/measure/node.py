@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, final
 
+from paceline.core.limits import Limits
 from paceline.measure.cores import Spent, build_cpu, share
-from paceline.measure.limits import Limits
 
 SYS: Final = Path("/sys")
 Counters = dict[str, dict[str, int]]

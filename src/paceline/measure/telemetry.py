@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol, Self, final
 
+from paceline.core.limits import find_limits
 from paceline.core.units import Duration
-from paceline.measure.limits import find_limits
 from paceline.measure.node import Node
 from paceline.measure.nvml import Gpus, build_gpus
 from paceline.measure.rate import unix_s

@@ -1,10 +1,9 @@
 """Choose the device and the threads of a rank."""
 
-import os
-
 import torch
 
 from paceline.core.errors import WorldError
+from paceline.core.limits import usable_cores
 from paceline.core.units import count
 from paceline.core.world import World
 from paceline.recipe.schema.parallel import Parallel
@@ -31,11 +30,6 @@ def generators(device: torch.device) -> tuple[torch.Generator, ...]:
     if device.type == "cuda":
         return torch.default_generator, torch.cuda.default_generators[device.index]
     return (torch.default_generator,)
-
-
-def usable_cores() -> int:
-    """Return how many CPU cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_threads(section: Parallel, world: World) -> int:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from paceline.core.philox import step_seed
 from paceline.core.results import EvalReport, Status
+from paceline.data.batch import Batch
 from paceline.data.finish import Finish
-from paceline.data.loader import Batch, Loader
+from paceline.data.loader import Loader
 from paceline.data.placement import Placement
 from paceline.measure import Clock
 from paceline.parallel.strategy import Strategy

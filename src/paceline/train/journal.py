@@ -9,7 +9,7 @@ import math
 from torch import Tensor
 
 from paceline.core.errors import NonFiniteLossError
-from paceline.data.loader import Batch
+from paceline.data.batch import Batch
 from paceline.measure.rate import Stopwatch
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.plan import Plan

@@ -13,7 +13,7 @@ from typing import IO, Any, Protocol
 from paceline.core.errors import RecipeError
 from paceline.core.results import EvalReport
 from paceline.core.rundir import RunDir, append_line, read_lines, write_atomic
-from paceline.data.loader import Batch
+from paceline.data.batch import Batch
 from paceline.measure.rate import unix_s
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.optim import ScheduleFree

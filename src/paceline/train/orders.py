@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.data.loader import Batch
+from paceline.data.batch import Batch
 from paceline.measure.alarm import Alarm
 from paceline.parallel.agreement import Agreement
 from paceline.parallel.replicas import Replicas

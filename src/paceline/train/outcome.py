@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from math import fsum
 from typing import Any
 
+from paceline.core.limits import usable_cores
 from paceline.core.results import (
     AccountResult,
     CheckpointResult,
@@ -18,7 +19,6 @@ from paceline.measure import ClockSummary
 from paceline.measure.rate import Stopwatch
 from paceline.measure.throughput import throughput
 from paceline.measure.verdict import Settings, Verdict, verdict
-from paceline.parallel.device import usable_cores
 from paceline.train.attempts import Ledger
 from paceline.train.meter import Measured
 from paceline.train.parts import Parts
@@ -121,7 +121,7 @@ def _verdict(parts: Parts, measured: Measured) -> Verdict:
     recipe, world = parts.recipe, parts.world
     train, parallel, saving = recipe.train, recipe.parallel, recipe.checkpoint
     settings = Settings(
-        workers=parts.workers,
+        workers=parts.choice.workers,
         cores=max(1, usable_cores() // world.local_world_size),
         eval_every=None if train.eval_every == "off" else train.eval_every,
         save_every=None if saving.every == "off" or saving.keep_every != "off" else saving.every,

@@ -1,25 +1,27 @@
 """Build the parts of a run from its recipe, plan, world and data: the only place where all of them meet."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from paceline.core.dataset import ArraySource, Datasets, Source, Split
+from paceline.core.dataset import Datasets, Source, Split
 from paceline.core.errors import RecipeError
+from paceline.core.limits import usable_cores
 from paceline.core.world import World
-from paceline.data.augment import needs_host
+from paceline.data.choice import Choice, choose_loader
 from paceline.data.finish import Finish, build_finish
-from paceline.data.loader import PREFETCH, Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.placement import Placement
 from paceline.data.preflight import batch_bytes, check_room
+from paceline.data.processes import PREFETCH
 from paceline.data.replay import NUM_REPLAYED, ReplayedLoader, as_it_is
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.measure.timing import now_s
 from paceline.models.whitening import fit_to_data, wants_data
 from paceline.models.zoo import build_model
-from paceline.parallel.device import usable_cores
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_norm import synchronise_norms
 from paceline.recipe.plan import Plan
@@ -31,35 +33,46 @@ from paceline.train.judge import Judge
 from paceline.train.precision import Precision, build_precision, set_numerics
 from paceline.train.views import build_views
 
-_MAX_WORKERS = 16
 _IMAGES_TO_FIT = 5000
 """Training images that data-dependent layers are fitted to, as many as in airbench (arXiv 2404.00498)."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What was asked, who we are, on which device, over which data, and what follows from it in integers."""
+    """What was asked, who we are, on which device, over which data, and what follows from it in integers.
+
+    Loaders that are built here are closed by `held`.
+    """
 
     recipe: Recipe
     world: World
     device: torch.device
     datasets: Datasets
     plan: Plan
+    choice: Choice
+    held: contextlib.ExitStack
+
+    @classmethod
+    def derive(
+        cls,
+        recipe: Recipe,
+        world: World,
+        device: torch.device,
+        datasets: Datasets,
+        held: contextlib.ExitStack,
+        train_ranks: int | None = None,
+    ) -> "Parts":
+        """Return the parts of training on `train_ranks` ranks, those of the world unless told otherwise."""
+        plan = Plan.derive(recipe, train_ranks or world.world_size, datasets.train.info, datasets.val.info)
+        free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+        cores = max(1, usable_cores() // world.local_world_size)
+        choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
+        return cls(recipe, world, device, datasets, plan, choice, held).noting(choice.note)
 
     def noting(self, *notes: str | None) -> "Parts":
         """Return the same parts with more notes for the user in the plan, where there are any."""
         more = (note for note in notes if note)
         return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
-
-    @property
-    def workers(self) -> int:
-        """Processes a rank prepares batches with: none for pixels in memory that a GPU can change itself, or a CPU is
-        to train on, else the rank's share of the cores but one."""
-        if self.recipe.data.workers != "auto":
-            return self.recipe.data.workers
-        if isinstance(self.datasets.train, ArraySource) and not (self._is_gpu and needs_host(self.recipe.data)):
-            return 0
-        return min(_MAX_WORKERS, max(0, usable_cores() // self.world.local_world_size - 1))
 
     @property
     def augments_on(self) -> str | None:
@@ -69,11 +82,12 @@ class Parts:
         return "device" if self._loader_options.on_device else "host"
 
     def check_room(self) -> None:
-        """Raise `WorldError` where the node has no room for the batches that workers make ahead."""
+        """Raise `WorldError` where the node has no room for the batches that worker processes make ahead."""
         plan, local_ranks = self.plan, self.world.local_world_size
         train = batch_bytes(plan.rank_batch, plan.channels, max(size for _, size in plan.train_sizes))
         evaluated = batch_bytes(plan.eval_batch, plan.channels, plan.eval_image_size)
-        check_room(self.workers, PREFETCH, train + evaluated, local_ranks)
+        processes = self.choice.workers if self.choice.loader == "processes" else 0
+        check_room(processes, PREFETCH, train + evaluated, local_ranks)
 
     def precision(self) -> Precision:
         """Return the number format of a run, and set what a GPU computes in accordingly."""
@@ -110,7 +124,7 @@ class Parts:
         plan, world, data = self.plan, self.world, self.recipe.data
         order = TrainOrder(self.recipe.seed, plan.train_images, plan.batch_size, world.rank, world.world_size)
         options = replace(self._loader_options, now=now_s if self.recipe.measure.clock == "on" else None)
-        loader = build_train_loader(data, self.datasets.train, order, plan.train_size, options)
+        loader = self._closed(build_train_loader(data, self.datasets.train, order, plan.train_size, options))
         if data.replay == "off":
             return loader
         return ReplayedLoader(loader, NUM_REPLAYED, place.keep if data.replay == "device" else as_it_is)
@@ -147,7 +161,9 @@ class Parts:
         plan, world = self.plan, self.world
         shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, of=len(source))
         return Evaluator(
-            loader=build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, self._loader_options),
+            loader=self._closed(
+                build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, self._loader_options)
+            ),
             num_batches=shard.num_batches,
             num_images=num_images,
             class_names=self.datasets.train.info.class_names,
@@ -157,6 +173,10 @@ class Parts:
             device=self.device,
             views=build_views(self.recipe.data.eval_views),
         )
+
+    def _closed(self, loader: Loader) -> Loader:
+        """Return `loader`, which is closed when the run is over."""
+        return self.held.enter_context(contextlib.closing(loader))
 
     def _images_to_fit(self) -> Tensor:
         """Return a sample of the training images, normalised float32 [N, C, H, W], the same on every rank."""
@@ -177,7 +197,13 @@ class Parts:
     def _loader_options(self) -> LoaderOptions:
         where = self.recipe.data.augment_on
         on_device = self._is_gpu if where == "auto" else where == "device"
-        return LoaderOptions(self.workers, pin_memory=self._is_gpu, on_device=on_device)
+        return LoaderOptions(
+            self.choice.workers,
+            pin_memory=self._is_gpu,
+            on_device=on_device,
+            loader=self.choice.loader,
+            device=self.device,
+        )
 
     @property
     def _is_gpu(self) -> bool:

@@ -18,12 +18,16 @@ _FREE_TO_CHANGE = (
     "measure.",
     "checkpoint.",
     "parallel.",
+    "data.loader",
+    "data.stage",
     "data.workers",
     "data.worker_timeout",
     "data.on_bad_image",
     "data.max_bad_images",
     "data.eval_batch_size",
     "data.source.download",
+    "data.source.cache",
+    "data.source.name",  # a folder may have been packed: `check_dataset` sees that it is the same set
     "data.source.root",  # data may move
     "data.source.train_root",
     "data.source.val_root",
@@ -82,7 +86,10 @@ def finished(rundir: RunDir) -> RunResult | None:
 
 
 def changed(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object, object]]:
-    """Yield (path, old, new) for each field that differs."""
+    """Yield (path, old, new) for each field that differs; of a section that is of another variant, its name alone."""
+    if before.get("name") != after.get("name"):
+        yield f"{prefix}name", before.get("name"), after.get("name")
+        return
     for key in sorted(before.keys() | after.keys()):
         path = f"{prefix}{key}"
         old, new = before.get(key), after.get(key)

@@ -16,6 +16,7 @@ from paceline.core.stages import FINISH
 from paceline.core.world import World
 from paceline.data.identity import dataset_digest
 from paceline.data.sources.build import build_datasets
+from paceline.data.stage import staged
 from paceline.measure.alarm import Alarm
 from paceline.measure.machine import describe_machine
 from paceline.measure.rate import Stopwatch
@@ -29,8 +30,8 @@ from paceline.parallel.group import Meeting, joined, meeting, once_a_node
 from paceline.parallel.heartbeat import watched
 from paceline.parallel.replicas import build_replicas
 from paceline.parallel.strategy import Strategy, build_strategy
-from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.parallel import Parallel
 from paceline.train.average import build_average
 from paceline.train.bad_images import BadImages
@@ -117,11 +118,10 @@ def _parts(recipe: Recipe, met: Meeting, train_ranks: int, waits: Callable[[], N
     world = met.world
     device = choose_device(recipe.parallel, world)
     set_threads(recipe.parallel, world)
-    with joined(met, recipe.parallel, device):
-        datasets = once_a_node(met, partial(_datasets, recipe), waits)
-        plan = Plan.derive(recipe, train_ranks, datasets.train.info, datasets.val.info)
-        check_model(recipe.model, plan)
-        parts = Parts(recipe, world, device, datasets, plan)
+    with joined(met, recipe.parallel, device), contextlib.ExitStack() as held:
+        datasets = once_a_node(met, partial(_datasets, recipe.data, held), waits)
+        parts = Parts.derive(recipe, world, device, datasets, held, train_ranks)
+        check_model(recipe.model, parts.plan)
         parts.check_room()
         yield parts
 
@@ -138,10 +138,11 @@ def _start(parts: Parts, job: Job) -> str:
     return job.met.share("start_from", str(newest or ""))
 
 
-def _datasets(recipe: Recipe, is_first: bool) -> Datasets:
-    """Read both splits; the first rank of a node fetches them where they are not there."""
-    skip_bad = recipe.data.on_bad_image == "skip"
-    return build_datasets(recipe.data.source, may_download=is_first, skip_bad=skip_bad)
+def _datasets(data: Data, held: contextlib.ExitStack, is_first: bool) -> Datasets:
+    """Read both splits; the first rank of a node fetches or stages them. A staged copy stands while it is `held`."""
+    skip_bad = data.on_bad_image == "skip"
+    section = held.enter_context(staged(data.source, data.stage, is_first=is_first, skip_bad=skip_bad))
+    return build_datasets(section, may_download=is_first, skip_bad=skip_bad)
 
 
 @dataclass(frozen=True)

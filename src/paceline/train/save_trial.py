@@ -13,7 +13,6 @@ from paceline.core.world import World
 from paceline.data.sources.build import build_datasets
 from paceline.measure.timing import Timer
 from paceline.parallel.device import choose_device
-from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.train.average import build_average
 from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, Writer, model_tensors, optimizer_tensors
@@ -65,8 +64,7 @@ def _tensors(recipe: Recipe) -> dict[str, dict[str, torch.Tensor]]:
     world = World.single()
     device = choose_device(recipe.parallel, world)
     datasets = build_datasets(recipe.data.source, may_download=False)
-    plan = Plan.derive(recipe, 1, datasets.train.info, datasets.val.info)
-    parts = Parts(recipe, world, device, datasets, plan)
+    parts = Parts.derive(recipe, world, device, datasets, contextlib.ExitStack())
     precision = parts.precision()
     model = parts.model(precision, is_new=False)
     named = list(precision.weights.named(model))

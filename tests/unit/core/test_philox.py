@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.core.philox import Stream, permutation, philox, step_seed, uniform
+from paceline.core.philox import Stream, permutation, philox, sorted_by, step_seed, uniform
 
 # Random123 (D. E. Shaw Research), examples/kat_vectors, philox4x32 with 10 rounds: counter, key, result.
 KNOWN_ANSWERS = [
@@ -135,3 +135,27 @@ def test_step_seeds_differ_by_seed_step_and_rank_and_fit_63_bits():
     assert len(set(seeds)) == len(seeds) == 168
     assert min(seeds) >= 0
     assert max(seeds) < 2**63
+
+
+@pytest.mark.parametrize("num_draws", [1, 5])
+def test_many_samples_are_drawn_for_as_few_are(num_draws):
+    """Beyond what is computed at once."""
+    indices = np.arange(20_000)[::-1]
+    draws = uniform(4, Stream.AUGMENT, 3, indices, num_draws)
+    parts = [uniform(4, Stream.AUGMENT, 3, indices[start : start + 7], num_draws) for start in range(0, 20_000, 7)]
+    assert np.array_equal(draws, np.concatenate(parts))
+
+
+def test_a_long_order_is_that_of_the_words_of_philox():
+    n = 20_000
+    zeros = np.zeros(n, dtype=np.uint64)
+    high, low, _, _ = philox((zeros, zeros + 3, np.arange(n, dtype=np.uint64), zeros + int(Stream.ORDER)), 2**40 + 5)
+    keys = high << np.uint64(32) | low
+    assert np.array_equal(permutation(2**40 + 5, 3, n), np.argsort(keys, kind="stable"))
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 50, 10_000])
+@pytest.mark.parametrize("shift", [0, 9, 52])
+def test_sorting_by_keys_is_stable_whichever_bits_are_equal(kinds, shift):
+    keys = np.random.default_rng(kinds).integers(0, kinds, 3000, dtype=np.uint64) << np.uint64(shift)
+    assert np.array_equal(sorted_by(keys), np.argsort(keys, kind="stable"))

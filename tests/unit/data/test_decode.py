@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from paceline.core.errors import DataError
 from paceline.data import decode as module
-from paceline.data.decode import decode
+from paceline.data.decode import decode, look
 
 
 def encoded(image, format, **options):
@@ -283,3 +283,17 @@ def test_the_filters_of_the_process_are_left_as_they_were(colour):
     pixels(encoded(colour, "TIFF"))
     refusal(b"II*\0nonsense")
     assert warnings.filters == before
+
+
+def test_a_look_says_format_and_upright_size_without_decoding() -> None:
+    image, file = Image.new("RGB", (30, 20)), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    image.save(file, "JPEG", exif=exif, progressive=True)
+    assert look(file.getvalue(), name="x") == ("JPEG, progressive", 30, 20)
+    assert look(file.getvalue()[:300], name="x").form == "JPEG, progressive"
+
+
+def test_a_look_at_what_is_no_image_is_refused() -> None:
+    with pytest.raises(DataError, match=r"^x\.jpg: cannot be decoded: it is not a JPEG"):
+        look(b"<html>", name="x.jpg")

@@ -56,7 +56,7 @@ def test_the_work_of_two_batches_is_their_sum_done_with_the_later_one() -> None:
 
 def test_the_table_is_of_all_batches_handed_out() -> None:
     now = Hand()
-    tally = TimedTally(now, workers=2)
+    tally = TimedTally(now, workers=2, loader="processes")
     tally.start(2)
     now.pass_by(1)  # the workers are started: no wait
     tally.ask(num_ready=0)
@@ -84,7 +84,7 @@ def test_the_table_is_of_all_batches_handed_out() -> None:
 
 def test_a_batch_behind_which_others_lie_ready_had_to_be_waited_for() -> None:
     now = Hand()
-    tally = TimedTally(now, workers=2)
+    tally = TimedTally(now, workers=2, loader="processes")
     tally.start(2)
     tally.ask(num_ready=2)
     now.pass_by(1)
@@ -95,7 +95,7 @@ def test_a_batch_behind_which_others_lie_ready_had_to_be_waited_for() -> None:
 
 def test_no_time_counts_between_two_crews_of_workers() -> None:
     now = Hand()
-    tally = TimedTally(now, workers=4)
+    tally = TimedTally(now, workers=4, loader="processes")
     for crew in (4, 1):
         tally.start(crew)
         tally.ask(num_ready=0)
@@ -106,11 +106,11 @@ def test_no_time_counts_between_two_crews_of_workers() -> None:
 
 
 def test_before_the_first_batch_the_table_is_empty() -> None:
-    stats = TimedTally(Hand(), workers=1).stats()
+    stats = TimedTally(Hand(), workers=1, loader="processes").stats()
     assert (stats.batches, stats.images, stats.ready, stats.queue_depth, stats.busy) == (0, 0, 0.0, 0.0, None)
 
 
 def test_without_a_clock_nothing_is_timed() -> None:
-    assert isinstance(build_laps(None), NoLaps) and isinstance(build_tally(None, 2), NoTally)
+    assert isinstance(build_laps(None), NoLaps) and isinstance(build_tally(None, 2, "processes"), NoTally)
     assert build_laps(None).finish(images=3, bytes_made=5) == Work()
-    assert build_tally(None, 2).stats() is None
+    assert build_tally(None, 2, "processes").stats() is None

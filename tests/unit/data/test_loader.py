@@ -14,16 +14,12 @@ import torch
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample
 from paceline.core.errors import DataError, WatchError
-from paceline.data import loader
+from paceline.data import processes
 from paceline.data.bad import BadImage
-from paceline.data.loader import (
-    Batch,
-    InlineLoader,
-    LoaderOptions,
-    WorkerLoader,
-    build_eval_loader,
-    build_train_loader,
-)
+from paceline.data.batch import Batch
+from paceline.data.inline import InlineLoader
+from paceline.data.loader import LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.processes import WorkerLoader
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.data.workers import Trail, enter_crew
 from paceline.recipe.schema.data import Data
@@ -202,8 +198,8 @@ def test_workers_that_do_not_come_to_life_are_replaced(monkeypatch, tmp_path) ->
             time.sleep(60)
         enter_crew(parent, trail, worker)
 
-    monkeypatch.setattr(loader, "enter_crew", stillborn)
-    monkeypatch.setattr(loader, "BORN_S", 1.0)
+    monkeypatch.setattr(processes, "enter_crew", stillborn)
+    monkeypatch.setattr(processes, "BORN_S", 1.0)
     order = TrainOrder(seed=1, num_images=50, batch_size=10)
     before = _children()
     alone, crew = (

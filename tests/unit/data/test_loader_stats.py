@@ -12,7 +12,8 @@ from PIL import Image
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
 from paceline.core.errors import DataError
 from paceline.core.results import LoaderResult
-from paceline.data.loader import Loader, LoaderOptions, WorkerLoader, build_eval_loader, build_train_loader
+from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.processes import WorkerLoader
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.data.workers import Trail
 from paceline.recipe.schema.data import Data
@@ -79,9 +80,11 @@ def stats_of(loader: Loader) -> LoaderResult:
 
 @pytest.mark.parametrize(("size", "decode_s"), [(16, 0.0), (8, 3.0)], ids=["as they are", "resized"])
 def test_a_batch_of_arrays_costs_a_handful_of_looks_at_the_clock(size: int, decode_s: float) -> None:
-    loader = timed(arrays(), Ticking(), size=size)
+    turning = Data(augment=("rotate",))  # type: ignore[arg-type]  # which is a pass of its own everywhere
+    loader = timed(arrays(), Ticking(), data=turning, size=size)
     assert len(list(loader.batches(0, 3))) == 3
     assert loader.stats() == LoaderResult(
+        loader="inline",
         workers=0,
         batches=3,
         images=30,
@@ -208,4 +211,4 @@ def test_evaluation_is_timed_as_well() -> None:
     loader = build_eval_loader(Data(), arrays(), EvalShard(50, 16), 16, options)
     list(loader.batches(0, 4))
     stats = stats_of(loader)
-    assert (stats.batches, stats.images, stats.read_s, stats.collate_s, stats.wait_s) == (4, 50, 4.0, 4.0, 16.0)
+    assert (stats.batches, stats.images, stats.read_s, stats.collate_s, stats.wait_s) == (4, 50, 4.0, 12.0, 32.0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.data.loader import Batch
+from paceline.data.batch import Batch
 from paceline.data.placement import Placement
 
 MEAN, STD = (0.3047, 0.5071, 0.4865), (0.3756, 0.2673, 0.2564)

@@ -1,5 +1,6 @@
 """Replayed batches are the first ones, over and over, and nobody makes others beside them."""
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,8 +12,9 @@ import torch
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample
 from paceline.core.errors import DataError
+from paceline.data.batch import Batch
 from paceline.data.finish import build_finish
-from paceline.data.loader import Batch, Loader, LoaderOptions, build_train_loader
+from paceline.data.loader import Loader, LoaderOptions, build_train_loader
 from paceline.data.placement import Placement
 from paceline.data.replay import NUM_REPLAYED, ReplayedLoader, as_it_is
 from paceline.data.sampler import TrainOrder
@@ -60,6 +62,13 @@ def test_workers_have_ended_when_the_first_batch_is_handed_out() -> None:
     next(replayed)
     assert set(active_children()) <= before
     assert len(list(replayed)) == 99
+
+
+def test_threads_have_ended_when_the_first_batch_is_handed_out() -> None:
+    options = LoaderOptions(2, pin_memory=False, loader="threads")
+    loader = build_train_loader(MIX, source(), ORDER, lambda step: 16, options)
+    next(ReplayedLoader(loader, NUM_REPLAYED, as_it_is).batches(0, 100))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
 
 
 def test_the_table_is_that_of_the_batches_made() -> None:

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from paceline.core.philox import permutation
+from paceline.data import sampler
 from paceline.data.sampler import EvalShard, TrainOrder
 
 
@@ -77,3 +79,19 @@ def test_more_samples_than_there_are_cannot_be_evaluated() -> None:
 
 def test_a_rank_without_images_evaluates_no_batch() -> None:
     assert EvalShard(1, batch=8, rank=0, world_size=2).num_batches == 0
+
+
+def test_two_epochs_are_at_hand_at_once_and_no_more(monkeypatch) -> None:
+    """Of threads that share an order, some are still in the epoch before."""
+    drawn: list[int] = []
+
+    def drawing(seed: int, epoch: int, n: int) -> np.ndarray:
+        drawn.append(epoch)
+        return permutation(seed, epoch, n)
+
+    monkeypatch.setattr(sampler, "permutation", drawing)
+    whole = order()
+    for step in (7, 8, 7, 9, 7, 15, 8, 16, 15, 17):
+        whole.indices(step)
+        assert len(whole._cache) <= 2
+    assert drawn == [0, 1, 2]

@@ -7,7 +7,7 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from paceline.data.sizing import CentreCrop, RandomResizedCrop, Stretch, build_eval_sizing, build_train_sizing
+from paceline.data.sizing import CentreCrop, RandomResizedCrop, Sizing, Stretch, build_eval_sizing, build_train_sizing
 from paceline.recipe.schema.data import Data
 
 NO_DRAWS = np.empty(0)
@@ -79,3 +79,80 @@ def test_the_first_augmentation_chooses_how_training_images_are_sized() -> None:
     assert isinstance(build_train_sizing(Data()), CentreCrop)
     assert isinstance(build_eval_sizing(random), CentreCrop)
     assert isinstance(build_eval_sizing(Data(eval_resize="stretch")), Stretch)
+
+
+SIZES = [
+    (375, 500),
+    (500, 375),
+    (56, 75),
+    (120, 411),
+    (1, 1),
+    (500, 3),
+    (256, 256),
+    (257, 256),
+    (10, 1000),
+    (3, 30_000),
+]
+
+
+def cut(image: Image.Image, box: list[float], size: int, *, inside: bool) -> torch.Tensor:
+    """Return `box` of an image as a region says, by Pillow, whose filter reaches beyond a box."""
+    top, left, height, width = box
+    if inside:
+        image = image.crop((round(left), round(top), round(left + width), round(top + height)))
+        top, left = 0, 0
+    area = (left, top, left + width, top + height)
+    return F.pil_to_tensor(image.resize((size, size), Image.Resampling.BILINEAR, box=area))
+
+
+def test_the_regions_of_random_crops_are_their_boxes_to_the_bit() -> None:
+    crop = RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))
+    rng = np.random.default_rng(2)
+    sizes = np.concatenate([np.array(SIZES), rng.integers(1, 800, (3000, 2))])
+    draws = rng.random((len(sizes), crop.num_draws))
+    regions = crop.regions(sizes, draws, 224)
+    boxes = [crop.box(*size, draw) for size, draw in zip(sizes.tolist(), draws, strict=True)]
+    assert regions.inside and regions.boxes.dtype == np.float64
+    assert np.array_equal(regions.boxes, np.array(boxes))
+
+
+def test_regions_fall_back_to_the_centre_where_no_try_fits() -> None:
+    crop = RandomResizedCrop((0.9, 1.0), (0.75, 4 / 3))
+    draws = np.full((2, crop.num_draws), 0.5)
+    assert crop.regions(np.array([[10, 1000], [1000, 10]]), draws, 8).boxes.tolist() == [
+        [0, (1000 - 13) // 2, 10, 13],
+        [(1000 - 13) // 2, 0, 13, 10],
+    ]
+
+
+@pytest.mark.parametrize("share", [0.875, 1.0, 0.5])
+@pytest.mark.parametrize("size", SIZES[:7])
+def test_the_region_of_a_centre_crop_is_what_scaling_and_cutting_gives(size: tuple[int, int], share: float) -> None:
+    """Pillow rounds between its two passes, whose order it may choose anew: off by one or two here and there."""
+    image = picture(size[1], size[0])
+    regions = CentreCrop(share).regions(np.array([size]), np.empty((1, 0)), 64)
+    assert not regions.inside
+    expected = CentreCrop(share)(image, NO_DRAWS, 64)
+    found = cut(image, regions.boxes[0].tolist(), 64, inside=False)
+    assert (found.int() - expected.int()).abs().max() <= 2
+
+
+@pytest.mark.parametrize("size", [(100, 30_000), (30_000, 100)])
+def test_the_region_of_a_thread_of_an_image_is_in_its_middle(size: tuple[int, int]) -> None:
+    image = picture(size[1], size[0])
+    (box,) = CentreCrop(0.875).regions(np.array([size]), np.empty((1, 0)), 32).boxes.tolist()
+    difference = cut(image, box, 32, inside=False).int() - CentreCrop(0.875)(image, NO_DRAWS, 32).int()
+    assert difference.abs().max() <= 2
+
+
+def test_the_region_of_stretching_is_the_whole() -> None:
+    regions = Stretch().regions(np.array([[5, 7], [9, 2]]), np.empty((2, 0)), 32)
+    assert regions.inside and regions.boxes.tolist() == [[0, 0, 5, 7], [0, 0, 9, 2]]
+
+
+@pytest.mark.parametrize(
+    "sizing", [Stretch(), CentreCrop(0.875), RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))], ids=str
+)
+def test_there_are_no_regions_of_no_pictures(sizing: Sizing) -> None:
+    boxes = sizing.regions(np.empty((0, 2), dtype=np.int64), np.empty((0, sizing.num_draws)), 32).boxes
+    assert boxes.shape == (0, 4)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from paceline.measure.limits import Limits, find_limits
+from paceline.core.limits import Limits, find_limits
 from paceline.measure.node import Node
 from paceline.measure.timing import now_s
 

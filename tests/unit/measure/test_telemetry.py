@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
+from paceline.core.limits import Limits
 from paceline.core.units import Duration
-from paceline.measure.limits import Limits
 from paceline.measure.node import Node
 from paceline.measure.nvml import NoGpus
 from paceline.measure.telemetry import LOOKS_A_DOUBLING, NodeTelemetry, NoTelemetry, build_telemetry, wait_s

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from paceline.core.errors import WorldError
+from paceline.core.limits import usable_cores
 from paceline.core.world import World
-from paceline.parallel.device import choose_device, set_threads, usable_cores
+from paceline.parallel.device import choose_device, set_threads
 from paceline.recipe.schema.parallel import Parallel
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")

@@ -13,7 +13,7 @@ from torch.nn import functional
 from paceline.core.class_table import ClassCount
 from paceline.core.dataset import ArraySource, DatasetInfo
 from paceline.data.bad import BadImage
-from paceline.data.loader import Batch
+from paceline.data.batch import Batch
 from paceline.data.placement import Placement
 from paceline.data.sampler import EvalShard
 from paceline.parallel.single import SingleDevice

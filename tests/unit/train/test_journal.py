@@ -13,7 +13,7 @@ from paceline.core.class_table import ClassCount, ClassTable
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import NonFiniteLossError
 from paceline.core.results import EvalReport, EvalResult
-from paceline.data.loader import Batch
+from paceline.data.batch import Batch
 from paceline.measure.rate import Stopwatch
 from paceline.parallel.single import SingleDevice
 from paceline.recipe.load import load

@@ -1,10 +1,11 @@
 """The limits of a container: the tightest of the group of this process and of those around it."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from paceline.measure.limits import Limits, find_limits
+from paceline.core.limits import Limits, find_limits, usable_cores
 
 GIB = 2**30
 
@@ -52,3 +53,37 @@ def test_a_group_without_a_limit_has_none(groups, text: str) -> None:
 
 def test_a_system_without_groups_has_no_limits(tmp_path) -> None:
     assert find_limits(tmp_path / "proc", tmp_path / "cgroup") == Limits()
+
+
+@pytest.fixture
+def first_version(tmp_path) -> Path:
+    """A process that Docker lets use a core and a half, which sees its own group as the outermost."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text("3:cpuset:/docker/1f\n2:cpu,cpuacct:/docker/1f\n0::/docker/1f\n")
+    group = tmp_path / "cgroup" / "cpu,cpuacct"
+    group.mkdir(parents=True)
+    for name, text in {
+        "cpu.cfs_quota_us": "150000",
+        "cpu.cfs_period_us": "100000",
+        "cpuacct.usage": "2500000000",
+    }.items():
+        (group / name).write_text(f"{text}\n")
+    return tmp_path
+
+
+def test_the_quota_of_version_1_counts_and_what_its_group_has_spent(first_version) -> None:
+    limits = find_limits(first_version / "proc", first_version / "cgroup")
+    assert (limits.cores, limits.memory_bytes, limits.cpu_s()) == (1.5, float("inf"), 2.5)
+
+
+def test_version_1_says_minus_one_where_there_is_no_quota(first_version) -> None:
+    (first_version / "cgroup" / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert find_limits(first_version / "proc", first_version / "cgroup").cores == float("inf")
+
+
+def test_usable_cores_are_those_the_process_may_run_on_or_its_quota_in_whole_ones(first_version) -> None:
+    assert usable_cores(first_version / "proc", first_version / "cgroup") == 1
+    (first_version / "cgroup" / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("20000\n")
+    assert usable_cores(first_version / "proc", first_version / "cgroup") == 1
+    (first_version / "cgroup" / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert usable_cores(first_version / "proc", first_version / "cgroup") == len(os.sched_getaffinity(0))

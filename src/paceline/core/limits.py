@@ -1,0 +1,97 @@
+"""What a container or a batch system lets this process and those beside it use, by Linux control groups. Torch-free.
+
+Version 2, https://docs.kernel.org/admin-guide/cgroup-v2.html, and of version 1 the quota of CPU time,
+https://docs.kernel.org/scheduler/sched-bwc.html. Other systems set no limits that are seen here.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+MOUNT: Final = Path("/sys/fs/cgroup")
+INFINITY: Final = float("inf")
+_NO_LIMIT: Final = (INFINITY, Path())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The tightest limits on the group of this process and those around it; infinite where there is none.
+
+    `memory_bytes` is set by group `memory_of`, and `cores`, CPU seconds a second, by group `cores_of`: their folders.
+    """
+
+    memory_bytes: float = INFINITY
+    memory_of: Path = Path()
+    cores: float = INFINITY
+    cores_of: Path = Path()
+
+    def used_memory_bytes(self) -> int:
+        """Return what the group that sets the limit holds, less file pages that the kernel can drop at once."""
+        droppable = _table(self.memory_of / "memory.stat").get("inactive_file", 0)
+        return max(0, int((self.memory_of / "memory.current").read_text()) - droppable)
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds that the group that sets the limit has spent."""
+        used = self.cores_of / "cpuacct.usage"  # version 1
+        return int(used.read_text()) / 1e9 if used.exists() else _table(self.cores_of / "cpu.stat")["usage_usec"] / 1e6
+
+
+def find_limits(proc: Path = PROC, mount: Path = MOUNT) -> Limits:
+    """Return the limits of this process: for each kind the tightest of its group and of those that contain it."""
+    groups = _groups(proc, mount, "")
+    memory_bytes, memory_of = min(((_amounts(group / "memory.max")[0], group) for group in groups), default=_NO_LIMIT)
+    scheduled = [*groups, *_groups(proc, mount, "cpu")]
+    cores, cores_of = min(((_cores(group), group) for group in scheduled), default=_NO_LIMIT)
+    return Limits(memory_bytes, memory_of, cores, cores_of)
+
+
+def memory_left_bytes() -> float:
+    """Return the bytes that the control group of this process may still use; infinite where nothing limits it."""
+    limits = find_limits()
+    return limits.memory_bytes - limits.used_memory_bytes() if limits.memory_bytes < INFINITY else INFINITY
+
+
+def usable_cores(proc: Path = PROC, mount: Path = MOUNT) -> int:
+    """Return how many CPU cores this process may keep busy: those it may run on, or its quota where that is less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(cores, find_limits(proc, mount).cores)))
+
+
+def _groups(proc: Path, mount: Path, controller: str) -> list[Path]:
+    """Return the folders of the group of this process and of those around it, as far as they can be seen.
+
+    A `controller` has groups of its own in version 1; without one it is version 2.
+    """
+    try:
+        lines = [line.split(":", 2) for line in (proc / "self" / "cgroup").read_text().splitlines()]
+    except OSError:
+        return []
+    found = next((line for line in lines if len(line) == 3 and controller in line[1].split(",")), None)
+    if found is None:
+        return [mount] if not controller else []
+    top = mount / found[1]
+    group = top / found[2].removeprefix("/")
+    return [each for each in (group, *group.parents) if each.is_relative_to(top)]
+
+
+def _cores(group: Path) -> float:
+    """Return the CPU seconds a second: microseconds that may be spent, in a period of so many."""
+    quota, *period = _amounts(group / "cpu.max")
+    if not period:
+        (quota, *_), period = _amounts(group / "cpu.cfs_quota_us"), _amounts(group / "cpu.cfs_period_us")
+    return quota / period[0] if quota > 0 and 0 < period[0] < INFINITY else INFINITY  # without a limit it is -1
+
+
+def _amounts(path: Path) -> list[float]:
+    """Return the numbers in a file; `max`, no file, and what is no number are infinite."""
+    try:
+        return [INFINITY if word == "max" else float(word) for word in path.read_text().split()] or [INFINITY]
+    except (OSError, ValueError):
+        return [INFINITY]
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Return a file of lines `name number`."""
+    return {name: int(number) for name, number in (line.split() for line in path.read_text().splitlines())}

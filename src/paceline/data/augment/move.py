@@ -1,0 +1,91 @@
+"""Cropping and mirroring by the native core: whole pixels are moved once, where `geometry` moves them step by step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.data.augment.geometry import Flip, PadCrop
+from paceline.data.augment.protocol import Augment, Change
+from paceline.data.native import MAX_SIDE, Native
+
+
+@dataclass(frozen=True)
+class Move:
+    """Do what `crop`, then `flip` does to images in host memory, bit for bit; one of them may do nothing.
+
+    Draws: those of `crop`, then that of `flip`, as far as they have any.
+    """
+
+    native: Native
+    crop: PadCrop | None
+    flip: Flip | None
+
+    @property
+    def num_draws(self) -> int:
+        """How many draws a sample uses."""
+        return 2 * (self.crop is not None) + (self.flip is not None)
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        if not self.takes(images.shape[-2], images.shape[-1]):
+            return self._in_steps(images, draws)
+        pixels = images.contiguous().numpy()
+        return self.gathered(pixels, np.arange(len(pixels)), draws.numpy())
+
+    def gathered(self, images: NDArray[np.uint8], indices: NDArray[np.int64], draws: NDArray[np.float64]) -> Tensor:
+        """Return uint8 [N, C, H, W]: of `images` [M, C, H, W], those at `indices` [N], changed by [N, num_draws]."""
+        channels, height, width = images.shape[1:]
+        padding = self.crop.padding if self.crop else 0
+        offsets = self._offsets(draws)
+        flips = draws[:, -1] < self.flip.p if self.flip else np.zeros(len(indices), dtype=np.bool_)
+        out = torch.empty(len(indices), channels, height, width, dtype=torch.uint8)
+        tops, lefts = offsets[0], offsets[1]
+        self.native.move(
+            images, indices, tops, lefts, flips, padding, self._reflects, (channels, height, width), out.numpy()
+        )
+        return out
+
+    def takes(self, height: int, width: int) -> bool:
+        """Say whether the core moves images of this size; what cannot be reflected is left for torch to refuse."""
+        padding = self.crop.padding if self.crop else 0
+        return max(height, width) <= MAX_SIDE and padding < min(height, width)
+
+    def _in_steps(self, images: Tensor, draws: Tensor) -> Tensor:
+        used = 0
+        for augment in (self.crop, self.flip):
+            if augment is not None:
+                images = augment(images, draws[:, used : used + augment.num_draws])
+                used += augment.num_draws
+        return images
+
+    def _offsets(self, draws: NDArray[np.float64]) -> NDArray[np.int32]:
+        """Return int32 [2, N]: where each image is cut out of the padded one."""
+        if self.crop is None:
+            return np.zeros((2, len(draws)), dtype=np.int32)
+        return (draws[:, :2].T * (2 * self.crop.padding + 1)).astype(np.int32, order="C")
+
+    @property
+    def _reflects(self) -> bool:
+        return self.crop is not None and self.crop.mode == "reflect"
+
+
+def fuse(augments: Sequence[Augment], native: Native | None) -> tuple[Change, ...]:
+    """Return what does to images in host memory what `augments` do, in fewer passes where the native core is there."""
+    if native is None:
+        return tuple(augments)
+    changes: list[Change] = []
+    for augment in augments:
+        match augment, changes[-1] if changes else None:
+            case Flip() as flip, Move(crop=PadCrop() as crop, flip=None):
+                changes[-1] = Move(native, crop, flip)
+            case Flip() as flip, _:
+                changes.append(Move(native, None, flip))
+            case PadCrop() as crop, _:
+                changes.append(Move(native, crop, None))
+            case _:
+                changes.append(augment)
+    return tuple(changes)

@@ -1,0 +1,65 @@
+"""Batches by number: what a schedule asks for, read and changed, whoever makes them and wherever a run starts."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.data.augment import Change
+from paceline.data.batch import Batch
+from paceline.data.laps import Laps, Work
+from paceline.data.reader import Reader, Samples
+from paceline.data.schedule import Schedule
+
+
+class Made(NamedTuple):
+    """A batch, and what making it took. A tuple, so that DataLoader pins what is in it."""
+
+    batch: Batch
+    work: Work
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Make the batches of `schedule`, one at a time.
+
+    The first draws are the reader's, then those of `changes`, which are applied here; the others go along in the
+    batch, for what is done on the device.
+    """
+
+    schedule: Schedule
+    reader: Reader
+    changes: tuple[Change, ...]
+    laps: Laps
+
+    def __getitem__(self, number: int) -> Batch:
+        indices = self.schedule.indices(number)
+        self.laps.lap("collate")
+        draws = self.schedule.draws(number)
+        self.laps.lap("augment")
+        used = self.reader.num_draws
+        read = self.reader.read(indices, draws[:, :used], self.schedule.size(number))
+        return self.changed(indices, draws[:, used:], read)
+
+    def changed(self, indices: NDArray[np.int64], draws: NDArray[np.float64], read: Samples) -> Batch:
+        """Return the batch of what was read of `indices` by the draws that are left, float64 [N, D]."""
+        if not read.kept.all():
+            indices, draws = indices[read.kept], draws[read.kept]
+        self.laps.lap("collate")
+        images, used = read.images, 0
+        for change in self.changes:
+            images = change(images, torch.from_numpy(draws[:, used : used + change.num_draws]))
+            used += change.num_draws
+        rest = torch.from_numpy(np.ascontiguousarray(draws[:, used:]))
+        self.laps.lap("augment")
+        return Batch(images, read.labels, indices, rest, read.bad)
+
+    def make(self, number: int, *, pin_memory: bool) -> Made:
+        """Return batch `number`, in page-locked memory or not, and what making it took."""
+        self.laps.begin()
+        batch = self[number]
+        if pin_memory:
+            batch = batch.pin_memory()
+        return Made(batch, self.laps.finish(len(batch), batch.images.nbytes))

@@ -1,0 +1,110 @@
+"""What each batch asks for: its samples, their draws and their size. Torch-free; nothing is read here."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.draws import draw
+from paceline.data.sampler import EvalShard, TrainOrder
+
+Sizes = Callable[[int], int]
+"""From a global step to the height and width in pixels of its images, such as `Plan.train_size`."""
+
+Prepare = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""From a batch's draws for mixing to what mixing on a device needs, as `data.mix.Mixing.prepare`."""
+
+
+class Schedule(Protocol):
+    """Say what batch `number` is made of."""
+
+    def indices(self, number: int) -> NDArray[np.int64]:
+        """Return the sample indices, int64 [N]."""
+        ...
+
+    def draws(self, number: int) -> NDArray[np.float64]:
+        """Return the samples' draws, float64 [N, D], not to be changed: for sizing, changing and mixing, in order."""
+        ...
+
+    def size(self, number: int) -> int:
+        """Return the height and width of the images, in pixels."""
+        ...
+
+    def title(self, number: int) -> str:
+        """Return what a user would call the batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainSchedule:
+    """The batch of each global step, by draws keyed by (seed, epoch, sample index).
+
+    `is_alternating` says of each draw whether it alternates; the last `num_mixing` draws go through `prepare`. Draws of
+    `at_once` steps are drawn together: for one step of few images, calling numpy is most of what they cost.
+    """
+
+    order: TrainOrder
+    sizes: Sizes
+    is_alternating: Sequence[bool]
+    num_mixing: int
+    prepare: Prepare
+    at_once: int = 1
+    _drawn: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
+
+    def indices(self, number: int) -> NDArray[np.int64]:
+        """Return this rank's sample indices, int64 [rank_batch], of a global step."""
+        return self.order.indices(number)
+
+    def draws(self, number: int) -> NDArray[np.float64]:
+        """Return the samples' draws, float64 [rank_batch, D]."""
+        if self.at_once == 1:
+            return self._of(number, number + 1)[0]
+        if number not in self._drawn:
+            self._drawn.clear()
+            epoch = self.order.epoch(number)
+            stop = min(number + self.at_once, (epoch + 1) * self.order.steps_per_epoch)
+            self._drawn.update(zip(range(number, stop), self._of(number, stop), strict=True))
+        return self._drawn[number]
+
+    def size(self, number: int) -> int:
+        """Return the height and width of a global step's images, in pixels."""
+        return self.sizes(number)
+
+    def title(self, number: int) -> str:
+        """Return what a user would call the batch."""
+        return f"the batch of step {number + 1:,}"
+
+    def _of(self, first: int, stop: int) -> list[NDArray[np.float64]]:
+        """Return the draws of steps of one epoch."""
+        indices = np.concatenate([self.order.indices(step) for step in range(first, stop)])
+        draws = draw(self.order.seed, self.order.epoch(first), indices, self.is_alternating)
+        steps = np.split(draws, stop - first)
+        for step in steps if self.num_mixing else ():
+            step[:, -self.num_mixing :] = self.prepare(step[:, -self.num_mixing :])
+        return steps
+
+
+@dataclass(frozen=True)
+class EvalSchedule:
+    """The batches of a rank's shard of an evaluation, never changed at random."""
+
+    shard: EvalShard
+    image_size: int
+
+    def indices(self, number: int) -> NDArray[np.int64]:
+        """Return the sample indices, int64 [N]."""
+        return self.shard.indices(number)
+
+    def draws(self, number: int) -> NDArray[np.float64]:
+        """Return float64 [N, 0]."""
+        return np.empty((len(self.shard.indices(number)), 0))
+
+    def size(self, number: int) -> int:
+        """Return the height and width of all images, in pixels."""
+        return self.image_size
+
+    def title(self, number: int) -> str:
+        """Return what a user would call the batch."""
+        return f"evaluation batch {number + 1:,}"

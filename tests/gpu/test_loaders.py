@@ -1,0 +1,98 @@
+"""Loaders of batches for a real GPU: a set that lies there, and page-locked memory that is written in place."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.core.dataset import ArraySource, DatasetInfo
+from paceline.data.batch import Batch
+from paceline.data.device_loader import DeviceLoader
+from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.data.slots import build_slots
+from paceline.recipe.schema.data import Data
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    # torch says so, once, of the debug mode that these tests are about
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
+INFO = DatasetInfo("made", "train", 500, ("a", "b"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)
+ORDER = TrainOrder(seed=1, num_images=500, batch_size=64)
+RECIPES = {
+    "plain": Data(),
+    "moved": Data(augment=("pad_crop", "flip", "mixup")),  # type: ignore[arg-type]
+    "on the host": Data(augment=("pad_crop", "rand_augment", "flip")),  # type: ignore[arg-type]
+}
+
+
+def source() -> ArraySource:
+    images = np.random.default_rng(0).integers(0, 256, (500, 32, 32, 3), dtype=np.uint8)
+    return ArraySource(INFO, images, np.arange(500, dtype=np.int64) % 2)
+
+
+@pytest.fixture
+def synchronising_raises() -> Iterator[Callable[[], None]]:
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def train(data: Data, loader: str) -> Loader:
+    device = torch.device("cuda")
+    options = LoaderOptions(0, False, True, time.perf_counter, loader, device)  # type: ignore[arg-type]
+    return build_train_loader(data, source(), ORDER, lambda step: 32, options)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    assert other.images.is_cuda and other.labels.is_cuda and other.draws.is_cuda
+    return bool(
+        torch.equal(one.images, other.images.cpu())
+        and torch.equal(one.labels, other.labels.cpu())
+        and torch.equal(one.draws, other.draws.cpu())
+        and np.array_equal(one.indices, other.indices)
+    )
+
+
+@pytest.mark.parametrize("name", ["plain", "moved"])
+def test_a_set_on_the_gpu_gives_the_batches_of_the_rank_itself(name: str) -> None:
+    resident, inline = train(RECIPES[name], "device"), train(RECIPES[name], "inline")
+    assert isinstance(resident, DeviceLoader)
+    pairs = list(zip(inline.batches(3, 20), resident.batches(3, 20), strict=True))
+    assert len(pairs) == 17 and all(same(one, other) for one, other in pairs)
+
+
+def test_what_the_host_decides_is_changed_on_the_gpu_as_on_the_host_but_for_rounding() -> None:
+    resident, inline = train(RECIPES["on the host"], "device"), train(RECIPES["on the host"], "inline")
+    for one, other in zip(inline.batches(0, 8), resident.batches(0, 8), strict=True):
+        assert torch.equal(one.draws, other.draws.cpu()) and other.images.is_cuda
+        off = (one.images.int() - other.images.cpu().int()).abs()
+        assert (off > 1).float().mean() < 0.01  # turned pixels fall to either side of a grid line
+
+
+def test_an_evaluation_on_the_gpu_counts_every_image_once() -> None:
+    options = LoaderOptions(0, pin_memory=False, loader="device", device=torch.device("cuda"))
+    loader = build_eval_loader(Data(), source(), EvalShard(500, 64), 32, options)
+    images = torch.cat([batch.images for batch in loader.batches(0, 8)]).cpu()
+    assert torch.equal(images, torch.from_numpy(source().images.transpose(0, 3, 1, 2).copy()))
+
+
+def test_steps_of_a_set_on_the_gpu_wait_for_nothing(synchronising_raises) -> None:
+    loader = train(RECIPES["moved"], "device")
+    synchronising_raises()
+    assert len(list(loader.batches(0, 30))) == 30
+
+
+def test_page_locked_memory_is_not_lent_again_before_it_has_been_copied() -> None:
+    slots = build_slots(pin_memory=True)
+    copies = []
+    for number in range(30):
+        memory = slots.take((64, 3, 128, 128))
+        assert memory.is_pinned()
+        memory.fill_(number)
+        copies.append(memory.to("cuda", non_blocking=True))
+        del memory
+    assert [int(copy.float().mean().round()) for copy in copies] == list(range(30))

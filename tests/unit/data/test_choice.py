@@ -1,0 +1,155 @@
+"""Who makes batches: the fastest that can, or what the recipe says, or one line that says why not."""
+
+import numpy as np
+import pytest
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
+from paceline.core.errors import RecipeError
+from paceline.data import choice
+from paceline.data.choice import Choice, choose_loader
+from paceline.data.native import WHAT_IS_LOST
+from paceline.data.pack.reader import PackSource
+from paceline.recipe.schema.data import Data
+
+INFO = DatasetInfo("made", "train", 8, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
+ARRAYS = ArraySource(INFO, np.zeros((8, 16, 16, 3), dtype=np.uint8), np.zeros(8, dtype=np.int64))
+BYTES = 8 * 16 * 16 * 3
+CROPS = ("random_resized_crop", "flip")
+
+
+class Files:
+    info = INFO
+
+    def __len__(self) -> int:
+        return 8
+
+    def read(self, index: int) -> Sample:
+        raise AssertionError
+
+    def name_of(self, index: int) -> str:
+        raise AssertionError
+
+
+class Kinds:
+    """What a choice looks at of a pack's index."""
+
+    def __init__(self, kind: int) -> None:
+        self.splits = {"train": self}
+        self.kinds = np.full(8, kind, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return 8
+
+
+PACK = PackSource(INFO, Kinds(1), None)  # type: ignore[arg-type]
+KEPT = PackSource(INFO, Kinds(2), None)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def core(monkeypatch) -> None:
+    """A native core that nobody calls."""
+    monkeypatch.setattr(choice, "native", object)
+
+
+def chosen(source: Source, device: str = "cpu", cores: int = 4, free_bytes: float = 4 * BYTES, **fields) -> Choice:
+    return choose_loader(Data(**fields), source, device=device, cores=cores, free_bytes=free_bytes)
+
+
+@pytest.mark.parametrize(
+    ("source", "device", "fields", "expected"),
+    [
+        (ARRAYS, "cpu", {}, ("inline", 0)),
+        (ARRAYS, "cpu", {"augment": CROPS}, ("inline", 0)),
+        (ARRAYS, "cuda", {}, ("device", 0)),
+        (ARRAYS, "cuda", {"augment": ("pad_crop", "rand_augment")}, ("device", 0)),
+        (ARRAYS, "cuda", {"augment": ("flip",), "augment_on": "host"}, ("inline", 0)),
+        (ARRAYS, "cuda", {"augment": CROPS}, ("processes", 3)),
+        (ARRAYS, "cuda", {"workers": 2}, ("processes", 2)),
+        (ARRAYS, "cuda", {"workers": 0}, ("inline", 0)),
+        (PACK, "cpu", {}, ("native", 3)),
+        (PACK, "cuda", {"augment": CROPS}, ("native", 3)),
+        (PACK, "cuda", {"workers": 7}, ("native", 7)),
+        (PACK, "cuda", {"workers": 0}, ("inline", 0)),
+        (PACK, "cuda", {"image_size": 4096, "eval_image_size": 4096, "workers": 1024}, ("native", 1024)),
+        (PACK, "cuda", {"image_size": 4097}, ("processes", 3)),
+        (PACK, "cuda", {"eval_image_size": 4097}, ("processes", 3)),
+        (PACK, "cuda", {"workers": 1025}, ("processes", 1025)),
+        (KEPT, "cuda", {}, ("processes", 3)),
+        (Files(), "cuda", {}, ("processes", 3)),
+        (Files(), "cpu", {"workers": 0}, ("inline", 0)),
+        (Files(), "cpu", {"workers": 40}, ("processes", 40)),
+    ],
+)
+def test_auto_takes_the_fastest_that_can(source: Source, device: str, fields, expected) -> None:
+    assert chosen(source, device, **fields) == (*expected, "")
+
+
+def test_a_set_that_would_take_more_than_a_quarter_of_the_gpu_stays_in_host_memory() -> None:
+    assert chosen(ARRAYS, "cuda", free_bytes=4 * BYTES - 1) == ("inline", 0, "")
+    augment = ("pad_crop", "rand_augment")
+    assert chosen(ARRAYS, "cuda", free_bytes=4 * BYTES - 1, augment=augment) == ("processes", 3, "")
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (3, 2), (64, 16)])
+def test_threads_leave_the_rank_a_core_where_there_is_another(cores: int, workers: int) -> None:
+    assert chosen(PACK, cores=cores) == ("native", workers, "")
+    assert chosen(Files(), cores=cores, loader="threads") == ("threads", workers, "")
+    assert chosen(Files(), cores=cores, loader="processes") == ("processes", workers, "")
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, ("inline", 0)), (2, ("processes", 1)), (64, ("processes", 16))])
+def test_processes_are_started_where_there_are_cores_for_them(cores: int, expected) -> None:
+    assert chosen(Files(), cores=cores) == (*expected, "")
+
+
+@pytest.mark.parametrize("loader", ["threads", "processes"])
+@pytest.mark.parametrize("source", [ARRAYS, PACK, Files()], ids=["arrays", "pack", "files"])
+def test_threads_and_processes_can_make_anything(loader: str, source: Source) -> None:
+    assert chosen(source, loader=loader, workers=2) == (loader, 2, "")
+
+
+def test_without_the_core_a_pack_is_read_by_processes_and_the_user_is_told(monkeypatch) -> None:
+    monkeypatch.setattr(choice, "native", lambda: None)
+    found = chosen(PACK)
+    assert found[:2] == ("processes", 3) and WHAT_IS_LOST in found.note
+    assert chosen(KEPT).note == chosen(Files()).note == chosen(PACK, workers=0).note == ""
+
+
+def test_what_is_said_is_done_where_it_can_be() -> None:
+    assert chosen(ARRAYS, loader="device") == ("device", 0, "")
+    assert chosen(ARRAYS, "cuda", loader="device", free_bytes=BYTES) == ("device", 0, "")
+    assert chosen(PACK, loader="native", workers=5) == ("native", 5, "")
+
+
+@pytest.mark.parametrize(
+    ("source", "fields", "says"),
+    [
+        (Files(), {"loader": "device"}, "device keeps a set as pixels of one size, and digits has image files"),
+        (ARRAYS, {"loader": "device", "augment": CROPS}, "random_resized_crop crops each image by itself"),
+        (ARRAYS, {"loader": "device", "augment": ("flip",), "augment_on": "host"}, "data.augment_on is host"),
+        (ARRAYS, {"loader": "device"}, r"the set is 6\.14 kB, and the GPU has 6\.14 kB free \(set data.loader=auto\)"),
+        (ARRAYS, {"loader": "native"}, "native decodes photographs, and digits is pixels already"),
+        (Files(), {"loader": "native"}, "native reads packs, and this is digits .*`paceline data pack`"),
+        (PACK, {"loader": "native", "image_size": 4097}, "images of up to 4,096 px, and data.image_size is 4,097"),
+        (PACK, {"loader": "native", "eval_image_size": 5000}, "4,096 px, and data.eval_image_size is 5,000 .lower it"),
+        (PACK, {"loader": "native", "workers": 1025}, "has up to 1,024 threads, and data.workers is 1,025"),
+        (KEPT, {"loader": "native"}, "native decodes JPEGs, and 8 images of this pack are none"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_line_with_a_fix(source: Source, fields, says: str) -> None:
+    with pytest.raises(RecipeError, match=rf"^data\.loader: .*{says}") as caught:
+        chosen(source, "cuda", free_bytes=BYTES - 1, **fields)
+    assert "\n" not in str(caught.value) and "auto" in str(caught.value)
+
+
+def test_native_without_the_core_says_what_is_lost_and_how_to_get_it(monkeypatch) -> None:
+    monkeypatch.setattr(choice, "native", lambda: None)
+    with pytest.raises(RecipeError) as caught:
+        chosen(PACK, loader="native")
+    assert str(caught.value) == f"data.loader: native: {WHAT_IS_LOST}; or set data.loader=auto"
+
+
+def test_the_memory_of_batches_is_bounded_by_what_is_made_ahead() -> None:
+    each = [(Choice("inline", 0), 1), (Choice("device", 0), 0), (Choice("native", 9), 6)]
+    each += [(Choice("threads", 3), 7), (Choice("processes", 3), 7)]
+    assert [found.memory_bytes(100) for found, _ in each] == [100 * batches for _, batches in each]

@@ -1,0 +1,382 @@
+"""The native loader's part in Python, with a pool of threads that decodes by Pillow: what the core decodes and what it
+cannot come together as the batches of any other loader.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.transforms.v2 import functional as F
+
+from paceline.core.dataset import DatasetInfo, Sample
+from paceline.core.errors import DataError, WatchError
+from paceline.core.units import Duration
+from paceline.data.augment import Flip, build_augments
+from paceline.data.bad import build_instead
+from paceline.data.batch import Batch
+from paceline.data.batches import Batches
+from paceline.data.laps import build_laps
+from paceline.data.native_loader import AHEAD, Finisher, NativeLoader
+from paceline.data.native_plan import Planner
+from paceline.data.reader import PictureReader
+from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.data.schedule import EvalSchedule, Schedule, TrainSchedule
+from paceline.data.sizing import CentreCrop, RandomResizedCrop, Sizing
+from paceline.data.slots import PagedSlots
+from paceline.data.tally import build_tally
+from paceline.data.workers import Trail, traced
+from paceline.recipe.schema.data import Data
+
+CROP = RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))
+NUM = 50
+BATCH = 10
+ORDER = TrainOrder(seed=1, num_images=NUM, batch_size=BATCH)
+
+
+def png(index: int) -> bytes:
+    with BytesIO() as file:
+        pixels = np.random.default_rng(index).integers(0, 256, (20 + index % 5, 24, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(file, "png")
+        return file.getvalue()
+
+
+FILES = [png(index) for index in range(NUM)]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """All files in a row, in memory."""
+
+    data: bytes
+
+    def __len__(self) -> int:
+        return 1
+
+    def memory(self, shard: int) -> memoryview | None:
+        return memoryview(self.data)
+
+    def read(self, shard: int, offset: int, length: int) -> bytes:
+        raise AssertionError
+
+    def close(self) -> None: ...
+
+
+class Pack:
+    """Fifty pictures. `kept` are files to the core; `bad` cannot be read in Python either; `before` each is read so."""
+
+    info = DatasetInfo("made", "train", NUM, ("a", "b"), 3, None, (0.5,) * 3, (0.25,) * 3)
+
+    def __init__(
+        self,
+        kept: tuple[int, ...] = (),
+        bad: tuple[int, ...] = (),
+        before: Callable[[int], object] = lambda index: None,
+    ) -> None:
+        self.bad, self.before = bad, before
+        self.files = Shard(b"".join(FILES))
+        self.lengths = np.array([len(file) for file in FILES], dtype=np.uint64)
+        self.offsets = np.cumsum(self.lengths) - self.lengths
+        self.heights = np.array([20 + index % 5 for index in range(NUM)], dtype=np.uint16)
+        self.widths = np.full(NUM, 24, dtype=np.uint16)
+        self.kinds = np.array([2 if index in kept else 1 for index in range(NUM)], dtype=np.uint8)
+        self.labels = (np.arange(NUM) % 2).astype(np.int32)
+
+    def __len__(self) -> int:
+        return NUM
+
+    def read(self, index: int) -> Sample:
+        self.before(index)
+        if index in self.bad:
+            raise DataError(f"made/{index}.jpg: cannot be decoded (remove it)")
+        return FILES[index], index % 2
+
+    def name_of(self, index: int) -> str:
+        return f"made/{index}.jpg"
+
+    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint64]]:
+        return np.zeros(len(indices), dtype=np.int32), self.offsets[indices], self.lengths[indices]
+
+
+@dataclass(frozen=True)
+class PillowTask:
+    future: "Future[None]"
+    seconds: float = 0.25
+
+    @property
+    def done(self) -> bool:
+        return self.future.done()
+
+    def wait(self, timeout_s: float, /) -> bool:
+        wait([self.future], timeout_s)
+        if self.future.cancelled():
+            raise ValueError("the pool was closed")
+        return self.future.done()
+
+
+class PillowPool:
+    """Decode what is submitted in a thread, as the core would; images of the `damaged` lengths it refuses."""
+
+    scratch_bytes = 0
+
+    def __init__(self, damaged: tuple[int, ...] = (), before: Callable[[], object] = lambda: None) -> None:
+        self.damaged, self.before = {len(FILES[index]) for index in damaged}, before
+        self.threads = ThreadPoolExecutor(1)
+        self.submitted = 0
+
+    def submit(self, shards, shard_of, offsets, lengths, boxes, flips, inside, size, channels, out, status, stage=0):
+        self.submitted += 1
+        given = [np.array(each) for each in (shard_of, offsets, lengths, boxes, flips)]
+        return PillowTask(self.threads.submit(self._decode, shards, given, inside, size, out, status))
+
+    def _decode(self, shards, given, inside, size, out, status) -> None:
+        self.before()
+        for row, (shard, offset, length, box, flip) in enumerate(zip(*given, strict=True)):
+            if not length:
+                continue
+            status[row] = 4 if length in self.damaged else 0
+            out[row] = 77  # what a damaged record has come to
+            if status[row] == 0:
+                file = bytes(shards[shard][int(offset) : int(offset + length)])
+                out[row] = cut(Image.open(BytesIO(file)), *box.tolist(), inside, flip, size)
+
+    def close(self) -> None:
+        self.threads.shutdown(cancel_futures=True)
+
+
+def cut(image: Image.Image, top: float, left: float, height: float, width: float, inside, flip, size):
+    assert inside
+    box = [int(top), int(left), int(height), int(width)]
+    tensor = F.pil_to_tensor(F.resized_crop(image, *box, [size, size], antialias=True))
+    return (tensor.flip(2) if flip else tensor).numpy()
+
+
+def native_loader(
+    pack: Pack,
+    data: Data,
+    schedule: Schedule,
+    sizing: Sizing,
+    make_pool: Callable[[], PillowPool] = PillowPool,
+    slots: PagedSlots | None = None,
+) -> NativeLoader:
+    purpose = "train" if sizing is CROP else "eval"
+    augments = build_augments(data.augment, (0.5,) * 3) if purpose == "train" else ()
+    flip = augments[0] if augments and isinstance(augments[0], Flip) else None
+    planner = Planner(pack, schedule, sizing, flip)
+    trail = Trail(3)
+    finishers = []
+    for worker in range(3):
+        laps = build_laps(time.perf_counter)
+        reader = PictureReader(traced(pack, trail.of(worker)), sizing, build_instead(data, purpose), laps)
+        batches = Batches(schedule, reader, augments[flip is not None :], laps)
+        finishers.append(Finisher(batches, pack.labels, planner.num_draws, pin_memory=False))
+    return NativeLoader(
+        planner,
+        finishers,
+        make_pool,
+        slots or PagedSlots(),
+        timeout=data.worker_timeout,
+        trail=trail,
+        tally=build_tally(time.perf_counter, 2, "native"),
+        laps=build_laps(time.perf_counter),
+    )
+
+
+def schedule_of(data: Data) -> TrainSchedule:
+    augments = build_augments(data.augment, (0.5,) * 3)
+    num_draws = CROP.num_draws + sum(augment.num_draws for augment in augments)
+    return TrainSchedule(ORDER, lambda step: 16, [False] * num_draws, 0, lambda draws: draws, 4)
+
+
+def alone(pack: Pack, data: Data, first: int = 0, stop: int = 5) -> list[Batch]:
+    """Return the batches that Python makes of the same pack."""
+    laps = build_laps(None)
+    reader = PictureReader(pack, CROP, build_instead(data, "train"), laps)
+    batches = Batches(schedule_of(data), reader, build_augments(data.augment, (0.5,) * 3), laps)
+    return [batches[number] for number in range(first, stop)]
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return bool(
+        torch.equal(one.images, other.images)
+        and torch.equal(one.labels, other.labels)
+        and np.array_equal(one.indices, other.indices)
+        and torch.equal(one.draws, other.draws)
+        and one.bad == other.bad
+    )
+
+
+@pytest.fixture
+def closing() -> Iterator[list[NativeLoader]]:
+    """Loaders to close at the end."""
+    loaders: list[NativeLoader] = []
+    yield loaders
+    for loader in loaders:
+        loader.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
+
+
+FLIP = Data(augment=("random_resized_crop", "flip"))  # type: ignore[arg-type]
+MORE = Data(augment=("random_resized_crop", "flip", "rotate"))  # type: ignore[arg-type]
+OTHER = Data(augment=("random_resized_crop", "rotate", "flip"))  # type: ignore[arg-type]
+PLAIN = Data(augment=("random_resized_crop",))  # type: ignore[arg-type]
+SKIP = Data(augment=("random_resized_crop", "flip"), on_bad_image="skip")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("data", [PLAIN, FLIP, MORE, OTHER], ids=["plain", "flip", "flip first", "flip last"])
+@pytest.mark.parametrize("kept", [(), (0, 7, 8, 30), tuple(range(NUM))], ids=["records", "some files", "files"])
+@pytest.mark.parametrize("damaged", [(), (3, 7, 31)], ids=["whole", "damaged"])
+def test_batches_are_those_of_python_whoever_decodes(data: Data, kept, damaged, closing) -> None:
+    pack = Pack(kept)
+    loader = native_loader(pack, data, schedule_of(data), CROP, lambda: PillowPool(damaged))
+    closing.append(loader)
+    expected, found = alone(pack, data), list(loader.batches(0, 5))
+    assert len(expected) == len(found) == 5
+    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+    tail = list(loader.batches(3, 7))
+    assert all(same(one, other) for one, other in zip(alone(pack, data, 3, 7), tail, strict=True))
+
+
+# matrix: 35
+def test_what_stands_in_for_bad_samples_is_what_python_takes(closing) -> None:
+    pack = Pack(kept=(8, 20), bad=(7, 8, 31))
+    loader = native_loader(pack, SKIP, schedule_of(SKIP), CROP, lambda: PillowPool(damaged=(7, 31)))
+    closing.append(loader)
+    expected, found = alone(pack, SKIP), list(loader.batches(0, 5))
+    assert {bad.index for batch in found for bad in batch.bad} == {7, 8, 31}
+    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+
+
+# matrix: 35
+def test_a_record_that_nobody_can_decode_ends_the_run_in_its_turn(closing) -> None:
+    pack = Pack(bad=(7,))
+    loader = native_loader(pack, FLIP, schedule_of(FLIP), CROP, lambda: PillowPool(damaged=(7,)))
+    closing.append(loader)
+    step = next(step for step in range(5) if 7 in ORDER.indices(step))
+    handed = 0
+    with pytest.raises(DataError, match=r"^made/7.jpg: cannot be decoded \(remove it\)$"):
+        for _ in loader.batches(0, 5):
+            handed += 1
+    assert handed == step
+
+
+# matrix: 35
+def test_an_evaluation_leaves_out_what_nobody_can_decode(closing) -> None:
+    pack = Pack(kept=tuple(range(NUM)), bad=(0, 1, 17, 48))
+    loader = native_loader(pack, SKIP, EvalSchedule(EvalShard(NUM, 16), 16), CentreCrop(0.875))
+    closing.append(loader)
+    batches = list(loader.batches(0, 4))
+    assert [len(batch) for batch in batches] == [14, 15, 16, 1]
+    assert [index for batch in batches for index in batch.indices.tolist()] == [
+        index for index in range(NUM) if index not in pack.bad
+    ]
+    assert all(len(batch.images) == len(batch.labels) == len(batch.draws) == len(batch.indices) for batch in batches)
+    assert tuple(bad.index for batch in batches for bad in batch.bad) == pack.bad
+
+
+def test_batches_stay_as_they_are_for_as_long_as_they_are_held(closing) -> None:
+    slots = PagedSlots()
+    loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, slots=slots)
+    closing.append(loader)
+    held = list(loader.batches(0, 5))
+    before = [batch.images.clone() for batch in held]
+    for _ in range(3):
+        list(loader.batches(5, 10))
+    assert all(torch.equal(batch.images, images) for batch, images in zip(held, before, strict=True))
+    loader.close()
+    assert all(torch.equal(batch.images, images) for batch, images in zip(held, before, strict=True))
+
+
+def test_memory_is_that_of_the_batches_ahead_however_many_there_are(closing) -> None:
+    slots = PagedSlots()
+    loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, slots=slots)
+    closing.append(loader)
+    for _ in loader.batches(0, 60):
+        assert slots.num_bytes <= (AHEAD + 2) * BATCH * 3 * 16 * 16
+
+
+def test_no_more_is_asked_of_the_pool_than_the_batches_ahead(closing) -> None:
+    pools: list[PillowPool] = []
+
+    def make() -> PillowPool:
+        pools.append(PillowPool())
+        return pools[-1]
+
+    loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, make)
+    closing.append(loader)
+    assert not pools  # a fork may still come
+    for handed, _ in enumerate(loader.batches(0, 20), start=1):
+        assert pools[0].submitted == min(20, handed - 1 + AHEAD)
+    list(loader.batches(0, 3))
+    assert len(pools) == 1  # it lives on
+    loader.close()
+    list(loader.batches(0, 3))
+    assert len(pools) == 2
+
+
+# matrix: 18
+def test_a_pool_that_hangs_is_told_with_the_first_sample_that_it_owes(closing) -> None:
+    stuck = threading.Event()
+    data = FLIP.model_copy(update={"worker_timeout": Duration.parse("0.3s")})
+    pool = PillowPool(before=lambda: stuck.wait(60))
+    loader = native_loader(Pack(), data, schedule_of(data), CROP, lambda: pool)
+    closing.append(loader)
+    with pytest.raises(WatchError) as caught:
+        next(loader.batches(2, 5))
+    stuck.set()
+    first = ORDER.indices(2)[0]
+    assert str(caught.value) == (
+        f"data.worker_timeout: no batch for 0.3s: the native loader hangs in the batch of step 3, at sample {first}, "
+        f"made/{first}.jpg (look at that image and its disk, or raise data.worker_timeout)"
+    )
+
+
+# matrix: 18
+def test_a_file_that_hangs_in_python_is_named(closing) -> None:
+    stuck = threading.Event()
+    data = FLIP.model_copy(update={"worker_timeout": Duration.parse("0.3s")})
+    pack = Pack(kept=(7, 8), before=lambda index: stuck.wait(60))
+    loader = native_loader(pack, data, schedule_of(data), CROP)
+    closing.append(loader)
+    with pytest.raises(WatchError, match=r"the native loader hangs in the batch of step \d, at sample (7|8), made/"):
+        list(loader.batches(0, 5))
+    stuck.set()
+
+
+def test_the_table_adds_what_the_threads_of_the_pool_did(closing) -> None:
+    loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP)
+    closing.append(loader)
+    read = [index for batch in loader.batches(0, 4) for index in batch.indices.tolist()]
+    stats = loader.stats()
+    assert stats is not None
+    assert (stats.loader, stats.workers, stats.batches, stats.images) == ("native", 2, 4, 40)
+    assert stats.decode_s == 4 * 0.25 and stats.augment_s > 0
+    assert stats.bytes_read == sum(len(FILES[index]) for index in read)
+    assert stats.bytes_made == 40 * 3 * 16 * 16
+    assert 0 <= stats.queue_depth <= AHEAD
+
+
+def test_an_iterator_that_is_given_up_leaves_the_loader_as_it_was(closing) -> None:
+    pack = Pack(kept=(1, 2, 3))
+    loader = native_loader(pack, MORE, schedule_of(MORE), CROP)
+    closing.append(loader)
+    for _ in range(3):
+        given_up = loader.batches(0, 20)
+        next(given_up)
+        given_up.close()  # type: ignore[attr-defined]
+    found = list(loader.batches(0, 5))
+    assert all(same(one, other) for one, other in zip(alone(pack, MORE), found, strict=True))
+
+
+def test_sizes_of_batches_may_change_from_step_to_step(closing) -> None:
+    schedule = replace(schedule_of(FLIP), sizes=lambda step: 8 + 8 * (step % 3))
+    loader = native_loader(Pack(), FLIP, schedule, CROP)
+    closing.append(loader)
+    assert [batch.images.shape[-1] for batch in loader.batches(0, 6)] == [8, 16, 24, 8, 16, 24]

@@ -1,0 +1,137 @@
+"""What the native core is told to do: the same, however many batches are planned at once."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paceline.core.dataset import DatasetInfo, Sample
+from paceline.data.augment import Flip
+from paceline.data.native_plan import Planned, Planner
+from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.data.schedule import EvalSchedule, TrainSchedule
+from paceline.data.sizing import CentreCrop, RandomResizedCrop
+
+CROP = RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))
+RECORD, FILE = 1, 2
+
+
+@dataclass(frozen=True)
+class Memories:
+    """Three shards, of which the second is elsewhere."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return 3
+
+    def memory(self, shard: int) -> memoryview | None:
+        self.asked.append(shard)
+        return None if shard == 1 else memoryview(bytes([shard]) * 100)
+
+    def read(self, shard: int, offset: int, length: int) -> bytes:
+        raise AssertionError
+
+    def close(self) -> None: ...
+
+
+class Facts:
+    """What a pack says of 60 samples: every seventh is a file, every eleventh of unknown size."""
+
+    info = DatasetInfo("made", "train", 60, ("a", "b"), 3, None, (0.5,) * 3, (0.25,) * 3)
+
+    def __init__(self) -> None:
+        index = np.arange(60)
+        self.files = Memories()
+        self.heights = (20 + index).astype(np.uint16)
+        self.widths = np.where(index % 11 == 3, 0, 30).astype(np.uint16)
+        self.kinds = np.where(index % 7 == 2, FILE, RECORD).astype(np.uint8)
+        self.labels = (index % 2).astype(np.int32)
+
+    def __len__(self) -> int:
+        return 60
+
+    def read(self, index: int) -> Sample:
+        raise AssertionError
+
+    def name_of(self, index: int) -> str:
+        return str(index)
+
+    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint64]]:
+        lengths = np.full(len(indices), 5, dtype=np.uint64)
+        return (indices // 20).astype(np.int32), (indices % 20 * 5).astype(np.uint64), lengths
+
+
+def planner(*, flip: bool = True, sizes=lambda step: 16, batch: int = 12) -> Planner:
+    order = TrainOrder(seed=1, num_images=60, batch_size=batch)
+    schedule = TrainSchedule(order, sizes, [False] * (CROP.num_draws + 1), 0, lambda draws: draws)
+    return Planner(Facts(), schedule, CROP, Flip(0.5) if flip else None)
+
+
+def equal(one: Planned, other: Planned) -> bool:
+    return all(np.array_equal(mine, its) for mine, its in zip(one, other, strict=True))
+
+
+def memory_of(planned: Planned) -> list[bytes]:
+    return [bytes(planned.memories[shard])[:1] for shard in planned.shard_of.tolist()]
+
+
+def test_every_sample_is_told_by_its_box_its_mirror_and_its_place() -> None:
+    plan = planner()
+    for planned in plan.batches(0, 5):
+        draws = plan.schedule.draws(planned.number)
+        assert np.array_equal(planned.draws, draws)
+        assert np.array_equal(planned.flips, draws[:, CROP.num_draws] < 0.5)
+        for row, index in enumerate(planned.indices.tolist()):
+            is_known = index % 7 != 2 and index % 11 != 3 and not 20 <= index < 40
+            assert planned.lengths[row] == (5 if is_known else 0)
+            if is_known:
+                box = CROP.box(20 + index, 30, draws[row, : CROP.num_draws])
+                assert planned.boxes[row].tolist() == list(box)
+                assert planned.offsets[row] == index % 20 * 5
+                assert memory_of(planned)[row] == bytes([index // 20])
+        assert planned.inside and planned.size == 16
+
+
+def test_a_plan_does_not_depend_on_where_planning_starts() -> None:
+    whole = list(planner().batches(0, 12))
+    later = list(planner().batches(7, 12))
+    assert [planned.number for planned in later] == [7, 8, 9, 10, 11]
+    for one, other in zip(whole[7:], later, strict=True):
+        assert memory_of(one) == memory_of(other)
+        places = {"memories": (), "shard_of": one.shard_of}  # counted among the shards that are needed together
+        assert equal(one._replace(**places), other._replace(**places))
+
+
+def test_a_batch_has_the_size_of_its_step() -> None:
+    assert [planned.size for planned in planner(sizes=lambda step: 16 + 8 * (step // 3)).batches(1, 8)] == [
+        16,
+        16,
+        24,
+        24,
+        24,
+        32,
+        32,
+    ]
+
+
+def test_without_a_mirror_nothing_is_mirrored() -> None:
+    assert not any(planned.flips.any() for planned in planner(flip=False).batches(0, 5))
+
+
+def test_only_shards_that_are_needed_are_asked_for() -> None:
+    plan = planner()
+    list(plan.batches(0, 1))
+    assert plan.source.files.asked == [0, 1, 2]  # type: ignore[attr-defined]
+    schedule = EvalSchedule(EvalShard(10, 4), 16)
+    facts = Facts()
+    batches = list(Planner(facts, schedule, CentreCrop(0.875), None).batches(0, 3))
+    assert facts.files.asked == [0]
+    assert [len(planned.indices) for planned in batches] == [4, 4, 2]
+    assert not any(planned.inside for planned in batches) and batches[0].draws.shape == (4, 0)
+
+
+@pytest.mark.parametrize("batch", [1, 60])
+def test_batches_of_any_size_are_planned(batch: int) -> None:
+    assert [len(planned.indices) for planned in planner(batch=batch).batches(0, 3)] == [batch] * 3

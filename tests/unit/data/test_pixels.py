@@ -1,0 +1,30 @@
+"""Images that are pixels already: in memory or where they are, the same."""
+
+import numpy as np
+import torch
+
+from paceline.core.dataset import ArraySource, DatasetInfo
+from paceline.data.pixels import MappedPixels, ResidentPixels, build_pixels
+
+INFO = DatasetInfo("made", "train", 9, ("a", "b"), 3, (4, 6), (0.5,) * 3, (0.25,) * 3)
+
+
+def source() -> ArraySource:
+    images = np.random.default_rng(0).integers(0, 256, (9, 4, 6, 3), dtype=np.uint8)
+    return ArraySource(INFO, images, np.zeros(9, dtype=np.int64))
+
+
+def test_a_large_set_stays_where_it_is_and_gives_the_same_batches() -> None:
+    arrays = source()
+    resident, mapped = build_pixels(arrays), build_pixels(arrays, most_copied_bytes=arrays.images.nbytes - 1)
+    assert isinstance(resident, ResidentPixels) and isinstance(mapped, MappedPixels)
+    assert np.shares_memory(mapped.images, arrays.images) and not np.shares_memory(resident.images, arrays.images)
+    indices = np.array([8, 0, 8, 3])
+    expected = torch.from_numpy(arrays.images[indices].transpose(0, 3, 1, 2).copy())
+    for pixels in (resident, mapped):
+        gathered = pixels.gather(indices)
+        assert torch.equal(gathered, expected) and gathered.is_contiguous()
+
+
+def test_a_set_of_just_the_limit_is_copied() -> None:
+    assert isinstance(build_pixels(source(), most_copied_bytes=source().images.nbytes), ResidentPixels)

@@ -1,0 +1,40 @@
+"""What a batch asks for does not depend on how many steps are drawn for at once, nor on who asked before."""
+
+import numpy as np
+import pytest
+
+from paceline.data.draws import draw
+from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.data.schedule import EvalSchedule, TrainSchedule
+
+ORDER = TrainOrder(seed=5, num_images=50, batch_size=8, rank=1, world_size=2)
+ALTERNATING = (False, True, False, False, False)
+
+
+def schedule(at_once: int) -> TrainSchedule:
+    return TrainSchedule(ORDER, lambda step: 10 + step, ALTERNATING, 2, lambda draws: draws * 2, at_once)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4, 100])
+@pytest.mark.parametrize("asked", [range(20), range(19, -1, -1), [3, 3, 17, 4, 5, 0]], ids=["on", "back", "about"])
+def test_draws_are_those_of_the_step_alone_with_mixing_prepared(at_once: int, asked) -> None:
+    several = schedule(at_once)
+    for step in asked:
+        expected = draw(5, step // 6, ORDER.indices(step), ALTERNATING)
+        expected[:, 3:] *= 2
+        assert np.array_equal(several.draws(step), expected)
+        assert np.array_equal(several.indices(step), ORDER.indices(step)) and several.size(step) == 10 + step
+
+
+def test_draws_are_not_kept_for_more_than_the_steps_that_are_drawn_together() -> None:
+    several = schedule(4)
+    for step in range(40):
+        several.draws(step)
+    assert len(several._drawn) <= 4
+
+
+def test_evaluation_draws_nothing() -> None:
+    found = EvalSchedule(EvalShard(10, 4), 32)
+    assert [len(found.indices(number)) for number in range(3)] == [4, 4, 2]
+    assert [found.draws(number).shape for number in range(3)] == [(4, 0), (4, 0), (2, 0)]
+    assert found.size(1) == 32 and found.title(1) == "evaluation batch 2"

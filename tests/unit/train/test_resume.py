@@ -1,0 +1,43 @@
+"""What may change when a run is resumed, and what it is told of that."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import RecipeError
+from paceline.core.rundir import RunDir
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+from paceline.train.resume import check_rundir, open_rundir
+
+
+def recipe(*words: str) -> Recipe:
+    return load("folder", Patch.parse(words)).recipe
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    opened = RunDir(tmp_path / "run")
+    open_rundir(opened, recipe("data.source.root=photos", "optim.lr=0.1"))
+    return opened
+
+
+def test_a_folder_that_was_packed_is_gone_on_with_from_the_pack(rundir: RunDir) -> None:
+    """That it holds the same images is seen when it is read: `check_dataset`."""
+    packed = recipe("data.source.name=pack", "data.source.root=photos.pack", "optim.lr=0.1", "data.loader=native")
+    assert check_rundir(rundir, packed, resume=True) == [
+        "resumed with data.loader=native, which was auto",
+        "resumed with data.source.name=pack, which was folder",
+    ]
+
+
+def test_what_is_learnt_differently_is_refused_with_what_it_was(rundir: RunDir) -> None:
+    with pytest.raises(RecipeError, match=r"was started with optim\.lr=0\.1 \(now 0\.2\) \(resume it as it was\)"):
+        check_rundir(rundir, recipe("data.source.root=photos", "optim.lr=0.2"), resume=True)
+
+
+def test_of_another_variant_only_its_name_is_told(rundir: RunDir) -> None:
+    other = recipe("data.source.root=photos", "optim.name=adamw", "optim.lr=0.1")
+    with pytest.raises(RecipeError, match=r"was started with optim\.name=\w+ \(now adamw\) \(resume it as it was\)"):
+        check_rundir(rundir, other, resume=True)
