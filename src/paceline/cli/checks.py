@@ -54,6 +54,7 @@ def machine_checks(environ: Mapping[str, str], folder: Path, root: Path = Path("
     yield _cores(root)
     yield _threads(environ)
     yield _gpus(environ)
+    yield _native_core()
     yield _memory(root)
     yield _shared_memory(root / "dev" / "shm")
     yield _open_files()
@@ -106,6 +107,13 @@ def _gpus(environ: Mapping[str, str]) -> Check:
     if seen >= present:
         return Check("GPUs", found)
     return Check("GPUs", f"{found}, torch sees {seen}", "install a torch for the driver's CUDA (see pytorch.org)")
+
+
+def _native_core() -> Check:
+    from paceline.data.native import WHAT_IS_LOST, native
+
+    core = native()
+    return Check("native core", f"built, uses {core.isa()}") if core else Check("native core", "none", WHAT_IS_LOST)
 
 
 def _memory(root: Path) -> Check:

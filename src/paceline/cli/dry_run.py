@@ -1,12 +1,16 @@
 """`paceline train --dry-run`: everything that would be done, and nothing done."""
 
 import json
+import math
 from dataclasses import replace
 
+from paceline.core.limits import usable_cores
 from paceline.core.world import World
+from paceline.data.choice import choose_loader
 from paceline.data.sources.build import build_datasets
+from paceline.data.staging.inventory import take_inventory
 from paceline.models.trial import check_model
-from paceline.parallel.device import choose_device, usable_cores
+from paceline.parallel.device import choose_device
 from paceline.recipe.load import Loaded
 from paceline.recipe.plan import Plan
 from paceline.recipe.yamlfile import write_text
@@ -21,8 +25,13 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
         world = replace(world, world_size=ranks, local_world_size=ranks)
     device = choose_device(recipe.parallel, world)
     datasets = build_datasets(recipe.data.source, may_download=False, skip_bad=recipe.data.on_bad_image == "skip")
+    if recipe.data.stage != "off":
+        take_inventory(recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip")  # refuses what cannot be staged
     plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
     check_model(recipe.model, plan)
+    cores = max(1, usable_cores() // world.local_world_size)
+    choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
+    plan = replace(plan, notes=(*plan.notes, *filter(None, [choice.note])))
     devices = f"{world.world_size} x {device.type}, {usable_cores()} cores on this node, started by {world.launcher}"
     if as_json:
         values = {"hash": recipe.hash, "recipe": recipe.to_dict(), "plan": plan.to_dict(), "devices": devices}

@@ -4,11 +4,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from paceline.cli.show import print_rows, print_stages
+from paceline.cli.tables import print_table
 from paceline.core.results import CommunicationResult, LoaderResult, StragglerResult
 from paceline.core.rundir import RunDir
 from paceline.core.stages import spoken
@@ -51,7 +48,7 @@ def _print_loader(loader: LoaderResult) -> None:
         for name, each_s in parts.items()
     ]
     workers = count(loader.workers, "worker") if loader.workers else "the rank itself"
-    _print_table(f"a batch, made by {workers}", ("part", "a batch", "an image"), rows)
+    print_table(f"a batch, made by {workers}", ("part", "a batch", "an image"), rows)
     facts = [f"{size(loader.bytes_read / loader.batches)} read and {size(loader.bytes_made / loader.batches)} made"]
     if loader.workers:
         facts += [
@@ -91,9 +88,8 @@ def _print_probes(base: Rate, probes: Sequence[Probed]) -> None:
         ratio = f"{probe.ratio:.2f}x" + (f" ({spread[0]:.2f} to {spread[1]:.2f})" if spread else "")
         rows.append((probe.trial.name, *_rate(probe.rate), ratio, probe.trial.explains))
     turns = f"{count(base.n, 'turn')} of each"
-    _print_table(
-        f"with a part of the work for free ({turns})", ("run", "images/s", "from", "to", "ratio", "free"), rows
-    )
+    headings = ("run", "images/s", "from", "to", "ratio", "free")
+    print_table(f"with a part of the work for free ({turns})", headings, rows, words=("free",))
 
 
 def _rate(rate: Rate) -> tuple[str, str, str]:
@@ -133,17 +129,3 @@ def _cost(cost: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if cost["roofline_share"] is not None:
         bound = f"{cost['roofline_images_per_s']:,.0f} images/s that memory and arithmetic would allow"
         yield "roofline", f"{share(cost['roofline_share'])} of the {bound}"
-
-
-def _print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table whose first column names, whose last one tells when it is words, and whose others are numbers."""
-    table = Table(box=box.ROUNDED)
-    for index, heading in enumerate(headings):
-        is_text = index == 0 or heading == "free"
-        style = "bold" if index == 0 else ""
-        table.add_column(heading, justify="left" if is_text else "right", style=style, no_wrap=not is_text)
-    for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    console.print(title, style="bold", soft_wrap=True)  # a table would fold its title at its own width
-    console.print(table)

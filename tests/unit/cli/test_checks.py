@@ -5,14 +5,16 @@ import shutil
 import socket
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from paceline.cli.checks import Check, machine_checks
+from paceline.data.native import WHAT_IS_LOST
 
 NAMES = [
-    "versions", "cores", "threads", "GPUs", "memory", "shared memory", "open files", "disk", "host name", "loopback",
-    "launcher", "network",
+    "versions", "cores", "threads", "GPUs", "native core", "memory", "shared memory", "open files", "disk", "host name",
+    "loopback", "launcher", "network",
 ]  # fmt: skip
 Usage = namedtuple("Usage", "total used free")
 
@@ -55,6 +57,17 @@ def test_few_open_files_are_worth_a_look(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 4096))
     found = looked_at(tmp_path)["open files"]
     assert (found.found, found.advice) == ("64 (at most 4,096)", "ulimit -n 1024")
+
+
+def test_whether_there_is_a_native_core_is_told_and_what_is_lost_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.data.native.native", lambda: SimpleNamespace(isa=lambda: "avx2"))
+    found = looked_at(tmp_path)["native core"]
+    assert (found.found, found.is_ok) == ("built, uses avx2", True)
+    monkeypatch.setattr("paceline.data.native.native", lambda: None)
+    found = looked_at(tmp_path)["native core"]
+    assert (found.found, found.advice) == ("none", WHAT_IS_LOST)
 
 
 def test_a_host_without_an_address_is_worth_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

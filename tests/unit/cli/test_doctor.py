@@ -67,7 +67,7 @@ def _start(number: int, started_s: float, from_step: int, trained_s: float, pid:
 def test_without_words_only_the_machine_is_looked_at(told) -> None:
     found = told()
     assert set(found) == {"machine"}
-    assert {check["state"] for check in found["machine"]} <= {"ok", "look"} and len(found["machine"]) == 12
+    assert {check["state"] for check in found["machine"]} <= {"ok", "look"} and len(found["machine"]) == 13
 
 
 def test_a_run_tells_its_steps_failures_restarts_and_what_is_at_risk(told, a_run: RunDir) -> None:

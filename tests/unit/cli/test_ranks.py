@@ -60,8 +60,12 @@ def test_a_run_that_is_resumed_is_not_told_so_twice(started) -> None:
 
 
 @pytest.mark.parametrize("end", [Ended(0), Ended(2), Ended(4), Ended(75), Ended(130), Ended(143, "asked to stop")])
-def test_what_is_no_loss_is_not_started_again(started, end: Ended, capsys) -> None:
+def test_what_is_no_loss_is_not_started_again(started, end: Ended, capsys, monkeypatch) -> None:
+    """A launcher that has stopped as it was asked to hears no more signals, which could only change its exit code."""
+    ignored: list[bool] = []
+    monkeypatch.setattr("paceline.cli.ranks.ignore_stop_signals", lambda: ignored.append(True))
     assert started(Launches(end), max_restarts=5) == end.code
+    assert ignored == [True] * (end.code == 75)
     assert capsys.readouterr().err == (f"error: {end.sentence}\n" if end.sentence else "")
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from PIL import Image
 
-from paceline.cli.verify import verify
+from paceline.cli.data_verify import verify
 from paceline.core.errors import DataError, RecipeError, WorldError
 
 

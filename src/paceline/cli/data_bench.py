@@ -1,0 +1,140 @@
+"""`paceline data bench`: every loader on the user's own data, and beside them what the machine could do at most."""
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from paceline.cli.data_progress import build_progress
+from paceline.cli.data_words import count_workers, read_source
+from paceline.cli.show_bench import Found, show_bench
+from paceline.core.dataset import ArraySource, Datasets, Source
+from paceline.core.errors import DataError
+from paceline.core.units import size
+from paceline.data.native import WHAT_IS_LOST, native
+from paceline.data.pack.reader import PackSource, open_pack
+from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.sources.build import build_datasets
+from paceline.data.sources.places import expanded, printable
+from paceline.lab.cache import drop, warm
+from paceline.lab.contest import Contest, build_contest, some_of
+from paceline.lab.inspection import source_bytes
+from paceline.lab.loaders import Cache, Contender, Loading, Row, take_turns
+from paceline.measure.machine import describe_machine
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `paceline data bench` as they were typed."""
+
+    seconds: float
+    rounds: int
+    images: int
+    packs: bool
+    cold: bool
+
+
+def bench_data(
+    src: str | None, overrides: list[str], asked: Asked, workers: str, out: Path | None, *, as_json: bool
+) -> int:
+    """Do what `paceline data bench` was asked for; return the exit code."""
+    num_workers = count_workers(workers)
+    meant = read_source(src, overrides)
+    folder = _claimed(out) if out else None
+    datasets = build_datasets(meant.source, may_download=False, skip_bad=meant.data.on_bad_image == "skip")
+    notes = [] if native() or isinstance(datasets.train, ArraySource) else [WHAT_IS_LOST]
+    with contextlib.ExitStack() as held:
+        sources = {_kind(datasets.train, meant.source.name): _chosen(datasets, asked.images).train}
+        if asked.packs and not isinstance(datasets.train, ArraySource | PackSource):
+            packed, note = held.enter_context(_packed(_chosen(datasets, asked.images), num_workers))
+            sources |= {"pack": packed} if packed else {}
+            notes += [note]
+        contest = build_contest(
+            meant.data,
+            sources,
+            num_images=asked.images,
+            seconds=asked.seconds,
+            workers=num_workers,
+            is_recipe=meant.is_recipe,
+        )
+        rows = _measure(contest, asked)
+    notes += _cold_notes(contest, rows)
+    found = Found(meant.name, contest, rows, notes, {"machine": describe_machine(), "workers": num_workers})
+    show_bench(found, as_json=as_json)
+    if folder:
+        (folder / "bench.json").write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _claimed(out: Path) -> Path:
+    folder = expanded(str(out))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"--out: {printable(folder)}: {error.strerror} (name a folder that can be written)") from None
+    return folder
+
+
+def _kind(source: Source, name: str) -> str:
+    return "pixels" if isinstance(source, ArraySource) else name
+
+
+def _chosen(datasets: Datasets, num_images: int) -> Datasets:
+    """Return the images that are measured; a pack is whole, as the native loader needs it to be."""
+    return datasets if isinstance(datasets.train, PackSource) else some_of(datasets, num_images)
+
+
+@contextlib.contextmanager
+def _packed(datasets: Datasets, workers: int) -> Iterator[tuple[Source | None, str]]:
+    """Give a pack of the images, made for as long as the context lasts, and what there is to say of it."""
+    read_bytes = source_bytes(datasets.train)
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+        room = shutil.disk_usage(folder).free
+        if read_bytes is not None and read_bytes * 2 > room:
+            yield None, f"no pack was measured: {size(read_bytes)} would go to {folder}, which has {size(room)} free"
+            return
+        path = Path(folder) / "bench.pack"
+        with build_progress("images") as progress:
+            made = pack(datasets, path, PackOptions(skip_bad=True), progress, workers)
+        speed = f"{made.images / max(progress.elapsed_s, 1e-9):,.0f} images/s"
+        told = f"a pack of them was made at {speed}: {size(made.bytes)}"
+        yield open_pack(path).train, told + (f", {size(read_bytes)} before" if read_bytes else "")
+
+
+def _measure(contest: Contest, asked: Asked) -> list[Row]:
+    """Measure all; show on a terminal who has its turn."""
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    is_warm: set[str] = set()
+
+    def prepare(contender: Contender, cache: Cache) -> None:
+        if not isinstance(contender, Loading):
+            return
+        if cache == "cold":
+            drop(contest.files[contender.reads])
+            is_warm.discard(contender.reads)
+        elif contender.reads not in is_warm:
+            warm(contender.source, contest.window.num_images)
+            is_warm.add(contender.reads)
+
+    # Without a thread of its own, which a contender's process would be forked from.
+    bar = Progress(TextColumn("{task.description}", markup=False), console=console, auto_refresh=False, transient=True)
+
+    def told(done: int, total: int, name: str) -> None:
+        bar.update(task, description=f"{name} ({done + 1} of {total})", refresh=True)
+
+    with bar if console.is_terminal else contextlib.nullcontext():
+        task = bar.add_task("")
+        return take_turns(contest.turns(cold=asked.cold), asked.rounds, contest.window, prepare=prepare, told=told)
+
+
+def _cold_notes(contest: Contest, rows: list[Row]) -> list[str]:
+    cold = [row for row in rows if row.cache == "cold"]
+    if any(row.disk_bytes < row.bytes_read / 2 for row in cold):
+        return ["little came from the disk: the kernel kept the files, or they lie in memory; cold is not cold here"]
+    return []

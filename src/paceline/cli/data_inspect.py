@@ -1,0 +1,112 @@
+"""`paceline data inspect`: what a data set is like, before anything is trained on it."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from paceline.cli.data_progress import build_progress
+from paceline.cli.data_words import Asked, read_source
+from paceline.cli.show import print_rows
+from paceline.cli.tables import print_table
+from paceline.core.dataset import Datasets
+from paceline.core.units import count, number, size
+from paceline.data.identity import dataset_digest
+from paceline.data.pack.reader import PackSource
+from paceline.data.sources.build import build_datasets
+from paceline.lab.inspection import Inspection, inspect
+
+_LOOKED_AT: Final = 2000
+_NAMED: Final = 3
+
+
+def inspect_data(src: str | None, overrides: list[str], *, look_at_all: bool, as_json: bool) -> int:
+    """Do what `paceline data inspect` was asked for; return the exit code."""
+    asked = read_source(src, overrides)
+    datasets = build_datasets(asked.source, may_download=False, skip_bad=True)
+    limit = None if look_at_all else _LOOKED_AT
+    with build_progress("images") as progress:
+        splits = [inspect(source, limit, progress) for source in (datasets.train, datasets.val)]
+    digest = dataset_digest(datasets)
+    if as_json:
+        told = {split.info.split: split.to_dict() for split in splits}
+        print(json.dumps({"source": asked.source.model_dump(), "digest": digest, **told}, indent=2))
+        return 0
+    _show(asked, datasets, splits, digest)
+    return 0
+
+
+def _show(asked: Asked, datasets: Datasets, splits: Sequence[Inspection], digest: str) -> None:
+    print_rows(list(_facts(asked, datasets, splits, digest)), asked.name)
+    headings = ("split", "images", "classes", "fewest", "most", "bytes")
+    rows = [_counts(split) for split in splits]
+    print_table("classes, and images of a class", headings, rows)
+    sizes = [row for split in splits for row in _sizes(split)]
+    if sizes:
+        print_table(
+            "sides in pixels", ("split", "side", "least", "10 %", "median", "90 %", "most"), sizes, words=("side",)
+        )
+
+
+def _facts(asked: Asked, datasets: Datasets, splits: Sequence[Inspection], digest: str) -> Iterator[tuple[str, str]]:
+    info = datasets.train.info
+    yield "source", asked.source.name
+    yield "digest", digest
+    yield "channels", {1: "1 (grey)", 3: "3 (colour)"}.get(info.channels, str(info.channels))
+    for split in splits:
+        yield f"{split.info.split} images", "; ".join(_holds(split))
+    match datasets.train:
+        case PackSource() as packed if packed.index.meta.made.resize:
+            made = packed.index.meta.made
+            yield "changed", f"short sides above {made.resize} px were scaled down, and saved at quality {made.quality}"
+    rare = _rarest(splits[0])
+    if rare:
+        yield "rarest classes", rare
+    yield "mean, std", f"{_numbers(info.mean)}, {_numbers(info.std)}"
+    for split in splits:
+        for note in split.info.notes:
+            yield "note", f"{split.info.split}: {note}"
+
+
+def _holds(split: Inspection) -> Iterator[str]:
+    """Yield what the images of a split are: what a pack holds of them, and the formats of files."""
+    kinds = {**split.kinds} or {**split.forms}
+    some = "" if split.looked_at >= split.info.num_images else f" (of {split.looked_at:,} that were looked at)"
+    yield ", ".join(f"{held:,} {kind}" for kind, held in kinds.items()) + some if kinds else "none can be read"
+    if split.kinds and split.forms:
+        yield "files are " + ", ".join(f"{held:,} {form}" for form, held in split.forms.items())
+    if split.bad:
+        yield f"{count(split.bad, 'image')} cannot be read (see paceline data verify)"
+
+
+def _rarest(split: Inspection) -> str:
+    """Return the rarest classes where some are rarer than others."""
+    if split.imbalance == 1:
+        return ""
+    order = np.argsort(split.class_counts, kind="stable")[:_NAMED]
+    named = ", ".join(f"{split.info.class_names[index]}: {split.class_counts[index]:,}" for index in order)
+    ratio = "some have none" if math.isinf(split.imbalance) else f"1 to {number(round(split.imbalance, 1))} at the most"
+    return f"{named} (in training; {ratio})"
+
+
+def _counts(split: Inspection) -> tuple[str, ...]:
+    about = "" if split.looked_at >= split.info.num_images else "about "
+    return (
+        split.info.split,
+        f"{split.info.num_images:,}",
+        f"{split.info.num_classes:,}",
+        f"{int(split.class_counts.min()):,}",
+        f"{int(split.class_counts.max()):,}",
+        f"{about}{size(split.total_bytes)}",
+    )
+
+
+def _sizes(split: Inspection) -> Iterator[tuple[str, ...]]:
+    for side, values in split.percentiles.items():
+        yield (split.info.split, side, *(f"{value:,}" for value in values))
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.3f}" for value in values)

@@ -1,0 +1,157 @@
+"""`paceline data pack`: a data set as one file, or as shards, that is read several times as fast."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.cli.data_progress import Reporter, build_progress
+from paceline.cli.data_words import count_workers, in_recipe, parse_bytes, read_source
+from paceline.cli.show import print_rows
+from paceline.core.dataset import ArraySource, Datasets
+from paceline.core.errors import RecipeError
+from paceline.core.units import count, number, seconds, size
+from paceline.data.native import WHAT_IS_LOST, native
+from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.sources.build import build_datasets
+from paceline.data.sources.lmdb_write import write_lmdb
+from paceline.data.sources.places import expanded, printable
+from paceline.lab.inspection import source_bytes
+from paceline.recipe.schema.source import Lmdb, Pack, SourceSection
+
+_QUALITY: Final = 90
+_MIN_SHARD_BYTES: Final = 2 * 10**6
+"""A shard a few images long would be a folder of files again."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `paceline data pack` as they were typed; None where one was left out."""
+
+    form: str = "pack"
+    resize: int | None = None
+    quality: int | None = None
+    shard_size: str | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written: images, the source's bytes where they are known, bytes on disk, seconds, and what reads it.
+
+    `kept` counts images that are held as the files they were, by reason.
+    """
+
+    images: int
+    source_bytes: float | None
+    bytes: int
+    seconds: float
+    kept: Mapping[str, int]
+    section: SourceSection
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values, for JSON."""
+        return {
+            "images": self.images,
+            "source_bytes": None if self.source_bytes is None else round(self.source_bytes),
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "kept": dict(self.kept),
+            "source": self.section.model_dump(),
+        }
+
+
+def pack_data(src: str, out: Path, overrides: list[str], asked: Asked, workers: str, *, as_json: bool) -> int:
+    """Do what `paceline data pack` was asked for; return the exit code."""
+    _check(asked)
+    num_workers = count_workers(workers)
+    meant = read_source(src, overrides)
+    skip_bad = meant.data.on_bad_image == "skip"
+    options = _pack_options(asked, skip_bad=skip_bad)
+    datasets = build_datasets(meant.source, may_download=True, skip_bad=skip_bad)
+    out = expanded(str(out)).absolute()  # a recipe may be used from another folder
+    with build_progress("images") as progress:
+        if asked.form == "lmdb":
+            written = _lmdb(datasets, out, progress, num_workers, skip_bad=skip_bad)
+        else:
+            written = _pack(datasets, out, options, num_workers, progress)
+    if as_json:
+        print(json.dumps(written.to_dict(), indent=2))
+    else:
+        print_rows(list(_rows(datasets, written, asked)), printable(out))
+        print(f"in a recipe: {in_recipe(written.section)}")
+    return 0
+
+
+def _check(asked: Asked) -> None:
+    """Raise `RecipeError` for options that contradict one another."""
+    if asked.form not in ("pack", "lmdb"):
+        raise RecipeError(f"--format: {asked.form!r} is not one (write pack or lmdb)")
+    of_packs = {
+        "--resize": asked.resize,
+        "--quality": asked.quality,
+        "--shard-size": asked.shard_size,
+        "--overwrite": asked.overwrite or None,
+    }
+    said = next((name for name, value in of_packs.items() if value is not None), None)
+    if asked.form == "lmdb" and said:
+        raise RecipeError(f"{said}: is for packs, and --format is lmdb (leave it out)")
+    if asked.quality is not None and asked.resize is None:
+        raise RecipeError("--quality: has no effect without --resize, as no image is saved anew (add --resize 256)")
+
+
+def _pack_options(asked: Asked, *, skip_bad: bool) -> PackOptions:
+    shard_bytes = None if asked.shard_size is None else parse_bytes(asked.shard_size, "--shard-size")
+    if shard_bytes is not None and shard_bytes < _MIN_SHARD_BYTES:
+        raise RecipeError(f"--shard-size: {asked.shard_size} is less than {size(_MIN_SHARD_BYTES)} (write 1GB)")
+    return PackOptions(
+        resize=asked.resize,
+        quality=_QUALITY if asked.quality is None else asked.quality,
+        shard_bytes=shard_bytes,
+        skip_bad=skip_bad,
+        overwrite=asked.overwrite,
+    )
+
+
+def _pack(datasets: Datasets, out: Path, options: PackOptions, workers: int, progress: Reporter) -> Written:
+    made = pack(datasets, out, options, progress, workers)
+    section = Pack(name="pack", root=str(out))
+    return Written(made.images, _bytes_of(datasets), made.bytes, progress.elapsed_s, made.kept, section)
+
+
+def _lmdb(datasets: Datasets, out: Path, progress: Reporter, workers: int, *, skip_bad: bool) -> Written:
+    write_lmdb(datasets, out, progress, skip_bad=skip_bad, workers=workers)
+    num_images = len(datasets.train) + len(datasets.val)
+    num_bytes = (out / "data.mdb").stat().st_blocks * 512  # the file may have holes
+    section = Lmdb(name="lmdb", root=str(out))
+    return Written(num_images, _bytes_of(datasets), num_bytes, progress.elapsed_s, {}, section)
+
+
+def _bytes_of(datasets: Datasets) -> float | None:
+    splits = [source_bytes(source) for source in (datasets.train, datasets.val)]
+    return None if None in splits else sum(filter(None, splits))
+
+
+def _rows(datasets: Datasets, written: Written, asked: Asked) -> Iterator[tuple[str, str]]:
+    splits = f"{len(datasets.train):,} of training, {len(datasets.val):,} of validation"
+    yield "images", f"{written.images:,} ({splits})"
+    yield "bytes", _sizes(written)
+    speed = f"{written.images / max(written.seconds, 1e-9):,.0f} images/s"
+    yield "time", f"{seconds(written.seconds)} ({speed})"
+    if asked.resize:
+        how = (
+            f"short sides above {asked.resize} px scaled to that, and saved at JPEG quality {asked.quality or _QUALITY}"
+        )
+        yield "changed", f"{how}: not the pixels they were"
+    for reason, images in written.kept.items():
+        yield "kept whole", f"{count(images, 'image')}: {reason}"
+    if native() is None and asked.form == "pack" and not isinstance(datasets.train, ArraySource):
+        yield "note", WHAT_IS_LOST
+
+
+def _sizes(written: Written) -> str:
+    if not written.source_bytes:
+        return size(written.bytes)
+    ratio = written.bytes / written.source_bytes
+    return f"{size(written.source_bytes)} read, {size(written.bytes)} written ({number(round(ratio, 3))} times as many)"

@@ -1,0 +1,51 @@
+"""`paceline data stage`: copy what a data set reads from into memory or to a local disk, where it stays until removed.
+
+A run does so itself with `data.stage`; this is for several runs on one machine, which then find the copy.
+"""
+
+import json
+
+from paceline.cli.data_progress import build_progress
+from paceline.cli.data_words import in_recipe, read_source
+from paceline.cli.show import print_rows
+from paceline.core.errors import RecipeError
+from paceline.core.units import seconds
+from paceline.data.sources.places import expanded, printable
+from paceline.data.stage import section_of, stage_for_keeps, unstage
+
+
+def stage_data(words: list[str], *, remove: bool, as_json: bool) -> int:
+    """Do what `paceline data stage` was asked for; return the exit code. `words` are SRC WHERE [KEY=VALUE ...]."""
+    if remove:
+        return _remove(words, as_json=as_json)
+    if len(words) < 2 or "=" in words[1]:
+        raise RecipeError("paceline data stage: wants SRC and WHERE (such as: paceline data stage ~/photos /dev/shm)")
+    src, where, *overrides = words
+    section = read_source(src, overrides).source
+    with build_progress("bytes") as progress:
+        copy = stage_for_keeps(section, expanded(where), progress)
+    staged = section_of(section, copy)
+    if as_json:
+        told = {"folder": str(copy), "seconds": round(progress.elapsed_s, 3), "source": staged.model_dump()}
+        print(json.dumps(told, indent=2))
+        return 0
+    rows = [
+        ("copy", printable(copy)),
+        ("time", seconds(progress.elapsed_s)),
+        ("a run uses it", f"with data.stage={where}"),
+        ("to remove it", f"paceline data stage --remove {where}"),
+    ]
+    print_rows(rows, printable(src))
+    print(f"or, in a recipe: {in_recipe(staged)}")
+    return 0
+
+
+def _remove(words: list[str], *, as_json: bool) -> int:
+    if len(words) != 1:
+        raise RecipeError("--remove: wants the folder alone (such as: paceline data stage --remove /dev/shm)")
+    removed = unstage(expanded(words[0]))
+    if as_json:
+        print(json.dumps({"removed": [str(folder) for folder in removed]}, indent=2))
+        return 0
+    print("\n".join(f"removed {printable(folder)}" for folder in removed) or f"no copies in {printable(words[0])}")
+    return 0

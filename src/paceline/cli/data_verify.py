@@ -1,0 +1,95 @@
+"""`paceline data verify`: read and decode every image of a data set before a run does, and list the bad ones.
+
+With `--against`, prove that a pack holds what it was made of instead: the words then say how that is read.
+"""
+
+import json
+from dataclasses import asdict
+
+from paceline.cli.data_progress import build_progress
+from paceline.cli.data_words import Asked, count_workers, read_source
+from paceline.core.dataset import ArraySource, Datasets
+from paceline.core.errors import DataError
+from paceline.core.units import count
+from paceline.data.pack.check import Checked, check_pack
+from paceline.data.sources.build import build_datasets
+from paceline.data.verify import BadFile, Verified
+from paceline.data.verify import verify as check
+from paceline.recipe.schema.source import SourceSection
+
+
+def verify(words: list[str], workers: str, *, against: str | None = None, as_json: bool) -> int:
+    """Do what `paceline data verify` was asked for; return the exit code. Raise `DataError` when an image is bad.
+
+    Pixels in memory were all read to get there.
+    """
+    src, overrides = (words[0], words[1:]) if words else (None, [])
+    num_workers = count_workers(workers)
+    if against is not None:
+        of = read_source(src, []).source, read_source(against, overrides)
+        return _prove(*of, num_workers, as_json=as_json)
+    data = read_source(src, overrides).data
+    datasets = build_datasets(data.source, may_download=False, skip_bad=True)
+    if isinstance(datasets.train, ArraySource) and isinstance(datasets.val, ArraySource):
+        _show(Verified(_num_images(datasets)), "held in memory, nothing to decode", as_json=as_json)
+        return 0
+    found = Verified(0)
+    with build_progress("images") as progress:
+        for found in check(datasets, num_workers, data.worker_timeout):
+            progress(found.images, _num_images(datasets), f"{len(found.bad):,} bad")
+        rate = found.images / progress.elapsed_s
+    _show(found, f"{rate:,.0f} images/s, {count(num_workers, 'worker')}", as_json=as_json)
+    if found.bad:
+        raise DataError(
+            f"{found.bad[0].image.name}: {found.bad[0].image.reason} ({count(len(found.bad), 'bad image')} of "
+            f"{found.images:,}; remove or replace them, or train with data.on_bad_image=skip)"
+        )
+    return 0
+
+
+def _num_images(datasets: Datasets) -> int:
+    return len(datasets.train) + len(datasets.val)
+
+
+def _show(found: Verified, how: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"images": found.images, "bad": [_row(file) for file in found.bad]}, indent=2))
+        return
+    for file in found.bad:
+        print(f"{file.split:5}  {file.image.name}: {file.image.reason}")
+    print(f"{count(found.images, 'image')}, {len(found.bad):,} bad ({how})")
+
+
+def _row(file: BadFile) -> dict[str, str | int]:
+    return {"split": file.split, "index": file.image.index, "path": file.image.name, "reason": file.image.reason}
+
+
+def _prove(packed: SourceSection, made_of: Asked, workers: int, *, as_json: bool) -> int:
+    """Compare a pack with what it was made of, and say what came of it. Raise `DataError` where they differ."""
+    skip_bad = made_of.data.on_bad_image == "skip"
+    ours = build_datasets(packed, may_download=False, skip_bad=True)
+    theirs = build_datasets(made_of.source, may_download=False, skip_bad=skip_bad)
+    with build_progress("images") as progress:
+        found = check_pack(theirs, ours, progress, workers)
+    if as_json:
+        faults = [asdict(fault) for fault in found.faults]
+        print(json.dumps({**asdict(found), "faults": faults}, indent=2))
+    else:
+        _show_proof(found)
+    if found.faults:
+        first = found.faults[0]
+        raise DataError(f"{first.name}: {first.what} ({first.split}[{first.index}]; pack the source again)")
+    return 0
+
+
+def _show_proof(found: Checked) -> None:
+    for fault in found.faults:
+        print(f"{fault.split:5}  {fault.name}: {fault.what}")
+    if found.num_faults > len(found.faults):
+        print(f"and {found.num_faults - len(found.faults):,} more")
+    rest = found.images - found.exact - found.num_faults
+    others = f", {rest:,} scaled down when they were packed ({found.mean_difference:.2f} of 255 off)" if rest else ""
+    print(
+        f"{count(found.images, 'image')}: labels, names and order compared; {found.exact:,} with exactly the "
+        f"same pixels{others}, {found.num_faults:,} at fault (decoded by {' and '.join(found.decoders)})"
+    )

@@ -1,0 +1,158 @@
+"""What SRC means to the data verbs: images, a list of them or a pack, as they lie there, or a recipe's source.
+
+Nothing is read here but names: whether a folder holds what it seems to, whoever opens it finds out.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from paceline.core.errors import RecipeError, WorldError, near_miss
+from paceline.data.sources.folder import VAL_FOLDERS
+from paceline.data.sources.places import expanded, is_file, is_folder, printable
+from paceline.recipe.load import DEFAULT, RUN_RECIPE, load, preset_names
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema.data import Data
+from paceline.recipe.schema.source import SourceSection
+
+_PHOTOGRAPHS: Final = "folder"
+"""The preset whose sizes and augmentation images are benchmarked with that no recipe names."""
+_BYTES: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which data is meant: what a user would call it, and the `data` of the recipe that reads it.
+
+    `is_recipe` says that the user has named a recipe, whose sizes and augmentation are meant too.
+    """
+
+    name: str
+    data: Data
+    is_recipe: bool
+
+    @property
+    def source(self) -> SourceSection:
+        """Where samples come from."""
+        return self.data.source
+
+
+def read_source(src: str | None, overrides: list[str]) -> Asked:
+    """Return what `src`, with KEY=VALUE words over it, names. Raise `RecipeError` for what it cannot mean."""
+    odd = next((word for word in overrides if "=" not in word), None)
+    if odd is not None:
+        raise RecipeError(f"{odd!r}: is not an override (write KEY=VALUE, such as data.source.val_fraction=0.2)")
+    if src is None:
+        return _of_recipe(DEFAULT, overrides)
+    if "=" in src and not os.path.lexists(expanded(src)):
+        return _of_recipe(DEFAULT, [src, *overrides])
+    found = [f"{key}={value}" for key, value in _settings(src, overrides)]
+    if not found:
+        _refuse_unknown(src)
+        return _of_recipe(src, overrides)
+    loaded = load(_PHOTOGRAPHS, Patch.parse([*found, *overrides]))
+    return Asked(printable(src), loaded.recipe.data, is_recipe=False)
+
+
+def _refuse_unknown(src: str) -> None:
+    """Raise `RecipeError` for what is neither data nor like a recipe's name, and for a path where nothing is."""
+    if src in preset_names() or os.path.lexists(expanded(src) / RUN_RECIPE):
+        return
+    hint = "name a folder of images, a .csv list, a .pack or a recipe"
+    if ("/" in src or src.startswith((".", "~"))) and not os.path.lexists(expanded(src)):
+        raise RecipeError(f"{printable(src)}: does not exist ({hint})")
+    if not src.endswith((".yaml", ".yml")) and not near_miss(src, preset_names()):
+        raise RecipeError(f"{src!r}: is neither a preset, a recipe file, a run directory nor data ({hint})")
+
+
+def _of_recipe(name: str, overrides: list[str]) -> Asked:
+    loaded = load(name, Patch.parse(overrides))
+    return Asked(loaded.name, loaded.recipe.data, is_recipe=True)
+
+
+def _settings(src: str, overrides: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the settings of the recipe that reads what lies at `src`; none where that is a recipe's name."""
+    path = expanded(src)
+    is_recipe = src in preset_names() or os.path.lexists(path / RUN_RECIPE)
+    name = "" if is_recipe else _kind(src, path)
+    if not name:
+        return
+    yield "data.source.name", name
+    if name == "manifest":
+        yield from _lists(path, overrides)
+        return
+    yield "data.source.root", src
+    if name in ("cifar10", "cifar100", "fashion_mnist"):
+        yield "data.source.download", "false"
+
+
+def _kind(src: str, path: Path) -> str:
+    """Return the name of the source that reads `src`; "" where it is none of them."""
+    if "://" in src or path.suffix == ".pack":
+        return "pack"
+    if path.suffix == ".csv":
+        return "manifest"
+    return _kind_of_folder(path) if is_folder(path) else ""
+
+
+def _kind_of_folder(path: Path) -> str:
+    marks = {
+        "data.mdb": "lmdb",
+        "index.pack": "pack",
+        "cifar-10-batches-py": "cifar10",
+        "cifar-100-python": "cifar100",
+        "train-images-idx3-ubyte": "fashion_mnist",
+        "train-images-idx3-ubyte.gz": "fashion_mnist",
+        "dataset_dict.json": "huggingface",
+    }
+    return next((name for mark, name in marks.items() if os.path.lexists(path / mark)), "folder")
+
+
+def _lists(path: Path, overrides: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the two lists of a manifest: `src` is that of training, and beside it lies that of validation."""
+    yield "data.source.train", str(path)
+    if any(word.startswith("data.source.val=") for word in overrides):
+        return
+    beside = (path.with_name(path.name.replace("train", name)) for name in VAL_FOLDERS if "train" in path.name)
+    val = next((each for each in beside if is_file(each)), None)
+    if val is None and not is_file(path):
+        raise RecipeError(f"{printable(path)}: is no file (name a .csv list of training images)")
+    if val is None:
+        raise RecipeError(
+            f"{printable(path)}: lists training images, and no list of validation images lies beside it "
+            f"(add data.source.val=FILE.csv)"
+        )
+    yield "data.source.val", str(val)
+
+
+def in_recipe(source: SourceSection) -> str:
+    """Return the words that make a recipe read `source`, as they are typed."""
+    told = [f"data.source.name={source.name}"]
+    told += [
+        f"data.source.{name}={value}"
+        for name, value in source.model_dump(exclude_defaults=True).items()
+        if name != "name"
+    ]
+    return " ".join(told)
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Return how many bytes `text`, such as `1GB`, is. Raise `RecipeError`, naming `option`, for what is none."""
+    match = _AMOUNT.fullmatch(text.strip())
+    units = {unit.lower(): amount for unit, amount in _BYTES.items()}
+    if match is None or match[2].lower() not in {*units, ""}:
+        raise RecipeError(f"{option}: {text!r} is not an amount of bytes (write 500MB or 1GB)")
+    return round(float(match[1]) * units.get(match[2].lower(), 1))
+
+
+def count_workers(text: str) -> int:
+    """Return how many processes to work with: `auto` is one a core that this process may use."""
+    if text == "auto":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not text.isdecimal() or int(text) < 1:
+        raise WorldError(f"--workers: {text!r} is not a number of processes (write 1, 2, ... or auto)")
+    return int(text)

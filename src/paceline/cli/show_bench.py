@@ -1,0 +1,94 @@
+"""Show how fast loaders are: two tables for a person, of files in memory and on the disk; JSON for a program."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.cli.show import print_rows
+from paceline.cli.tables import print_table
+from paceline.core.units import number, share, size
+from paceline.lab.contest import Contest
+from paceline.lab.floors import DECODER
+from paceline.lab.loaders import Row
+
+_HEADINGS = ("loader, data", "images/s", "spread", "a core", "CPU ms")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a bench came to: `rows` of all contenders, `notes` for the user, and provenance."""
+
+    title: str
+    contest: Contest
+    rows: Sequence[Row]
+    notes: Sequence[str]
+    provenance: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values, for JSON."""
+        window = self.contest.window
+        return {
+            "source": self.title,
+            "images": window.num_images,
+            "image_size": window.image_size,
+            "batch_size": window.batch_size,
+            "seconds": window.seconds,
+            "rows": [row.to_dict() for row in self.rows],
+            "left_out": [{"name": name, "reason": reason} for name, reason in self.contest.left_out],
+            "notes": list(self.notes),
+            "provenance": self.provenance,
+        }
+
+
+def show_bench(found: Found, *, as_json: bool) -> None:
+    """Print what a bench came to."""
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+        return
+    window = found.contest.window
+    warm = [row for row in found.rows if row.cache == "warm"]
+    cold = [row for row in found.rows if row.cache == "cold"]
+    turns = f"medians of {warm[0].n:,}" if warm and warm[0].n > 1 else "measured once"
+    print(f"{window.num_images:,} images of {found.title} to {window.image_size} px, in batches of {window.batch_size}")
+    print_table(f"files in memory, {turns}", (*_HEADINGS, "memory"), map(_warm, warm))
+    if cold:
+        print_table("from the disk, a pass from its start", (*_HEADINGS, "from disk"), map(_cold, cold))
+    rows = [*_conclusions(found.contest, warm), *(("note", note) for note in found.notes), *found.contest.left_out]
+    if rows:
+        print_rows(rows, "what it says")
+
+
+def _warm(row: Row) -> tuple[str, ...]:
+    return *_figures(row), size(row.memory_bytes) if row.kind == "loader" else ""
+
+
+def _cold(row: Row) -> tuple[str, ...]:
+    """Return a row that ends with what came from storage for an image."""
+    return *_figures(row), size(row.disk_bytes)
+
+
+def _figures(row: Row) -> tuple[str, ...]:
+    low, high = row.spread
+    spread = f"{100 * (high - low) / row.images_per_s:.0f} %" if row.n > 1 else ""
+    cpu_ms = f"{row.cpu_ms:.2f}" if row.cpu_ms < 10 else f"{row.cpu_ms:.1f}"
+    return row.name, _rate(row.images_per_s), spread, _rate(row.images_per_s_per_core), cpu_ms
+
+
+def _rate(value: float) -> str:
+    """Return a rate in full, or of a million and more in millions."""
+    return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.1f} M"
+
+
+def _conclusions(contest: Contest, rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
+    loaders = sorted((row for row in rows if row.kind == "loader"), key=lambda row: row.images_per_s)
+    floors = {row.name: row for row in rows if row.kind == "floor"}
+    if len(loaders) < 2:
+        return
+    best, worst = loaders[-1], loaders[0]
+    ratio = best.images_per_s / max(worst.images_per_s, 1e-9)
+    yield "fastest", f"{best.name}: {number(round(ratio, 1), 2)} times {worst.name}"
+    if DECODER in floors and best.name.startswith("native"):
+        yield "of its floor", f"{share(best.images_per_s / floors[DECODER].images_per_s)} of what decoding alone does"
+    if best.name.endswith(", pack") and len(contest.sources) > 1:
+        yield "to have it", "paceline data pack SRC OUT.pack, and train with data.source={name: pack, root: OUT.pack}"

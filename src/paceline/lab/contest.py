@@ -1,0 +1,126 @@
+"""Who takes part when loaders are measured on a data set, on which of its images, and who does not and why."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from paceline.core.dataset import ArraySource, Datasets, Source
+from paceline.core.errors import RecipeError
+from paceline.data.choice import choose_loader
+from paceline.data.native import native
+from paceline.data.pack.reader import PackSource
+from paceline.data.tally import LoaderName
+from paceline.lab.cache import files_of
+from paceline.lab.floors import STAGES, Copying, Decoding
+from paceline.lab.inspection import spread_over
+from paceline.lab.loaders import Contender, Loading, Turn, Window
+from paceline.lab.part import part_of
+from paceline.recipe.plan import DEFAULT_PHOTO_SIZE
+from paceline.recipe.schema.augment import Flip, PadCrop
+from paceline.recipe.schema.data import Data
+
+_MAX_BATCH: Final = 64
+"""A window ends with a batch, and the slowest loader makes a few of these a second."""
+_OF_PIXELS: Final[tuple[LoaderName, ...]] = ("inline", "device")
+_OF_FILES: Final[tuple[LoaderName, ...]] = ("inline", "threads", "processes")
+_OF_PACKS: Final[tuple[LoaderName, ...]] = ("threads", "processes", "native")
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What is measured. `left_out` are the names of those that cannot take part, and why.
+
+    `files` are those that a contender reads from, by what it reads; `sources` the splits, likewise.
+    """
+
+    window: Window
+    contenders: tuple[Contender, ...]
+    left_out: tuple[tuple[str, str], ...]
+    sources: dict[str, Source]
+    files: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+
+    def turns(self, *, cold: bool) -> list[Turn]:
+        """Return what is measured in each round; with `cold` also those who read from files, from the disk."""
+        turns: list[Turn] = [(contender, "warm") for contender in self.contenders]
+        if cold:
+            turns += [
+                (each, "cold") for each in self.contenders if isinstance(each, Loading) and self.files[each.reads]
+            ]
+        return turns
+
+
+def some_of(datasets: Datasets, num_images: int) -> Datasets:
+    """Return at most `num_images` training images, evenly spread, and one of validation, which a pack cannot lack."""
+    train = part_of(datasets.train, spread_over(len(datasets.train), num_images))
+    return Datasets(train, part_of(datasets.val, spread_over(len(datasets.val), 1)))
+
+
+def build_contest(
+    data: Data, sources: dict[str, Source], *, num_images: int, seconds: float, workers: int, is_recipe: bool
+) -> Contest:
+    """Return the contest between all that can load one of `sources`, which hold the same images, by what they are.
+
+    A recipe's augmentation is kept; where there `is_recipe` none, pixels are cropped as small ones are.
+    """
+    first = next(iter(sources.values()))
+    data = _augmented(data, first, is_recipe=is_recipe)
+    num_images = min(num_images, *map(len, sources.values()))
+    batch_size = min(_MAX_BATCH, data.batch_size, num_images)
+    window = Window(seconds, batch_size, _image_size(data, first), num_images)
+    contenders: list[Contender] = []
+    left_out: list[tuple[str, str]] = []
+    for reads, source in sources.items():
+        for loader in _loaders_of(source):
+            each = Loading(loader, reads, source, data, 0 if loader in ("inline", "device") else workers)
+            reason = _hindrance(each)
+            if reason:
+                left_out.append((each.name, reason))
+            else:
+                contenders.append(each)
+    contenders += [floor for source in sources.values() for floor in _decoding(source, data, workers)]
+    contenders.append(Copying(first.info.channels))
+    files = {reads: tuple(files_of(source)) for reads, source in sources.items()}
+    return Contest(window, tuple(contenders), tuple(left_out), sources, files)
+
+
+def _augmented(data: Data, source: Source, *, is_recipe: bool) -> Data:
+    if is_recipe or not isinstance(source, ArraySource):
+        return data
+    return data.model_copy(update={"augment": (PadCrop(), Flip())})
+
+
+def _image_size(data: Data, source: Source) -> int:
+    if data.image_size != "auto":
+        return data.image_size
+    return source.info.image_size[0] if source.info.image_size else DEFAULT_PHOTO_SIZE
+
+
+def _loaders_of(source: Source) -> tuple[LoaderName, ...]:
+    match source:
+        case ArraySource():
+            return _OF_PIXELS
+        case PackSource():
+            return _OF_PACKS
+    return _OF_FILES
+
+
+def _hindrance(loading: Loading) -> str:
+    """Return why a loader cannot load this, or ""."""
+    words = {"loader": loading.loader, "workers": loading.workers or "auto"}
+    if loading.loader == "inline":
+        return ""
+    try:
+        asked = loading.data.model_copy(update=words)
+        choose_loader(asked, loading.source, device="cpu", cores=1, free_bytes=float("inf"))
+    except RecipeError as error:
+        return str(error)
+    return ""
+
+
+def _decoding(source: Source, data: Data, workers: int) -> Iterator[Decoding]:
+    core = native()
+    if core is None or not isinstance(source, PackSource):
+        return
+    for name, stage in STAGES.items():
+        yield Decoding(name, stage, source, data, core, workers)

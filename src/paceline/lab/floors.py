@@ -1,0 +1,95 @@
+"""What the machine can do at most: parts of what a loader does, with nothing around them."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.native import Native, Task
+from paceline.data.native_plan import Planned, Planner
+from paceline.data.pack.reader import PackSource
+from paceline.data.sampler import TrainOrder
+from paceline.data.schedule import TrainSchedule
+from paceline.data.sizing import build_train_sizing
+from paceline.lab.loaders import Cache, Measured, Window, count_images
+from paceline.recipe.schema.data import Data
+
+DECODER: Final = "floor: native decode"
+STAGES: Final = {"floor: entropy decode": 1, "floor: to planes": 2, DECODER: 0}
+_IN_FLIGHT: Final = 4
+_COPIED_BYTES: Final = 256 << 20
+"""More than any cache holds, so that it is memory that is copied."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The native decoder on a pack, up to a stage: no batch is made of what it gives."""
+
+    name: str
+    stage: int
+    source: PackSource
+    data: Data
+    core: Native
+    cores: int
+
+    def measure(self, window: Window, cache: Cache) -> Measured:
+        """Measure it in this process."""
+        counted = count_images(self.sizes(window), window.seconds, 2 * _IN_FLIGHT)
+        num_bytes = self.source.locate(np.arange(window.num_images, dtype=np.int64))[2].mean()
+        return Measured(*counted, round(counted[0] * num_bytes), 0)
+
+    def sizes(self, window: Window) -> Iterator[int]:
+        """Yield the images of each batch when it is decoded, endlessly."""
+        planned, pool = self._planned(window), self.core.Pool(self.cores)
+        waiting: deque[tuple[Task, int]] = deque()
+        outs = [self._out(window) for _ in range(_IN_FLIGHT + 1)]
+        for number, batch in enumerate(planned):
+            out = outs[number % len(outs)]
+            status = np.zeros(len(batch.indices), dtype=np.int32)
+            where = (batch.memories, batch.shard_of, batch.offsets, batch.lengths, batch.boxes, batch.flips)
+            task = pool.submit(*where, batch.inside, batch.size, out.shape[1], out, status, self.stage)
+            waiting.append((task, len(batch.indices)))
+            if len(waiting) == _IN_FLIGHT:
+                task, size = waiting.popleft()
+                while not task.wait(1.0):
+                    pass
+                yield size
+
+    def _out(self, window: Window) -> NDArray[np.uint8]:
+        side = window.image_size
+        return np.zeros((window.batch_size, self.source.info.channels, side, side), dtype=np.uint8)
+
+    def _planned(self, window: Window) -> Iterator[Planned]:
+        order, sizing = TrainOrder(0, window.num_images, window.batch_size), build_train_sizing(self.data)
+        schedule = TrainSchedule(
+            order, lambda step: window.image_size, [False] * sizing.num_draws, 0, lambda draws: draws, at_once=16
+        )
+        return Planner(self.source, schedule, sizing, None).batches(0, 1 << 40)
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Pixels of finished images copied from memory to memory by one core, as the cheapest loader would."""
+
+    channels: int
+    name: str = "floor: memcpy"
+    cores: int = 1
+
+    def measure(self, window: Window, cache: Cache) -> Measured:
+        """Measure it in this process."""
+        counted = count_images(self._sizes(window), window.seconds, 2)
+        return Measured(*counted, counted[0] * self.channels * window.image_size**2, 0)
+
+    def _sizes(self, window: Window) -> Iterator[int]:
+        batch_bytes = window.batch_size * self.channels * window.image_size**2
+        batches = max(2, _COPIED_BYTES // batch_bytes)
+        images = np.zeros((batches, batch_bytes), dtype=np.uint8)
+        images[:] = 1  # so that every page is there
+        out = np.zeros(batch_bytes, dtype=np.uint8)
+        while True:
+            for batch in images:
+                np.copyto(out, batch)
+                yield window.batch_size

@@ -1,0 +1,220 @@
+"""What a data set is like: its classes and how even they are, its images' sizes, formats and bytes. Torch-free.
+
+Labels are counted whole. Images are looked into as far as their headers, and in a large split only some of them, evenly
+spread; what follows from those is told as such. Nothing is decoded: `paceline data verify` does that.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Source
+from paceline.core.errors import DataError
+from paceline.data.decode import look
+from paceline.data.pack.format import KIND_FILE, KIND_PIXELS, KIND_RECORD
+from paceline.data.pack.reader import PackSource
+from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.lmdb import LmdbSource
+from paceline.lab.part import Part
+
+PIXELS: Final = "pixels"
+_ASKED: Final = 20_000
+"""Files that are asked for their size, 0.2 s on a local disk; over a network each is a message."""
+_PERCENTILES: Final = (0, 10, 50, 90, 100)
+_KINDS: Final = {KIND_RECORD: "indexed JPEGs", KIND_FILE: "kept whole", KIND_PIXELS: PIXELS}
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A split. `class_counts` are by class, in the order of the labels.
+
+    `looked_at` images were looked into: `forms` counts their formats, `sizes` are (height, width) of those that a
+    header can be read of, int64 [K, 2], `num_bytes` is what they take together, and `bad` how many cannot be read.
+    `kinds` counts what a pack holds.
+    """
+
+    info: DatasetInfo
+    class_counts: NDArray[np.int64]
+    looked_at: int
+    forms: Mapping[str, int]
+    sizes: NDArray[np.int64]
+    num_bytes: int
+    bad: int
+    kinds: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> float:
+        """The bytes of the whole split, judged by those that were looked at."""
+        return self.num_bytes / max(1, self.looked_at) * self.info.num_images
+
+    @property
+    def imbalance(self) -> float:
+        """How many times the images of the rarest class the most frequent one has; infinite with an empty class."""
+        fewest, most = int(self.class_counts.min()), int(self.class_counts.max())
+        return most / fewest if fewest else float("inf")
+
+    @property
+    def percentiles(self) -> Mapping[str, Sequence[int]]:
+        """The least, 10th, 50th and 90th percentile and most, of the sides in pixels; empty without sizes."""
+        if not len(self.sizes):
+            return {}
+        sides = {"short side": self.sizes.min(1), "long side": self.sizes.max(1)}
+        return {
+            name: [int(each) for each in np.percentile(values, _PERCENTILES, method="nearest")]
+            for name, values in sides.items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values, for JSON."""
+        fewest = int(self.class_counts.min())
+        return {
+            "images": self.info.num_images,
+            "classes": dict(zip(self.info.class_names, self.class_counts.tolist(), strict=True)),
+            "imbalance": self.imbalance if fewest else None,
+            "channels": self.info.channels,
+            "image_size": self.info.image_size,
+            "looked_at": self.looked_at,
+            "bad": self.bad,
+            "formats": dict(self.forms),
+            "bytes": round(self.total_bytes),
+            **{name.replace(" ", "_"): values for name, values in self._named_percentiles().items()},
+            "pack": dict(self.kinds),
+            "mean": self.info.mean,
+            "std": self.info.std,
+            "notes": list(self.info.notes),
+        }
+
+    def _named_percentiles(self) -> dict[str, dict[str, int]]:
+        names = ("min", "p10", "p50", "p90", "max")
+        return {side: dict(zip(names, values, strict=True)) for side, values in self.percentiles.items()}
+
+
+def inspect(
+    source: Source, limit: int | None, told: Callable[[int, int], None] = lambda done, total: None
+) -> Inspection:
+    """Look into at most `limit` images of a split (None: all), evenly spread; `told` hears how many of how many."""
+    match source:
+        case ArraySource(images=images):
+            height, width = images.shape[1:3]
+            sizes = np.broadcast_to(np.array([[height, width]], dtype=np.int64), (len(source), 2))
+            return Inspection(
+                source.info, class_counts(source), len(source), {PIXELS: len(source)}, sizes, images.nbytes, 0
+            )
+        case PackSource():
+            return _of_pack(source, limit, told)
+    chosen = spread_over(len(source), limit)
+    seen = _Seen()
+    for done, index in enumerate(chosen.tolist()):
+        seen.add(source, index)
+        told(done + 1, len(chosen))
+    counts = class_counts(source, seen.labels)
+    forms = dict(seen.forms.most_common())
+    return Inspection(source.info, counts, len(chosen), forms, seen.all_sizes, seen.num_bytes, seen.bad)
+
+
+def _of_pack(source: PackSource, limit: int | None, told: Callable[[int, int], None]) -> Inspection:
+    """Return what the index of a pack says of all images; files kept whole are looked into for their formats."""
+    whole = np.flatnonzero(source.kinds == KIND_FILE)
+    chosen = whole[spread_over(len(whole), limit)]
+    seen = _Seen()
+    for done, index in enumerate(chosen.tolist()):
+        seen.add(source, index)
+        told(done + 1, len(chosen))
+    kinds = {name: int((source.kinds == kind).sum()) for kind, name in _KINDS.items()}
+    sizes = np.stack([source.heights, source.widths], axis=1).astype(np.int64)
+    num_bytes = int(source.locate(np.arange(len(source), dtype=np.int64))[2].sum())
+    return Inspection(
+        source.info,
+        class_counts(source),
+        len(source),
+        dict(seen.forms.most_common()),
+        sizes[sizes.min(1) > 0],
+        num_bytes,
+        seen.bad,
+        {name: number for name, number in kinds.items() if number},
+    )
+
+
+def spread_over(num_images: int, limit: int | None) -> NDArray[np.int64]:
+    """Return at most `limit` of 0..num_images-1, int64, rising and evenly spread."""
+    wanted = num_images if limit is None else min(limit, num_images)
+    return np.arange(wanted, dtype=np.int64) * num_images // max(1, wanted)
+
+
+def source_bytes(source: Source) -> float | None:
+    """Return the bytes that a split takes where it lies, judged by some of its files where there are many.
+
+    None where that cannot be told without reading it.
+    """
+    match source:
+        case ArraySource(images=images):
+            return images.nbytes
+        case PackSource():
+            return int(source.locate(np.arange(len(source), dtype=np.int64))[2].sum())
+        case EncodedSource():
+            chosen = spread_over(len(source), _ASKED)
+            return sum(_file_bytes(source.path_of(index)) for index in chosen.tolist()) / len(chosen) * len(source)
+        case Part(source=whole):
+            of_all = source_bytes(whole)
+            return None if of_all is None else of_all * len(source) / len(whole)
+    return None
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # whoever reads it tells of it
+        return 0
+
+
+def class_counts(source: Source, labels_seen: Sequence[int] = ()) -> NDArray[np.int64]:
+    """Return how many images each class has, int64 [C]: of all, or of `labels_seen` where others must be read."""
+    match source:
+        case (
+            ArraySource(labels=labels)
+            | EncodedSource(labels=labels)
+            | PackSource(labels=labels)
+            | LmdbSource(labels=labels)
+        ):
+            counted = labels
+        case _:
+            counted = np.array(labels_seen, dtype=np.int64)
+    return np.bincount(counted, minlength=source.info.num_classes).astype(np.int64)
+
+
+@dataclass
+class _Seen:
+    """What the images looked into so far are like."""
+
+    labels: list[int] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    forms: Counter[str] = field(default_factory=Counter)
+    num_bytes: int = 0
+    bad: int = 0
+
+    @property
+    def all_sizes(self) -> NDArray[np.int64]:
+        """The sizes, int64 [K, 2]."""
+        return np.array(self.sizes, dtype=np.int64).reshape(-1, 2)
+
+    def add(self, source: Source, index: int) -> None:
+        """Look into one image."""
+        try:
+            content, label = source.read(index)
+            self.labels.append(label)
+            self.num_bytes += len(content) if isinstance(content, bytes) else content.nbytes
+            if not isinstance(content, bytes):
+                self.forms[PIXELS] += 1
+                self.sizes.append((content.shape[0], content.shape[1]))
+                return
+            found = look(content, name=source.name_of(index))
+        except DataError:
+            self.bad += 1
+            return
+        self.forms[found.form] += 1
+        self.sizes.append((found.height, found.width))

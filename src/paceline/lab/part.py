@@ -1,0 +1,42 @@
+"""Some samples of a source as a source of their own, so that all loaders are measured on the same ones."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Samples `indices`, int64 [K], of `source`, in that order."""
+
+    source: Source
+    indices: NDArray[np.int64]
+
+    @property
+    def info(self) -> DatasetInfo:
+        """The facts of the split, with as many images as there are."""
+        return replace(self.source.info, num_images=len(self))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> Sample:
+        """Return what `source` does."""
+        return self.source.read(int(self.indices[index]))
+
+    def name_of(self, index: int) -> str:
+        """Return what `source` calls the sample."""
+        return self.source.name_of(int(self.indices[index]))
+
+
+def part_of(source: Source, indices: NDArray[np.int64]) -> Source:
+    """Return the samples `indices` of `source`; pixels in memory stay pixels in memory."""
+    if len(indices) == len(source):
+        return source
+    if isinstance(source, ArraySource):
+        info = replace(source.info, num_images=len(indices))
+        return ArraySource(info, source.images[indices], source.labels[indices])
+    return Part(source, indices)

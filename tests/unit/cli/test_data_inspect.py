@@ -1,0 +1,82 @@
+"""`paceline data inspect` and `paceline data stage`: what they say."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from paceline.cli.data_inspect import inspect_data
+from paceline.cli.data_stage import stage_data
+from paceline.core.errors import RecipeError
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """Return a folder of nine images: three cats and one dog to train on."""
+    root = tmp_path / "photos"
+    for place in ("train/cat/a", "train/cat/b", "train/cat/c", "train/dog/a", *(f"val/cat/{n}" for n in range(5))):
+        path = root / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 10)).save(path)
+    (root / "val/dog").mkdir()
+    Image.new("RGB", (40, 50)).save(root / "val/dog/x.jpg")
+    (root / "val/cat/broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return root
+
+
+def test_classes_sizes_and_formats_are_told(photographs, capsys):
+    assert inspect_data(str(photographs), [], look_at_all=False, as_json=False) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for fact in ("4 PNG", "5 PNG, 1 JPEG; 1 image cannot be read", "dog: 1, cat: 3 (in training; 1 to 3 at the most)"):
+        assert fact in said.replace(" │ │ │ ", " "), fact
+
+
+def test_json_has_every_class(photographs, capsys):
+    assert inspect_data(str(photographs), [], look_at_all=False, as_json=True) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["train"]["classes"] == {"cat": 3, "dog": 1}
+    assert said["val"]["short_side"] == {"min": 10, "p10": 10, "p50": 10, "p90": 10, "max": 40}
+    assert said["val"]["bad"] == 1 and said["val"]["formats"] == {"PNG": 5, "JPEG": 1}
+    assert len(said["digest"]) == 16 and said["source"]["name"] == "folder"
+
+
+def test_pixels_in_memory_are_inspected_too(capsys):
+    words = ["data.source.num_images=20", "data.source.image_size=8"]
+    assert inspect_data("synthetic", words, look_at_all=False, as_json=True) == 0
+    train = json.loads(capsys.readouterr().out)["train"]
+    assert train["formats"] == {"pixels": 20} and train["image_size"] == [8, 8]
+
+
+def test_a_copy_is_staged_and_removed(photographs, tmp_path, capsys):
+    where = tmp_path / "memory"
+    assert stage_data([str(photographs), str(where)], remove=False, as_json=True) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["source"]["name"] == "folder"
+    copy = next(where.glob("paceline-stage-*/"))
+    assert str(copy) == said["folder"]
+    assert len(list(copy.rglob("*.png"))) == 10
+    assert stage_data([str(where)], remove=True, as_json=False) == 0
+    assert capsys.readouterr().out == f"removed {copy}\n"
+    assert not copy.exists()
+    stage_data([str(where)], remove=True, as_json=False)
+    assert capsys.readouterr().out == f"no copies in {where}\n"
+
+
+def test_staging_says_what_to_do_with_the_copy(photographs, tmp_path, capsys):
+    where = tmp_path / "memory"
+    assert stage_data([str(photographs), str(where)], remove=False, as_json=False) == 0
+    said = capsys.readouterr().out
+    assert "data.stage=" in said and "or, in a recipe: data.source.name=folder" in said
+    stage_data([str(where)], remove=True, as_json=True)
+    assert len(json.loads(capsys.readouterr().out)["removed"]) == 1
+
+
+@pytest.mark.parametrize("words", [[], ["digits"], ["digits", "data.image_size=8"]])
+def test_staging_wants_to_know_what_and_where(words):
+    with pytest.raises(RecipeError, match="wants SRC and WHERE"):
+        stage_data(words, remove=False, as_json=False)
+
+
+def test_removing_wants_a_folder_and_nothing_else(tmp_path):
+    with pytest.raises(RecipeError, match="--remove: wants the folder alone"):
+        stage_data(["digits", str(tmp_path)], remove=True, as_json=False)

@@ -1,0 +1,114 @@
+"""What SRC means to the data verbs, and how amounts and workers are read."""
+
+import pytest
+
+from paceline.cli.data_words import count_workers, in_recipe, parse_bytes, read_source
+from paceline.core.errors import RecipeError, WorldError
+from paceline.recipe.schema.source import Folder, Pack
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        ("cat/", "folder"),
+        ("data.mdb", "lmdb"),
+        ("index.pack", "pack"),
+        ("cifar-10-batches-py/", "cifar10"),
+        ("cifar-100-python/", "cifar100"),
+        ("train-images-idx3-ubyte.gz", "fashion_mnist"),
+        ("dataset_dict.json", "huggingface"),
+    ],
+)
+def test_a_folder_is_what_lies_in_it(tmp_path, made, name):
+    (tmp_path / made).mkdir() if made.endswith("/") else (tmp_path / made).touch()
+    asked = read_source(str(tmp_path), [])
+    assert (asked.source.name, asked.source.root, asked.name) == (name, str(tmp_path), str(tmp_path))
+    assert not asked.is_recipe
+
+
+def test_data_that_is_named_by_its_place_is_never_fetched(tmp_path):
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    assert read_source(str(tmp_path), []).source.download is False
+
+
+@pytest.mark.parametrize("src", ["photos.pack", "https://example.org/photos.pack", "s3://bucket/shards"])
+def test_a_pack_is_known_by_its_name_or_url(src):
+    assert read_source(src, []).source == Pack(root=src)
+
+
+def test_overrides_lie_on_top(tmp_path):
+    asked = read_source(str(tmp_path), ["data.source.val_fraction=0.5", "data.image_size=64"])
+    assert asked.source == Folder(root=str(tmp_path), val_fraction=0.5)
+    assert asked.data.image_size == 64
+
+
+def test_without_a_source_it_is_the_default_recipe_s():
+    assert read_source(None, []).source.name == "digits"
+    asked = read_source("data.source.name=synthetic", ["data.source.num_images=7"])
+    assert (asked.source.name, asked.source.num_images, asked.is_recipe) == ("synthetic", 7, True)
+
+
+def test_a_preset_comes_before_a_folder_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    assert read_source("digits", []).is_recipe
+    assert read_source("./digits", []).source.name == "folder"
+
+
+def test_a_folder_whose_name_has_an_equals_sign_is_a_folder(tmp_path):
+    (tmp_path / "size=large").mkdir()
+    assert read_source(str(tmp_path / "size=large"), []).source.name == "folder"
+
+
+@pytest.mark.parametrize("beside", ["val.csv", "test.csv"])
+def test_a_list_of_training_images_finds_that_of_validation_beside_it(tmp_path, beside):
+    (tmp_path / beside).touch()
+    asked = read_source(str(tmp_path / "train.csv"), [])
+    assert (asked.source.train, asked.source.val) == (str(tmp_path / "train.csv"), str(tmp_path / beside))
+
+
+def test_a_list_alone_asks_for_that_of_validation(tmp_path):
+    (tmp_path / "train.csv").touch()
+    with pytest.raises(RecipeError, match=r"add data\.source\.val=FILE\.csv"):
+        read_source(str(tmp_path / "train.csv"), [])
+    asked = read_source(str(tmp_path / "all.csv"), ["data.source.val=other.csv"])
+    assert asked.source.val == "other.csv"
+
+
+def test_what_is_neither_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match=r"/gone: does not exist \(name a folder of images, a \.csv list"):
+        read_source(str(tmp_path / "gone"), [])
+    with pytest.raises(RecipeError, match=r"/gone\.csv: is no file \(name a \.csv list of training images\)"):
+        read_source(str(tmp_path / "gone.csv"), [])
+    with pytest.raises(RecipeError, match=r"'digit': is neither a preset, .*did you mean 'digits'"):
+        read_source("digit", [])
+    with pytest.raises(RecipeError, match=r"^'nothere': is neither a preset, .* nor data \(name a folder .*\.pack"):
+        read_source("nothere", [])
+    with pytest.raises(RecipeError, match=r"^'x+': is neither a preset"):
+        read_source("x" * 300, [])
+    with pytest.raises(RecipeError, match=r"'extra': is not an override \(write KEY=VALUE"):
+        read_source(str(tmp_path), ["extra"])
+
+
+def test_a_source_is_told_in_the_words_of_a_recipe():
+    assert in_recipe(Pack(root="/a/b.pack")) == "data.source.name=pack data.source.root=/a/b.pack"
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"), [("1GB", 10**9), ("1.5 gb", 1_500_000_000), ("20MB", 20_000_000), ("512", 512)]
+)
+def test_amounts_are_decimal(text, num_bytes):
+    assert parse_bytes(text, "--shard-size") == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1GiB", "one"])
+def test_what_is_no_amount_is_refused(text):
+    with pytest.raises(RecipeError, match=r"^--shard-size: .* is not an amount of bytes \(write 500MB or 1GB\)"):
+        parse_bytes(text, "--shard-size")
+
+
+def test_workers_are_counted():
+    assert count_workers("3") == 3
+    assert count_workers("auto") >= 1
+    with pytest.raises(WorldError, match="--workers: 'x' is not a number of processes"):
+        count_workers("x")
