@@ -33,7 +33,6 @@ from fuzz_inputs import Target, build_targets
 from paceline.core.errors import PacelineError
 
 SLOW_S = 10.0
-MAX_MEMORY_BYTES = 4 << 30
 CRASHED = 70
 TOKENS = (
     b"\0", b"\n", b"\r", b"\t", b"\x1b[2J", b"\xff", b"\xed\xa0\x80", b"\xe2\x80\xae", b'"', b"'", b",", b":", b"{",
@@ -61,11 +60,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="decides every input (default: 0)")
     parser.add_argument("--only", default="", help="the targets to fuzz, separated by commas (default: all)")
+    parser.add_argument("--memory-gb", type=float, default=4.0, help="the most a reader may use; 0: any (default: 4)")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="where inputs are saved")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         targets = [each for each in build_targets(Path(scratch)) if each.name in (asked.only or each.name).split(",")]
+        if asked.memory_gb:
+            limit_bytes = int(asked.memory_gb * (1 << 30))
+            resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))  # readers inherit it
         counts = fuzz(targets, asked.seed, asked.minutes * 60, Path(scratch), asked.findings)
     print(table(counts))
     if asked.json:
@@ -103,7 +106,6 @@ def fuzz(targets: list[Target], seed: int, seconds: float, scratch: Path, findin
 
 def _be_reader(targets: list[Target], seed: int, number: int, deadline: float, scratch: Path, findings: Path) -> None:
     """Read inputs from the `number`-th on until the deadline; never returns."""
-    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     warnings.simplefilter("error")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # an input that hangs ends the process
     try:

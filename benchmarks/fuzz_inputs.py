@@ -7,23 +7,30 @@ import io
 import json
 import pickle
 import struct
+import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from fuzz_packs import packs, read_pack, read_record, records
 from PIL import Image
 from safetensors.torch import save as safetensors
 
-from paceline.core.errors import PacelineError
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
+from paceline.core.errors import DataError, PacelineError
 from paceline.core.results import EvalResult, RunResult, StageResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir, read_lines
 from paceline.data.decode import decode
 from paceline.data.sources.cifar_batches import read_batch, read_class_names
 from paceline.data.sources.fashion_mnist import read_idx
+from paceline.data.sources.folder import load_folder
+from paceline.data.sources.lmdb import open_lmdb
+from paceline.data.sources.lmdb_write import write_lmdb
 from paceline.data.sources.manifest import load_manifest
+from paceline.data.sources.webdataset import load_webdataset
 from paceline.models.pretrained import load_weights
 from paceline.parallel.environ import world_from_environ
 from paceline.parallel.single import SingleDevice
@@ -31,7 +38,7 @@ from paceline.recipe.load import PRESETS, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.optim import Adam
 from paceline.recipe.schema.schedule import Plateau
-from paceline.recipe.schema.source import Manifest
+from paceline.recipe.schema.source import Folder, Manifest, WebDataset
 from paceline.recipe.schema.train import Ema
 from paceline.train.attempts import read_attempts
 from paceline.train.average import build_average
@@ -57,6 +64,7 @@ class Target:
 def build_targets(scratch: Path) -> list[Target]:
     """Return every kind of input; examples that only a program can write are written to `scratch` first."""
     checkpoint = _checkpoint(scratch)
+    packed = {"a.pack": packs(scratch, _images())}
     weights = torch.nn.Linear(3, 2).state_dict()
     torch.save(weights, scratch / "weights.pth")
     pth = (scratch / "weights.pth").read_bytes()
@@ -75,6 +83,12 @@ def build_targets(scratch: Path) -> list[Target]:
         Target("cifar", {"batch": [_batch(2), _batch(5)], "meta": [_META]}, _cifar),
         Target("idx", {"idx.gz": [gzip.compress(idx, 1)], "idx": [idx]}, _idx),
         Target("weights", {"w.pth": [pth], "w.safetensors": [safetensors(weights)]}, _weights),
+        Target("pack", packed, lambda folder: read_pack(folder, _read_all, mend=False)),
+        Target("mended pack", packed, lambda folder: read_pack(folder, _read_all, mend=True)),
+        Target("record", {"record": records(scratch, packed["a.pack"][0])}, read_record),
+        Target("lmdb", {"data.mdb": _lmdbs(scratch)}, _lmdb),
+        Target("tar", {"a.tar": _tars()}, lambda folder: _tar(folder, mend=False)),
+        Target("mended tar", {"a.tar": _tars()}, lambda folder: _tar(folder, mend=True)),
         Target("environment", {"environ": _ENVIRONS}, _environment),
     ]  # fmt: skip
 
@@ -230,6 +244,64 @@ def _images() -> list[bytes]:
 
 def _image(folder: Path) -> None:
     decode((folder / "image").read_bytes(), channels=3, name="x")
+
+
+def _lmdbs(scratch: Path) -> list[bytes]:
+    """Return an LMDB of the files that packs are made of, and one of pixels."""
+    info = DatasetInfo("digits", "train", 3, ("a", "b"), 1, (4, 3), (0.5,), (0.25,))
+    digits = ArraySource(info, np.arange(36, dtype=np.uint8).reshape(3, 4, 3, 1), np.array([0, 1, 0]))
+    sets = (
+        load_folder(Folder(root=str(scratch / "photos"))),
+        Datasets(digits, replace(digits, info=replace(info, split="val"))),
+    )
+    made = []
+    for number, datasets in enumerate(sets):
+        write_lmdb(datasets, scratch / f"lmdb{number}", lambda done, total: None)
+        made.append((scratch / f"lmdb{number}" / "data.mdb").read_bytes())
+    return made
+
+
+def _lmdb(folder: Path) -> None:
+    _read_all(open_lmdb(folder / "data.mdb"))
+
+
+def _tars() -> list[bytes]:
+    """Return tars of three samples in each form."""
+    made = []
+    for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=kind) as tar:
+            for stem in ("a", "d/b", "e" * 70 + "/" + "f" * (80 if kind == tarfile.USTAR_FORMAT else 200)):
+                for name, content in ((f"{stem}.cls", b"1"), (f"{stem}.jpg", b"x" * 600)):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+        made.append(file.getvalue().rstrip(b"\0") + bytes(1536))
+    return made
+
+
+def _tar(folder: Path, *, mend: bool) -> None:
+    """List and read a tar; with `mend` the checksum of each block that could be a header is made to fit first."""
+    path = folder / "a.tar"
+    if mend:
+        content = bytearray(path.read_bytes())
+        for at in range(0, len(content) - 511, 512):
+            if b"ustar" in content[at + 250 : at + 270]:
+                content[at + 148 : at + 156] = b" " * 8
+                content[at + 148 : at + 156] = b"%06o\0 " % sum(content[at : at + 512])
+        path.write_bytes(content)
+    _read_all(load_webdataset(WebDataset(train=str(path), val=str(path))))
+
+
+def _read_all(found: Datasets) -> None:
+    """Read all samples; those that are refused are refused in one line."""
+    for source in (found.train, found.val):
+        for index in range(len(source)):
+            try:
+                content, label = source.read(index)
+                assert 0 <= label < source.info.num_classes and len(content) and source.name_of(index).isprintable()
+            except DataError as error:
+                _one_line(str(error))
 
 
 def _batch(num_images: int) -> bytes:

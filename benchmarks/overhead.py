@@ -35,7 +35,8 @@ from paceline.cli.progress import build_progress
 from paceline.core.results import LoaderResult
 from paceline.core.rundir import RunDir, read_lines
 from paceline.core.world import World
-from paceline.data.loader import Batch, Loader
+from paceline.data.batch import Batch
+from paceline.data.loader import Loader
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe

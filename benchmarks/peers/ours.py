@@ -1,0 +1,119 @@
+"""Paceline's loaders, measured as the others are; of the native one also what decoding alone does in this process.
+
+python benchmarks/peers/ours.py native --data FILE.pack
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from asked import WARMUP_BATCHES, Asked, parse
+from stopwatch import measure
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Source
+from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.native import native
+from paceline.data.pack.reader import PackSource
+from paceline.data.sampler import TrainOrder
+from paceline.data.sources.build import build_datasets
+from paceline.lab.floors import Decoding
+from paceline.lab.loaders import Window
+from paceline.recipe.schema.augment import Flip, PadCrop, RandomResizedCrop
+from paceline.recipe.schema.data import Data
+from paceline.recipe.schema.source import Folder, Pack
+
+NAMES = ("inline", "device", "threads", "processes", "native")
+OF_PIXELS = ("inline", "device")
+ENDLESS = 1 << 40
+TURNS = 4
+"""Windows of the loader and of decoding alone, in turns, when both are measured in one process."""
+
+
+@dataclass(frozen=True)
+class Endless:
+    """The samples of an evaluation over and over, as a shard of one that has no end."""
+
+    num_images: int
+    batch: int
+
+    def indices(self, number: int) -> np.ndarray:
+        """Return the samples of a batch."""
+        return (np.arange(self.batch, dtype=np.int64) + number * self.batch) % self.num_images
+
+
+def data_of(asked: Asked) -> Data:
+    """Return the part of a recipe that is measured."""
+    if asked.name in OF_PIXELS:
+        return Data(augment=(PadCrop(), Flip()))
+    is_pack = asked.data.suffix == ".pack"
+    root = str(asked.data)
+    source = Pack(root=root) if is_pack else Folder(train_root=root, val_root=root)
+    return Data(source=source, augment=(RandomResizedCrop(scale=asked.scale), Flip()))
+
+
+def source_of(asked: Asked, data: Data) -> Source:
+    """Return the training images, or made-up pixels of CIFAR's shape."""
+    if asked.name not in OF_PIXELS:
+        return build_datasets(data.source, may_download=False).train
+    images = np.random.default_rng(0).integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8)
+    info = DatasetInfo("pixels", "train", 50_000, ("a", "b"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)
+    return ArraySource(info, images, np.zeros(50_000, dtype=np.int64))
+
+
+def loader_of(asked: Asked, data: Data, source: Source) -> Loader:
+    """Return the loader that is measured, of uint8 batches."""
+    options = LoaderOptions(asked.workers, pin_memory=False, loader=asked.name)
+    size = 32 if asked.name in OF_PIXELS else asked.size
+    if asked.is_train:
+        order = TrainOrder(0, len(source), min(asked.batch, len(source)))
+        return build_train_loader(data, source, order, lambda step: size, options)
+    return build_eval_loader(data, source, Endless(len(source), asked.batch), size, options)
+
+
+def sizes_of(loader: Loader) -> Iterator[int]:
+    """Yield the images of each batch, endlessly."""
+    return (len(batch) for batch in loader.batches(0, ENDLESS))
+
+
+def decoding_alone(asked: Asked, data: Data, source: PackSource) -> Iterator[int]:
+    """Yield the images of each batch that the native decoder has done, endlessly, with nothing around it."""
+    window = Window(asked.seconds, min(asked.batch, len(source)), asked.size, len(source))
+    return Decoding("alone", 0, source, data, native(), asked.workers).sizes(window)
+
+
+def main() -> None:
+    """Measure what the command line names, and print what was found as JSON on a line."""
+    asked = parse(NAMES)
+    data = data_of(asked)
+    source = source_of(asked, data)
+    loader = loader_of(asked, data, source)
+    if asked.name == "native" and asked.is_train:
+        found = in_turns(asked, data, source, loader)
+    else:
+        found = measure(sizes_of(loader), asked.seconds, WARMUP_BATCHES)
+    print(json.dumps(found), flush=True)
+
+
+def in_turns(asked: Asked, data: Data, source: PackSource, loader: Loader) -> dict[str, object]:
+    """Return what windows of the loader came to, and in `alone` windows of decoding alone between them."""
+    ours, alone = [], []
+    for _ in range(TURNS):
+        batches = loader.batches(0, ENDLESS)
+        ours.append(measure((len(batch) for batch in batches), asked.seconds / TURNS, WARMUP_BATCHES))
+        batches.close()
+        loader.close()
+        floor = decoding_alone(asked, data, source)
+        alone.append(measure(floor, asked.seconds / TURNS, WARMUP_BATCHES))
+        floor.close()
+    return {**total(ours), "alone": total(alone)}
+
+
+def total(windows: list[dict[str, float]]) -> dict[str, float]:
+    """Return several windows as one."""
+    found = {name: sum(window[name] for window in windows) for name in ("images", "batches", "wall_s", "cpu_s")}
+    return {**found, "images_per_s": found["images"] / found["wall_s"]}
+
+
+if __name__ == "__main__":
+    main()
