@@ -177,8 +177,10 @@ def clean_environ(more: Mapping[str, str]) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def forking() -> Iterator[Forking]:
     """Return a Python whose programs need not import torch."""
-    # A pool of threads does not survive a fork; and torch reads how much to say when it is imported.
+    # Threads do not survive a fork: those of pools, and of pyarrow's allocator, which pandas imports where it is. And
+    # torch reads how much to say when it is imported.
     early = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+    early["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, str(FORKING), str(theirs.fileno())]
     with ours, subprocess.Popen(command, env=clean_environ(early), pass_fds=[theirs.fileno()]) as server:

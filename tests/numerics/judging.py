@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from paceline.core.results import EvalResult
 from paceline.core.world import World
-from paceline.data.loader import Batch
+from paceline.data.batch import Batch
 from paceline.data.placement import Placement
 from paceline.data.sampler import EvalShard
 from paceline.parallel.strategy import Strategy, build_strategy
