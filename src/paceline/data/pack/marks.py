@@ -47,7 +47,7 @@ def _of_all(paths: Sequence[str]) -> Marker:
 def _state(path: str | Path) -> str:
     try:
         found = Path(path).stat()
-    except OSError:
+    except (OSError, ValueError):  # the latter for a name with a null byte, which no file has
         return "none"
     return f"{found.st_size} {found.st_mtime_ns}"
 
