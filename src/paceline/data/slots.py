@@ -28,16 +28,25 @@ class PagedSlots:
 
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
+        self._lent: list[tuple[weakref.ref[NDArray[np.uint8]], NDArray[np.uint8]]] = []
         self.num_bytes = 0
 
     def take(self, shape: tuple[int, ...]) -> Tensor:
         """Return uint8 of `shape`."""
+        self._collect()
         num_bytes = int(np.prod(shape))
         memory = self._found(num_bytes)
         view = memory[:num_bytes].reshape(shape)
         # Every tensor over the memory holds this view; when the last is gone, so is the view.
-        weakref.finalize(view, self._free.append, memory).atexit = False
+        self._lent.append((weakref.ref(view), memory))
         return torch.from_numpy(view)
+
+    def _collect(self) -> None:
+        """Have back what nobody holds any more."""
+        still_lent = [(view, memory) for view, memory in self._lent if view() is not None]
+        if len(still_lent) < len(self._lent):
+            self._free += [memory for view, memory in self._lent if view() is None]
+            self._lent = still_lent
 
     def _found(self, num_bytes: int) -> NDArray[np.uint8]:
         while self._free:
