@@ -25,8 +25,10 @@ from paceline.core.process import ignore_stop_signals
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
 from paceline.core.world import World
-from paceline.lab.probes import BASE, TRACE, LeftOut, aside_trials, base_trial, measuring_patch, probes_of
-from paceline.lab.trial import Outcome, Trial, TrialError, interrupted_by, run_trials, vary, words_of, write_recipe
+from paceline.lab.measuring import measuring_patch
+from paceline.lab.probes import BASE, TRACE, LeftOut, aside_trials, base_trial, probes_of
+from paceline.lab.runner import Runner, TrialError, interrupted_by, run_trials
+from paceline.lab.trial import Outcome, Trial, vary, words_of, write_recipe
 from paceline.parallel.environ import launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.load import load
@@ -147,14 +149,14 @@ def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
     try:
         with interrupted_by(signal.SIGTERM, signal.SIGHUP), _telling(asked, out) as (begins, say):
             say(_plan(asked))
-            runs = run_trials(
-                asked.trials,
+            runner = Runner(
+                asked.recipe,
                 recipe_file,
-                ranks=asked.ranks,
+                asked.ranks,
                 place=lambda trial, repeat: _place(rundir, trial, repeat),
                 begins=begins,
             )
-            for outcome in runs:
+            for outcome in run_trials(asked.trials, runner):
                 _check_base(outcome)
                 say(_line(outcome))
                 outcomes.append(outcome)

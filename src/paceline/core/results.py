@@ -1,30 +1,18 @@
 """What a run amounts to: `result.json`, the contract between the trainer and everything that reads it later."""
 
-import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import Field
 
 from paceline.core.class_table import ClassTable
 from paceline.core.mistake import Mistake
+from paceline.core.value import Measured, Value
 
 SCHEMA_VERSION = 3
 Status = Literal["completed", "target_reached", "preempted", "failed"]
 
 
-def _json_number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
-
-
-# JSON has no infinity and no NaN: they are written as text, which reads back as the same number.
-Measured = Annotated[float, PlainSerializer(_json_number, return_type=float | str, when_used="json")]
-
-
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class EvalResult(_Value):
+class EvalResult(Value):
     """An evaluation: how many images were counted, and the shares and mean loss over exactly those.
 
     `ece` is the expected calibration error, the mean distance between confidence and accuracy;
@@ -39,7 +27,7 @@ class EvalResult(_Value):
     mean_class_accuracy: float | None = None
 
 
-class EvalReport(_Value):
+class EvalReport(Value):
     """What the weights after a step are worth: as they are, averaged, and on images they were trained on.
 
     `val` and `train` are of the weights as they are, `ema` of the averaged ones on the validation split. `classes`
@@ -63,7 +51,7 @@ class EvalReport(_Value):
         return None if self.train is None else self.train.top1 - self.val.top1
 
 
-class ThroughputResult(_Value):
+class ThroughputResult(Value):
     """Global images/s in steady state, waiting for data included.
 
     `spread` is the 10th and 90th percentile of images/s over `n` windows of up to ten steps; `excluded_s` is what
@@ -76,7 +64,7 @@ class ThroughputResult(_Value):
     excluded_s: float
 
 
-class TimeResult(_Value):
+class TimeResult(Value):
     """Seconds: the whole run, and its parts. `to_target_s` is None when no target was set or reached.
 
     `startup_s` runs from the start of the process to the first step; `to_target_s` from there to the end of the
@@ -91,7 +79,7 @@ class TimeResult(_Value):
     to_target_s: float | None
 
 
-class StageResult(_Value):
+class StageResult(Value):
     """Seconds of one stage over all counted steps, by the host's clock and the device's; share of the wall clock."""
 
     host_s: float
@@ -99,7 +87,7 @@ class StageResult(_Value):
     share: float
 
 
-class AccountResult(_Value):
+class AccountResult(Value):
     """Where each second of rank 0's process went: with `residual_s`, which nothing covers, they add up to `wall_s`.
 
     `start_up_s` is what precedes the first step, but for `compile_s`, compiling; `warmup_s` the first steps, as many as
@@ -121,7 +109,7 @@ class AccountResult(_Value):
     explained: float
 
 
-class LoaderResult(_Value):
+class LoaderResult(Value):
     """How a rank's training batches were made, beside the steps and never part of their sum: seconds of all workers.
 
     `loader` is who made them: device, native, threads, processes, or inline for the rank itself.
@@ -148,7 +136,7 @@ class LoaderResult(_Value):
     busy: float | None
 
 
-class BucketResult(_Value):
+class BucketResult(Value):
     """A bucket of gradients: bytes sent, and means over `n` steps of when it was ready and how long it took.
 
     `ready_s` is counted from the first bucket of the step being ready, `wire_s` from ready to averaged.
@@ -160,7 +148,7 @@ class BucketResult(_Value):
     n: int
 
 
-class CommunicationResult(_Value):
+class CommunicationResult(Value):
     """What averaging gradients took on rank 0, in seconds of a step (means).
 
     `exposed_s` is what a step waits for: from the rank's last gradient being ready to all being averaged, other ranks'
@@ -176,7 +164,7 @@ class CommunicationResult(_Value):
     buckets: tuple[BucketResult, ...] = ()
 
 
-class RankResult(_Value):
+class RankResult(Value):
     """A rank's means over the counted steps, in seconds of a step; stages are in device seconds.
 
     `late_s` is how much longer the others waited for gradients and buffers than it did: 0 where that cannot be told.
@@ -188,7 +176,7 @@ class RankResult(_Value):
     stages: dict[str, float]
 
 
-class StragglerResult(_Value):
+class StragglerResult(Value):
     """What ranks lose by waiting for the latest of them: seconds of a step, and the share of it.
 
     `late_steps` is the share of steps in which some rank was late by 5 % of a step or more: little where one long stall
@@ -204,7 +192,17 @@ class StragglerResult(_Value):
     late_steps: float = 0.0
 
 
-class CheckpointResult(_Value):
+class MemoryResult(Value):
+    """The most memory that rank 0 has held at once, in bytes: of the host, and of its GPU (None without one).
+
+    `host_bytes` is the process's resident set, mapped files it has touched included, without its workers'.
+    """
+
+    host_bytes: int
+    device_bytes: int | None = None
+
+
+class CheckpointResult(Value):
     """What saving came to in this process: checkpoints on disk and failed ones; seconds and bytes are means of one.
 
     `stall_s` is how long training stood still, `write_s` how long it took until the checkpoint was safe on disk.
@@ -217,7 +215,7 @@ class CheckpointResult(_Value):
     bytes: int
 
 
-class GoodputResult(_Value):
+class GoodputResult(Value):
     """Where the wall clock went since the run was first started, over all its processes: seconds that add up.
 
     `useful_s` is the time of steps whose work is in the result, each counted once; `share` is that of `wall_s`.
@@ -238,17 +236,17 @@ class GoodputResult(_Value):
     starts: int
 
 
-class RunResult(_Value):
+class RunResult(Value):
     """A finished run.
 
     `eval` is the last evaluation, None when the recipe asked for none; `ema` is that of the averaged weights and
     `train_eval` that on training images, None when the recipe asked for neither, and `gap` is top-1 of `train_eval`
     less that of `eval`. `best` is the best evaluation of the weights that are judged: the averaged ones when there
     are any. `skipped_steps` moved nothing, as their loss or gradient was no number. `bad_images` is how many different
-    images could not be read and were left out. `goodput`, `checkpoints` and `account` are None in results of before
-    they were measured; `loader` is None with `measure.clock=off`, `communication` also where gradients are not averaged
-    by ddp, and `straggler` likewise and where there is one rank, which is when `ranks` is empty. `verdict` has
-    `bottleneck`, `evidence`, `ceiling` and `try`.
+    images could not be read and were left out. `goodput`, `checkpoints`, `account` and `memory` are None in results of
+    before they were measured; `loader` is None with `measure.clock=off`, `communication` also where gradients are not
+    averaged by ddp, and `straggler` likewise and where there is one rank, which is when `ranks` is empty. `verdict`
+    has `bottleneck`, `evidence`, `ceiling` and `try`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -271,6 +269,7 @@ class RunResult(_Value):
     checkpoints: CheckpointResult | None = None
     stages: dict[str, StageResult]
     account: AccountResult | None = None
+    memory: MemoryResult | None = None
     loader: LoaderResult | None = None
     communication: CommunicationResult | None = None
     ranks: tuple[RankResult, ...] = ()

@@ -3,14 +3,12 @@ directories alone. Which trials to run, and what their results mean, is said els
 
 import contextlib
 import json
-import signal
-import subprocess
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Final, Protocol
+from typing import Final
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import RunResult
@@ -21,33 +19,34 @@ from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import read_value, write_text
 
-_GRACE_S: Final = 10.0
-_FAILED: Final = 1
-
-
-class TrialError(PacelineError):
-    """A trial that nothing can be said without has failed; the process ends with the exit code that its own had."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.exit_code = code
+_NAME_LENGTH: Final = 60
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A variation of a base recipe, how often it is run, and in a few words what it `explains`."""
+    """A variation of a base recipe, how often it is run, and in a few words what it `explains`.
+
+    `expects` are the stages that it is to shrink. `ranks` are those it runs on (None: as many as the others), over
+    `nodes` nodes of a Slurm allocation (0: here, without srun). With `is_cold` its files are to be out of the kernel's
+    cache when it starts.
+    """
 
     name: str
     patch: Patch = field(default_factory=Patch)
     repeats: int = 1
     explains: str = ""
+    expects: tuple[str, ...] = ()
+    ranks: int | None = None
+    nodes: int = 0
+    is_cold: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What came of a run of a trial; `repeat` counts from 1. Without a result, `error` says in one line why.
 
-    `code` is the exit code of the process, and `said` what it wrote on standard error.
+    `code` is the exit code of the process, and `said` what it wrote on standard error. `is_known` says that the run was
+    there already, and nothing was run.
     """
 
     trial: Trial
@@ -57,51 +56,7 @@ class Outcome:
     error: str = ""
     code: int = 0
     said: str = ""
-
-
-class Process(Protocol):
-    """What is used of `subprocess.Popen`, in text mode."""
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, negative where a signal ended the process; None while it runs."""
-        ...
-
-    def communicate(self) -> tuple[str | None, str | None]:
-        """Wait for the end; return what was written."""
-        ...
-
-    def poll(self) -> int | None:
-        """Return the exit code where it has ended."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end. Raise `subprocess.TimeoutExpired` after `timeout` seconds."""
-        ...
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        ...
-
-    def kill(self) -> None:
-        """End it."""
-        ...
-
-
-Start = Callable[[Sequence[str]], Process]
-
-
-def start_process(command: Sequence[str]) -> "subprocess.Popen[str]":
-    """Start `command` in a session of its own, so that a Ctrl-C of the terminal reaches it through us alone."""
-    return subprocess.Popen(
-        list(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    is_known: bool = False
 
 
 def vary(recipe: Recipe, patch: Patch) -> Recipe:
@@ -132,10 +87,24 @@ def _word(value: object) -> str:
 
 
 def command_of(trial: Trial, recipe_file: Path, ranks: int, rundir: Path) -> list[str]:
-    """Return the words that run a trial once: a `paceline train` in a fresh process of this Python."""
+    """Return the words that run a trial once: a `paceline train` in fresh processes of this Python."""
     # -P: a module in the current folder, which may be somebody's data, is not to be imported.
-    program = [sys.executable, "-P", "-m", "paceline", "train", str(recipe_file)]
-    return [*program, *words_of(trial.patch), "--ranks", str(ranks), "--run-dir", str(rundir), "--json"]
+    program = [sys.executable, "-P", "-m", "paceline", "train", str(recipe_file), *words_of(trial.patch)]
+    written = ["--run-dir", str(rundir), "--json"]
+    if not trial.nodes:
+        return [*program, "--ranks", str(ranks), *written]
+    tasks = [f"--ntasks={ranks}", f"--ntasks-per-node={ranks // trial.nodes}"]
+    return ["srun", f"--nodes={trial.nodes}", *tasks, "--kill-on-bad-exit=1", *program, *written]
+
+
+def folder_name(trial: Trial, recipe: Recipe, ranks: int, repeat: int) -> str:
+    """Return what the folder of a run is called, which two different runs of an experiment never share.
+
+    It has the trial's name, the hash of its recipe, its ranks and nodes, and the number of the run.
+    """
+    name = re.sub(r"[^A-Za-z0-9._=-]+", "-", trial.name)[:_NAME_LENGTH].strip("-.")
+    place = f"{ranks}r" + (f"{trial.nodes}n" if trial.nodes else "")
+    return f"{name}-{vary(recipe, trial.patch).hash[:8]}-{place}-{repeat}"
 
 
 def interleaved(trials: Sequence[Trial]) -> Iterator[tuple[Trial, int]]:
@@ -145,88 +114,3 @@ def interleaved(trials: Sequence[Trial]) -> Iterator[tuple[Trial, int]]:
     """
     for repeat in range(1, max((trial.repeats for trial in trials), default=0) + 1):
         yield from ((trial, repeat) for trial in trials if repeat <= trial.repeats)
-
-
-def run_trials(
-    trials: Sequence[Trial],
-    recipe_file: Path,
-    *,
-    ranks: int,
-    place: Callable[[Trial, int], Path],
-    begins: Callable[[Trial, int], None] = lambda trial, repeat: None,
-    start: Start = start_process,
-) -> Iterator[Outcome]:
-    """Run `trials` over the recipe in `recipe_file`, one process at a time and in turns; yield how each has ended.
-
-    `place` says in which folder a run of a trial is written, and `begins` is called before it. A trial that has failed
-    is not tried again, and the others go on. An exception that comes meanwhile, such as that of Ctrl-C, ends the
-    process that runs.
-    """
-    failed: set[str] = set()
-    for trial, repeat in interleaved(trials):
-        if trial.name in failed:
-            continue
-        begins(trial, repeat)
-        rundir = RunDir(place(trial, repeat))
-        outcome = _run(trial, repeat, rundir, command_of(trial, recipe_file, ranks, rundir.path), start)
-        if outcome.result is None:
-            failed.add(trial.name)
-        yield outcome
-
-
-def _run(trial: Trial, repeat: int, rundir: RunDir, command: Sequence[str], start: Start) -> Outcome:
-    process = start(command)
-    try:
-        said = process.communicate()[1] or ""
-    finally:
-        _end(process)
-    code = process.returncode
-    if code:
-        return Outcome(trial, repeat, rundir, None, _complaint(said, code), code if code > 0 else _FAILED, said)
-    try:
-        result = rundir.read_result()
-    except PacelineError as error:
-        return Outcome(trial, repeat, rundir, None, str(error), _FAILED, said)
-    if not result.throughput.images_per_s > 0:
-        return Outcome(trial, repeat, rundir, None, "no step was counted (ask for more --steps)", _FAILED, said)
-    return Outcome(trial, repeat, rundir, result, said=said)
-
-
-def _end(process: Process) -> None:
-    """End a process that still runs, and its ranks with it: by force after a while, and at once at a second Ctrl-C."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_GRACE_S)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
-def _complaint(said: str, code: int) -> str:
-    """Return the first error that a process named, else the last that it said, else how it ended."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    if named:
-        return named[0]
-    if code < 0:
-        return f"was killed by signal {-code}"
-    return lines[-1] if lines else f"ended with exit code {code}"
-
-
-@contextlib.contextmanager
-def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
-    """Return a context in which these signals interrupt as Ctrl-C does, so that no child is left behind."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

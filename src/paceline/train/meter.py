@@ -11,13 +11,14 @@ from statistics import median
 
 import torch
 
-from paceline.core.results import CommunicationResult, LoaderResult, RankResult, StragglerResult
+from paceline.core.results import CommunicationResult, LoaderResult, MemoryResult, RankResult, StragglerResult
 from paceline.core.rundir import RunDir
 from paceline.core.stages import EXPOSED, STAGES
 from paceline.core.world import World
 from paceline.data.loader import Loader
 from paceline.measure import Clock, ClockSummary, build_clock
 from paceline.measure.communication import communication
+from paceline.measure.memory import peak_memory
 from paceline.measure.rate import unix_s
 from paceline.measure.spans import NvtxSpans, SpannedClock, Spans
 from paceline.measure.straggler import RankTimes, stragglers
@@ -34,6 +35,7 @@ class Measured:
     """What rank 0's clock came to, and what it takes all ranks to tell; None and empty where nothing was measured."""
 
     summary: ClockSummary
+    memory: MemoryResult | None = None
     loader: LoaderResult | None = None
     communication: CommunicationResult | None = None
     ranks: tuple[RankResult, ...] = ()
@@ -64,11 +66,12 @@ class Meter:
         summary = self.clock.drain()
         for spans in self.spans:
             spans.finish()
+        memory = peak_memory(self.device)
         if not summary.has_run:
-            return Measured(summary)
+            return Measured(summary, memory)
         ranks, straggler = self._compare(summary)
         offsets_s = self._clock_offsets() if self.is_traced else ()
-        return Measured(summary, self.loader.stats(), self._communication(summary), ranks, straggler, offsets_s)
+        return Measured(summary, memory, self.loader.stats(), self._communication(summary), ranks, straggler, offsets_s)
 
     def merge_traces(self, clock_offsets_s: Sequence[float]) -> None:
         """Put the ranks' traces that are in this folder on one time axis. For rank 0, when no rank waits for it."""

@@ -84,6 +84,7 @@ def summarise(
         checkpoints=checkpoints,
         stages={name: StageResult(**asdict(summary.stages[name])) for name in STAGES if name in summary.stages},
         account=account(summary, wall_s, around),
+        memory=measured.memory,
         loader=measured.loader,
         communication=measured.communication,
         ranks=measured.ranks,

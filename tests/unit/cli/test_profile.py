@@ -25,7 +25,8 @@ from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.lab.probes import LeftOut
 from paceline.lab.profile import Probed, Profile, Rate
-from paceline.lab.trial import Outcome, Trial, TrialError
+from paceline.lab.runner import TrialError
+from paceline.lab.trial import Outcome, Trial
 from paceline.measure.verdict import Ceilings
 from paceline.recipe.patch import Patch
 

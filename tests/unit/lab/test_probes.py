@@ -5,7 +5,8 @@ from math import prod
 import pytest
 
 from paceline.core.dataset import DatasetInfo
-from paceline.lab.probes import aside_trials, base_trial, measuring_patch, probes_of
+from paceline.lab.measuring import measuring_patch
+from paceline.lab.probes import aside_trials, base_trial, probes_of
 from paceline.lab.trial import Trial, vary, words_of
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.patch import Patch

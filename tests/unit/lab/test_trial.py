@@ -1,109 +1,14 @@
-"""Trials run in turns, are read from their run directories, and leave no process behind."""
+"""A trial is a variation of a recipe, the words that run it, and a folder of its own."""
 
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.core.results import RunResult, ThroughputResult, TimeResult
-from paceline.core.rundir import RunDir
-from paceline.lab.trial import (
-    Outcome,
-    Trial,
-    command_of,
-    interleaved,
-    interrupted_by,
-    run_trials,
-    start_process,
-    vary,
-    words_of,
-    write_recipe,
-)
+from paceline.lab.trial import Trial, command_of, folder_name, interleaved, vary, words_of, write_recipe
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-
-
-def result(images_per_s: float) -> RunResult:
-    return RunResult(
-        status="completed",
-        recipe_hash="0123456789ab",
-        world_size=1,
-        epochs=1.0,
-        steps=50,
-        images_seen=3200,
-        eval=None,
-        best=None,
-        throughput=ThroughputResult(images_per_s=images_per_s, spread=(images_per_s, images_per_s), n=4, excluded_s=0),
-        time=TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0, checkpoint_s=0, to_target_s=None),
-        stages={},
-        verdict={"bottleneck": "unknown", "evidence": "none", "try": ""},
-        lr="0.1 at 64",
-        weights_sha256="ab",
-        provenance={},
-    )
-
-
-class Child:
-    """A process that writes a result where it was told to, says `said`, and ends with `code`."""
-
-    def __init__(self, command: Sequence[str], code: int = 0, said: str = "", images_per_s: float = 100.0) -> None:
-        self.command = list(command)
-        self.returncode: int | None = None
-        self.calls: list[str] = []
-        self._ends_with = code
-        self._said = said
-        self._rate = images_per_s
-
-    def communicate(self) -> tuple[str | None, str | None]:
-        if not self._ends_with:
-            folder = Path(self.command[self.command.index("--run-dir") + 1])
-            folder.mkdir(parents=True)
-            RunDir(folder).write_result(result(self._rate))
-        self.returncode = self._ends_with
-        return None, self._said
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self.calls.append(f"wait {timeout}")
-        if timeout is not None and "kill" not in self.calls and self._ends_with == -9:
-            raise subprocess.TimeoutExpired("child", timeout)
-        self.returncode = -15
-        return self.returncode
-
-    def terminate(self) -> None:
-        self.calls.append("terminate")
-
-    def kill(self) -> None:
-        self.calls.append("kill")
-        self.returncode = -9
-
-
-class Interrupted(Child):
-    """A process during which Ctrl-C is pressed."""
-
-    def communicate(self) -> tuple[str | None, str | None]:
-        raise KeyboardInterrupt
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., list[Outcome]]:
-    """Return a function that runs trials with children made by `start`, each in a folder of its own."""
-
-    def all_of(trials: Sequence[Trial], start: Callable[[Sequence[str]], Child]) -> list[Outcome]:
-        place = lambda trial, repeat: tmp_path / f"{trial.name}-{repeat}"  # noqa: E731
-        return list(run_trials(trials, tmp_path / "base.yaml", ranks=2, place=place, start=start))
-
-    return all_of
-
-
-def named(command: Sequence[str]) -> str:
-    return Path(command[command.index("--run-dir") + 1]).name
 
 
 def test_trials_are_run_in_turns() -> None:
@@ -137,80 +42,6 @@ def test_a_trial_is_a_training_in_a_fresh_process_of_this_python() -> None:
     ]
 
 
-def test_outcomes_are_read_from_run_directories(run, tmp_path: Path) -> None:
-    rates = {"a-1": 100.0, "b-1": 300.0, "a-2": 110.0, "b-2": 310.0}
-    outcomes = run(
-        [Trial("a", repeats=2), Trial("b", repeats=2)],
-        lambda command: Child(command, images_per_s=rates[named(command)]),
-    )
-    assert [(each.trial.name, each.repeat) for each in outcomes] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
-    assert [each.result.throughput.images_per_s for each in outcomes] == [100, 300, 110, 310]
-    assert outcomes[1].rundir == RunDir(tmp_path / "b-1")
-
-
-def test_a_failed_trial_is_told_in_one_line_and_not_tried_again_while_the_others_go_on(run) -> None:
-    started = []
-
-    def start(command: Sequence[str]) -> Child:
-        started.append(named(command))
-        said = "warning: slow\nerror: data.source: no such folder (mend it)\nerror: rank 1 failed\n"
-        return Child(command, 2, said) if named(command).startswith("b") else Child(command)
-
-    outcomes = run([Trial("a", repeats=2), Trial("b", repeats=2), Trial("c", repeats=2)], start)
-    assert started == ["a-1", "b-1", "c-1", "a-2", "c-2"]
-    failed = outcomes[1]
-    assert (failed.result, failed.code, failed.error) == (None, 2, "data.source: no such folder (mend it)")
-    assert all(each.result for each in outcomes if each is not failed)
-
-
-@pytest.mark.parametrize(
-    ("code", "said", "error", "exit_code"),
-    [
-        (1, "Traceback\n  ...\nZeroDivisionError: division\n", "ZeroDivisionError: division", 1),
-        (-11, "", "was killed by signal 11", 1),
-        (75, "", "ended with exit code 75", 75),
-    ],
-)
-def test_a_process_that_names_no_error_is_told_by_its_end(run, code, said, error, exit_code) -> None:
-    (outcome,) = run([Trial("a")], lambda command: Child(command, code, said))
-    assert (outcome.error, outcome.code) == (error, exit_code)
-
-
-def test_a_run_without_counted_steps_has_failed(run) -> None:
-    (outcome,) = run([Trial("a")], lambda command: Child(command, images_per_s=0.0))
-    assert outcome.result is None and "no step was counted" in outcome.error
-
-
-@pytest.mark.parametrize(("code", "calls"), [(0, ["terminate"]), (-9, ["terminate", "kill"])])
-def test_ctrl_c_ends_the_process_that_runs_and_starts_no_other(run, code: int, calls: list[str]) -> None:
-    """One that does not end when it is asked to is killed."""
-    started: list[Child] = []
-
-    def start(command: Sequence[str]) -> Child:
-        started.append(Interrupted(command, code))
-        return started[-1]
-
-    with pytest.raises(KeyboardInterrupt):
-        run([Trial("a"), Trial("b")], start)
-    (child,) = started
-    assert [call for call in child.calls if not call.startswith("wait")] == calls
-    assert child.calls[-1].startswith("wait")
-
-
-def test_a_signal_to_stop_interrupts_as_ctrl_c_does_and_only_meanwhile() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), interrupted_by(signal.SIGTERM):
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_started_process_says_what_it_has_to_say_and_is_no_part_of_our_group() -> None:
-    script = "import os, sys; print(os.getpgid(0) == os.getpid(), file=sys.stderr); print('lost'); sys.exit(3)"
-    process = start_process([sys.executable, "-S", "-c", script])
-    assert process.communicate()[1] == "True\n"
-    assert process.returncode == 3
-
-
 def test_a_varied_recipe_is_checked_and_reads_back_from_its_file(tmp_path: Path) -> None:
     recipe = load("cifar10-94").recipe
     varied = vary(recipe, Patch((("train.steps", 5), ("schedule.name", "constant"))))
@@ -219,3 +50,27 @@ def test_a_varied_recipe_is_checked_and_reads_back_from_its_file(tmp_path: Path)
     assert load(str(tmp_path / "new" / "base.yaml")).recipe == varied
     with pytest.raises(RecipeError, match=r"^model\.width: "):
         vary(recipe, Patch((("model.width", 0),)))
+
+
+def test_on_nodes_a_trial_is_a_step_of_the_allocation() -> None:
+    trial = Trial("two", nodes=2)
+    assert command_of(trial, Path("base.yaml"), 8, Path("x")) == [
+        *("srun", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--kill-on-bad-exit=1"),
+        *(sys.executable, "-P", "-m", "paceline", "train", "base.yaml", "--run-dir", "x", "--json"),
+    ]
+
+
+def test_no_two_runs_of_an_experiment_share_a_folder() -> None:
+    recipe = load("digits").recipe
+    faster = Trial("a b/c", Patch((("optim.lr", 0.5),)))
+    names = [
+        folder_name(faster, recipe, 1, 1),
+        folder_name(faster, recipe, 1, 2),
+        folder_name(faster, recipe, 2, 1),
+        folder_name(Trial("a b/c"), recipe, 1, 1),
+        folder_name(Trial("a b/c", nodes=1), recipe, 1, 1),
+        folder_name(Trial("d"), recipe, 1, 1),
+    ]
+    assert len(set(names)) == len(names)
+    assert names[0].startswith("a-b-c-") and names[0].endswith("-1r-1")
+    assert folder_name(Trial("../.."), recipe, 1, 1).count(".") == 0

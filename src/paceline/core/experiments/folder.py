@@ -1,0 +1,120 @@
+"""The folder of an experiment: what was asked, the runs it is made of, and what they came to.
+
+Unlike a run it is gone on with by asking for the same again: what was asked is written first, and the result last.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.experiments.ladder import LadderResult
+from paceline.core.experiments.prediction import PredictionResult
+from paceline.core.experiments.scaling import ScaleResult
+from paceline.core.experiments.tuning import TuneResult
+from paceline.core.rundir import RunDir, write_atomic
+
+Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult
+RESULT: Final = "experiment.json"
+_ASKED: Final = "asked.json"
+_READ: Final[TypeAdapter[Experiment]] = TypeAdapter(Annotated[Experiment, Field(discriminator="kind")])
+
+
+@dataclass(frozen=True)
+class ExperimentDir:
+    """Where everything an experiment writes is found."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe that all trials vary, which `paceline train FOLDER` trains as a whole."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def trials(self) -> Path:
+        """The folder of runs, one folder each."""
+        return self.path / "trials"
+
+    @property
+    def data(self) -> Path:
+        """The folder of data that were made for trials, such as packs; it goes when the experiment has ended."""
+        return self.path / "data"
+
+    @property
+    def result(self) -> Path:
+        """What the experiment came to, as JSON; it is written last."""
+        return self.path / RESULT
+
+    @property
+    def table(self) -> Path:
+        """The same as CSV, one row a rung, a number of ranks, or whatever was varied."""
+        return self.path / "table.csv"
+
+    @property
+    def markdown(self) -> Path:
+        """The same as a table to paste."""
+        return self.path / "table.md"
+
+    @property
+    def report(self) -> Path:
+        """The report, one HTML file."""
+        return self.path / "report.html"
+
+    def write(self, result: Experiment) -> None:
+        """Write what it came to. Raise `PacelineError` when it cannot be."""
+        try:
+            write_atomic(self.result, result.model_dump_json(indent=2) + "\n")
+        except OSError as error:
+            raise PacelineError(f"{self.result}: cannot be written: {error.strerror} (free some room)") from None
+
+    def read(self) -> Experiment:
+        """Return what it came to. Raise `PacelineError` when there is no result or it cannot be read."""
+        try:
+            return _READ.validate_json(self.result.read_bytes())
+        except FileNotFoundError:
+            raise PacelineError(
+                f"{self.path}: has no {RESULT} (the experiment has not ended: start it again)"
+            ) from None
+        except (OSError, ValidationError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise PacelineError(f"{self.result}: cannot be read: {reason} (start the experiment again)") from None
+
+
+def open_experiment(
+    name: str, asked: dict[str, Any], run_dir: Path | None, now: datetime, told: Callable[[str], None]
+) -> ExperimentDir:
+    """Return the folder of an experiment: one that asked for the same and has not ended is gone on with.
+
+    `name` begins its folder's, such as `ladder-cpu`; `asked` is all that its trials depend on, as JSON has it. `told`
+    hears that one is gone on with. Raise `RecipeError` where `run_dir` holds something else.
+    """
+    if run_dir is None:
+        known = RunDir.newest_of(name, lambda run: _is_unfinished(run.path, asked))
+        folder = known.path if known else RunDir.claim(name, now).path
+    else:
+        folder = run_dir.expanduser()
+        if folder.exists() and any(folder.iterdir()) and _read_asked(folder) != asked:
+            raise RecipeError(f"--run-dir: {folder} holds something else (name a new folder)")
+    if (folder / _ASKED).exists():
+        told(f"going on with {folder}")
+    else:
+        RunDir(folder).create()
+        write_atomic(folder / _ASKED, json.dumps(asked, indent=2) + "\n")
+    return ExperimentDir(folder)
+
+
+def _is_unfinished(folder: Path, asked: dict[str, Any]) -> bool:
+    return not (folder / RESULT).exists() and _read_asked(folder) == asked
+
+
+def _read_asked(folder: Path) -> object:
+    try:
+        return json.loads((folder / _ASKED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,87 @@
+"""What a ladder came to: settings laid one over the other, and what each of them bought."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from paceline.core.interval import Interval
+from paceline.core.value import Value
+
+
+class ParityResult(Value):
+    """Whether a rung trains as the rung below does, on the same samples in the same order.
+
+    `loss` and `loss_below` are means over the counted steps, `gap` the relative difference (loss / loss below - 1) over
+    pairs of runs. `verdict` is `same` where all of the gap's interval lies within `tolerance` of none, `differs` where
+    none of it does, and `open` where the runs do not tell; `why` says it in a sentence.
+    """
+
+    loss: float
+    loss_below: float
+    gap: Interval
+    tolerance: float
+    verdict: Literal["same", "differs", "open"]
+    why: str
+
+
+class RungResult(Value):
+    """A rung: what it changes, and what that bought.
+
+    `patch` are the KEY=VALUE words that it lays over the rung below it, which is the last one that was kept. `expects`
+    are the stages that it was to shrink; `shrank` says of each by how much, in device seconds of a step (below, here).
+    `over_below` and `over_first` are ratios of images/s, the latter the product of those in between; None for the
+    first rung and where nothing was measured. `stages` are device seconds of a step, `residual_s` the rest of it.
+    `startup_s` is from the start of the process to the first step, `compile_s` of it compiling, `prepare_s` what was
+    spent once on data. Memory is rank 0's, in bytes. `runs` are folders below the experiment's. `status` is `failed`
+    where it could not be run (`why` says it), and `left_out` where it does not fit this machine or recipe.
+    """
+
+    name: str
+    explains: str
+    patch: tuple[str, ...]
+    status: Literal["kept", "dropped", "failed", "left_out"]
+    why: str
+    below: str = ""
+    expects: tuple[str, ...] = ()
+    shrank: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    images_per_s: Interval | None = None
+    spread: tuple[float, float] | None = None
+    over_below: Interval | None = None
+    over_first: Interval | None = None
+    stages: dict[str, float] = Field(default_factory=dict)
+    step_s: float | None = None
+    startup_s: float | None = None
+    compile_s: float | None = None
+    prepare_s: float = 0.0
+    host_bytes: int | None = None
+    device_bytes: int | None = None
+    parity: ParityResult | None = None
+    verdict: dict[str, str] = Field(default_factory=dict)
+    runs: tuple[str, ...] = ()
+
+
+class LadderResult(Value):
+    """A ladder that was climbed: its rungs from the first up, and what they were measured on.
+
+    `best` is the name of the last rung that was kept and `best_patch` all that it lays over the recipe; `stopped` says
+    why the ladder `auto` looked no further, "" for others.
+    """
+
+    kind: Literal["ladder"] = "ladder"
+    schema_version: int = 1
+    ladder: str
+    summary: str
+    recipe: str
+    recipe_hash: str
+    ranks: int
+    steps: int
+    warmup_steps: int
+    repeats: int
+    batch_size: int
+    rungs: tuple[RungResult, ...]
+    best: str
+    best_patch: tuple[str, ...]
+    stopped: str = ""
+    wall_s: float
+    command: tuple[str, ...]
+    provenance: dict[str, Any]

@@ -1,0 +1,80 @@
+"""What scaling came to: the same recipe on more ranks, or with larger batches."""
+
+from typing import Any, Literal
+
+from paceline.core.interval import Interval
+from paceline.core.value import Value
+
+
+class ScalePoint(Value):
+    """A number of ranks, and what was measured on it.
+
+    `efficiency` is images/s over those of the smallest number of ranks, each divided by its ranks, in pairs of runs of
+    one turn; None for that one itself and where it failed. `exposed_s` is what a step waits for gradients and
+    `exposed_share` its share of a step, `straggler_share` the share that is lost to the latest rank: None on one rank.
+    `top1` is the accuracy of whole runs, where it was asked for. `error` says why a point could not be measured.
+    """
+
+    ranks: int
+    nodes: int
+    batch_size: int
+    rank_batch: int
+    images_per_s: Interval | None = None
+    spread: tuple[float, float] | None = None
+    step_s: float | None = None
+    efficiency: Interval | None = None
+    exposed_s: float | None = None
+    exposed_share: float | None = None
+    straggler_share: float | None = None
+    startup_s: float | None = None
+    wall_s: float | None = None
+    top1: Interval | None = None
+    bottleneck: str = ""
+    error: str = ""
+    runs: tuple[str, ...] = ()
+
+
+class BatchPoint(Value):
+    """A batch size, a warm-up and a rule for the learning rate, and how whole runs ended over `seeds`.
+
+    `lr` is the peak. `to_target_s` and `to_target_epochs` are means over the runs that reached the target, which
+    `reached` counts; None where none did.
+    """
+
+    batch_size: int
+    warmup: str
+    lr_rule: str
+    lr: float
+    seeds: int
+    reached: int
+    top1: Interval | None = None
+    images_per_s: Interval | None = None
+    to_target_s: Interval | None = None
+    to_target_epochs: Interval | None = None
+    error: str = ""
+    runs: tuple[str, ...] = ()
+
+
+class ScaleResult(Value):
+    """Ranks and what they gave (`points`), or batches and how they trained (`batches`): one of them is empty.
+
+    `mode` is `weak` where each rank keeps its batch and `strong` where the whole batch stays; `batch` for a study of
+    batches. `target` is the top-1 accuracy that it trains to. `caution` says in a sentence where ranks share what more
+    machines would each have, such as cores; "" where they do not.
+    """
+
+    kind: Literal["scale"] = "scale"
+    schema_version: int = 1
+    mode: Literal["weak", "strong", "batch"]
+    recipe: str
+    recipe_hash: str
+    steps: int
+    warmup_steps: int
+    repeats: int
+    points: tuple[ScalePoint, ...] = ()
+    batches: tuple[BatchPoint, ...] = ()
+    target: float | None = None
+    caution: str = ""
+    wall_s: float
+    command: tuple[str, ...]
+    provenance: dict[str, Any]

@@ -1,0 +1,58 @@
+"""What tuning came to: settings that were tried, and those that won."""
+
+from typing import Any, Literal
+
+from paceline.core.interval import Interval
+from paceline.core.value import Value
+
+
+class TriedResult(Value):
+    """Settings that were tried: `patch` are the KEY=VALUE words over the best known when they were, which `over` names.
+
+    `ratio` is their speed over that of `over`, in pairs of runs (or, where there was one short run alone, without
+    bounds). `round` counts from 1, `steps` are those of its longest run and `trials` how many runs it took.
+    `status`: `won`, `lost`, `no_gain` (not to be told from 1), `differs` (trains to another loss), `no_room` (out of
+    memory), `failed`.
+    """
+
+    name: str
+    patch: tuple[str, ...]
+    over: str
+    round: int
+    steps: int
+    trials: int
+    images_per_s: float | None
+    ratio: Interval | None
+    status: Literal["won", "lost", "no_gain", "differs", "no_room", "failed"]
+    why: str
+    runs: tuple[str, ...] = ()
+
+
+class TuneResult(Value):
+    """The fastest settings that were found, and all that were tried on the way.
+
+    `first` and `best` are images/s of the recipe as it was and of the tuned one, `gain` their ratio in pairs of runs.
+    `best_patch` is what is changed, `recipe_file` where the tuned recipe was written, `trials` how many runs it all
+    took, `grid` how many settings there are in the space that was searched, and `stopped` why the search ended.
+    """
+
+    kind: Literal["tune"] = "tune"
+    schema_version: int = 1
+    recipe: str
+    recipe_hash: str
+    ranks: int
+    steps: int
+    warmup_steps: int
+    repeats: int
+    first: Interval
+    best: Interval
+    gain: Interval | None
+    best_patch: tuple[str, ...]
+    recipe_file: str
+    tried: tuple[TriedResult, ...]
+    trials: int
+    grid: int
+    stopped: str
+    wall_s: float
+    command: tuple[str, ...]
+    provenance: dict[str, Any]

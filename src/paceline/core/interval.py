@@ -1,0 +1,109 @@
+"""What is known of a number that was measured several times: where it is, and where it lies with 95 % confidence. Pure.
+
+Intervals are Student's (1908, doi 10.1093/biomet/6.1.1): measurements are taken to scatter normally about the truth,
+ratios of speeds in their logarithm.
+"""
+
+import math
+from collections.abc import Sequence
+
+from paceline.core.value import Measured, Value
+
+CONFIDENCE = 0.95
+
+
+class Interval(Value):
+    """A mean of `n` measurements, and its bounds; None where there was one alone, which says nothing about others."""
+
+    value: Measured
+    low: Measured | None = None
+    high: Measured | None = None
+    n: int = 1
+
+    def is_above(self, level: float) -> bool:
+        """Return whether all of it lies above `level`; a single measurement is never sure."""
+        return self.low is not None and self.low > level
+
+    def is_below(self, level: float) -> bool:
+        """Return whether all of it lies below `level`."""
+        return self.high is not None and self.high < level
+
+
+def mean_of(values: Sequence[float]) -> Interval:
+    """Return the mean of at least one measurement, with Student's interval."""
+    value = math.fsum(values) / len(values)
+    half = _half_width(values, value)
+    return Interval(value=value, low=_less(value, half), high=_more(value, half), n=len(values))
+
+
+def ratio_of(above: Sequence[float], below: Sequence[float]) -> Interval:
+    """Return how many times `below` is `above`, measured in pairs: the geometric mean, with Student's interval.
+
+    Each pair was measured one after the other, so that what a machine does meanwhile meets both. All are positive.
+    """
+    assert len(above) == len(below), f"{len(above)} and {len(below)} measurements are no pairs"
+    return _exp(mean_of([math.log(one / other) for one, other in zip(above, below, strict=True)]))
+
+
+def product_of(ratios: Sequence[Interval]) -> Interval:
+    """Return the product of ratios that were measured apart: their logarithms add, and their half-widths in squares.
+
+    Its bounds are None where those of one of them are; `n` is the least of them. The empty product is 1.
+    """
+    value = math.prod(each.value for each in ratios)
+    n = min((each.n for each in ratios), default=1)
+    widths = [math.log(each.high / each.value) for each in ratios if each.high is not None]
+    if len(widths) < len(ratios) or not ratios:
+        return Interval(value=value, n=n)
+    half = math.sqrt(math.fsum(width * width for width in widths))
+    return Interval(value=value, low=value * math.exp(-half), high=value * math.exp(half), n=n)
+
+
+def difference_of(above: Sequence[float], below: Sequence[float]) -> Interval:
+    """Return the mean of `above` less that of `below`, which were measured apart, with Welch's interval.
+
+    Welch 1947, doi 10.1093/biomet/34.1-2.28. `n` is that of the smaller group; one of a single measurement has no
+    bounds.
+    """
+    value = math.fsum(above) / len(above) - math.fsum(below) / len(below)
+    n = min(len(above), len(below))
+    if n == 1:  # nothing scatters
+        return Interval(value=value, n=n)
+    errors = [_variance(group) / len(group) for group in (above, below)]
+    total = math.fsum(errors)
+    if total == 0:
+        return Interval(value=value, low=value, high=value, n=n)
+    freedom = total**2 / math.fsum(e**2 / (len(g) - 1) for e, g in zip(errors, (above, below), strict=True))
+    half = _quantile(freedom) * math.sqrt(total)
+    return Interval(value=value, low=value - half, high=value + half, n=n)
+
+
+def _exp(logarithm: Interval) -> Interval:
+    low, high = (None if each is None else math.exp(each) for each in (logarithm.low, logarithm.high))
+    return Interval(value=math.exp(logarithm.value), low=low, high=high, n=logarithm.n)
+
+
+def _half_width(values: Sequence[float], mean: float) -> float | None:
+    if len(values) == 1:
+        return None
+    return _quantile(len(values) - 1) * math.sqrt(_variance(values, mean) / len(values))
+
+
+def _variance(values: Sequence[float], mean: float | None = None) -> float:
+    mean = math.fsum(values) / len(values) if mean is None else mean
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def _quantile(freedom: float) -> float:
+    """Return the 97.5 % quantile of Student's distribution with so many degrees of freedom."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # loading it takes a tenth of a second
+
+    return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))
+
+
+def _less(value: float, half: float | None) -> float | None:
+    return None if half is None else value - half
+
+
+def _more(value: float, half: float | None) -> float | None:
+    return None if half is None else value + half

@@ -1,0 +1,20 @@
+"""The base of what is written as JSON and read back: frozen, and with no key that nobody knows."""
+
+import math
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+# JSON has no infinity and no NaN: they are written as text, which reads back as the same number.
+Measured = Annotated[float, PlainSerializer(_json_number, return_type=float | str, when_used="json")]
+
+
+class Value(BaseModel):
+    """A frozen value; a key that is not among its fields is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,0 +1,72 @@
+"""The folder of an experiment is gone on with by asking for the same again."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.experiments.folder import ExperimentDir, open_experiment
+from paceline.core.experiments.prediction import Predicted, PredictionResult
+
+NOW = datetime(2026, 11, 21, 10, 15, tzinfo=UTC)
+ASKED = {"ladder": "cpu", "steps": 40}
+
+
+def prediction() -> PredictionResult:
+    point = Predicted(
+        ranks=8,
+        nodes=1,
+        rank_batch=32,
+        images=1e6,
+        time_s=10.0,
+        low_s=9.0,
+        high_s=float("inf"),
+        step_s=0.1,
+        images_per_s=1e5,
+        efficiency=0.9,
+        gpu_hours=0.02,
+    )
+    return PredictionResult(basis="points", source="a.csv", form="T = t", terms={"t": 1.0}, predictions=(point,))
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that opens an experiment in this folder, and a list of what it says."""
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+
+    def again(asked: object = ASKED, run_dir: Path | None = None) -> ExperimentDir:
+        found = open_experiment("ladder-cpu", dict(asked), run_dir, NOW, said.append)
+        if not found.recipe.exists():
+            found.recipe.write_text("seed: 0\n", encoding="utf-8")
+        return found
+
+    return again, said
+
+
+def test_the_same_again_goes_on_and_another_starts_anew(opened) -> None:
+    again, said = opened
+    first = again()
+    assert again().path == first.path and said == [f"going on with {first.path}"]
+    assert again({**ASKED, "steps": 50}).path != first.path
+    first.write(prediction())
+    assert again().path != first.path, "one that has ended is not gone on with"
+
+
+def test_a_folder_that_is_named_is_gone_on_with_only_where_it_is_the_same(opened, tmp_path: Path) -> None:
+    again, _ = opened
+    assert again(run_dir=tmp_path / "mine").path == again(run_dir=tmp_path / "mine").path
+    with pytest.raises(RecipeError, match=r"^--run-dir: .*mine holds something else \(name a new folder\)$"):
+        again({**ASKED, "steps": 50}, run_dir=tmp_path / "mine")
+
+
+def test_what_it_came_to_reads_back_whatever_it_is(tmp_path: Path) -> None:
+    folder = ExperimentDir(tmp_path)
+    with pytest.raises(PacelineError, match=r"has no experiment\.json \(the experiment has not ended"):
+        folder.read()
+    folder.write(prediction())
+    assert folder.read() == prediction()
+    folder.result.write_text('{"kind": "ladder"}', encoding="utf-8")
+    with pytest.raises(PacelineError, match=r"experiment\.json: cannot be read: "):
+        folder.read()

@@ -1,0 +1,224 @@
+"""Trials run in turns, are read from their run directories, and leave no process behind."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from paceline.core.results import RunResult, ThroughputResult, TimeResult
+from paceline.core.rundir import RunDir
+from paceline.lab.runner import Runner, interrupted_by, run_trials, start_process
+from paceline.lab.trial import Outcome, Trial
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+
+RECIPE = load("digits").recipe
+
+
+def result(images_per_s: float, recipe_hash: str = RECIPE.hash, status: str = "completed") -> RunResult:
+    return RunResult(
+        status=status,
+        recipe_hash=recipe_hash,
+        world_size=2,
+        epochs=1.0,
+        steps=50,
+        images_seen=3200,
+        eval=None,
+        best=None,
+        throughput=ThroughputResult(images_per_s=images_per_s, spread=(images_per_s, images_per_s), n=4, excluded_s=0),
+        time=TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0, checkpoint_s=0, to_target_s=None),
+        stages={},
+        verdict={"bottleneck": "unknown", "evidence": "none", "try": ""},
+        lr="0.1 at 64",
+        weights_sha256="ab",
+        provenance={},
+    )
+
+
+class Child:
+    """A process that writes a result where it was told to, says `said`, and ends with `code`."""
+
+    def __init__(self, command: Sequence[str], code: int = 0, said: str = "", images_per_s: float = 100.0) -> None:
+        self.command = list(command)
+        self.returncode: int | None = None
+        self.calls: list[str] = []
+        self._ends_with = code
+        self._said = said
+        self._rate = images_per_s
+
+    def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
+        if not self._ends_with:
+            folder = Path(self.command[self.command.index("--run-dir") + 1])
+            folder.mkdir(parents=True)
+            RunDir(folder).write_result(result(self._rate))
+        self.returncode = self._ends_with
+        return None, self._said
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.calls.append(f"wait {timeout}")
+        if timeout is not None and "kill" not in self.calls and self._ends_with == -9:
+            raise subprocess.TimeoutExpired("child", timeout)
+        self.returncode = -15
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.calls.append("terminate")
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+        self.returncode = -9
+
+
+class Interrupted(Child):
+    """A process during which Ctrl-C is pressed."""
+
+    def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
+        raise KeyboardInterrupt
+
+
+class Slow(Child):
+    """A process that does not end by itself."""
+
+    def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
+        assert timeout is not None
+        raise subprocess.TimeoutExpired("child", timeout)
+
+
+def runner_in(folder: Path, start: Callable[[Sequence[str]], Child], **options: object) -> Runner:
+    """Return what runs trials of digits on two ranks, each in a folder of its own below `folder`."""
+    return Runner(
+        RECIPE,
+        folder / "base.yaml",
+        2,
+        place=lambda trial, repeat: folder / f"{trial.name}-{repeat}",
+        start=start,
+        **options,
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., list[Outcome]]:
+    """Return a function that runs trials with children made by `start`, each in a folder of its own."""
+
+    def all_of(trials: Sequence[Trial], start: Callable[[Sequence[str]], Child]) -> list[Outcome]:
+        return list(run_trials(trials, runner_in(tmp_path, start)))
+
+    return all_of
+
+
+def named(command: Sequence[str]) -> str:
+    return Path(command[command.index("--run-dir") + 1]).name
+
+
+def test_outcomes_are_read_from_run_directories(run, tmp_path: Path) -> None:
+    rates = {"a-1": 100.0, "b-1": 300.0, "a-2": 110.0, "b-2": 310.0}
+    outcomes = run(
+        [Trial("a", repeats=2), Trial("b", repeats=2)],
+        lambda command: Child(command, images_per_s=rates[named(command)]),
+    )
+    assert [(each.trial.name, each.repeat) for each in outcomes] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    assert [each.result.throughput.images_per_s for each in outcomes] == [100, 300, 110, 310]
+    assert outcomes[1].rundir == RunDir(tmp_path / "b-1")
+
+
+def test_a_failed_trial_is_told_in_one_line_and_not_tried_again_while_the_others_go_on(run) -> None:
+    started = []
+
+    def start(command: Sequence[str]) -> Child:
+        started.append(named(command))
+        said = "warning: slow\nerror: data.source: no such folder (mend it)\nerror: rank 1 failed\n"
+        return Child(command, 2, said) if named(command).startswith("b") else Child(command)
+
+    outcomes = run([Trial("a", repeats=2), Trial("b", repeats=2), Trial("c", repeats=2)], start)
+    assert started == ["a-1", "b-1", "c-1", "a-2", "c-2"]
+    failed = outcomes[1]
+    assert (failed.result, failed.code, failed.error) == (None, 2, "data.source: no such folder (mend it)")
+    assert all(each.result for each in outcomes if each is not failed)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "error", "exit_code"),
+    [
+        (1, "Traceback\n  ...\nZeroDivisionError: division\n", "ZeroDivisionError: division", 1),
+        (-11, "", "was killed by signal 11", 1),
+        (75, "", "ended with exit code 75", 75),
+    ],
+)
+def test_a_process_that_names_no_error_is_told_by_its_end(run, code, said, error, exit_code) -> None:
+    (outcome,) = run([Trial("a")], lambda command: Child(command, code, said))
+    assert (outcome.error, outcome.code) == (error, exit_code)
+
+
+def test_a_run_without_counted_steps_has_failed(run) -> None:
+    (outcome,) = run([Trial("a")], lambda command: Child(command, images_per_s=0.0))
+    assert outcome.result is None and "no step was counted" in outcome.error
+
+
+@pytest.mark.parametrize(("code", "calls"), [(0, ["terminate"]), (-9, ["terminate", "kill"])])
+def test_ctrl_c_ends_the_process_that_runs_and_starts_no_other(run, code: int, calls: list[str]) -> None:
+    """One that does not end when it is asked to is killed."""
+    started: list[Child] = []
+
+    def start(command: Sequence[str]) -> Child:
+        started.append(Interrupted(command, code))
+        return started[-1]
+
+    with pytest.raises(KeyboardInterrupt):
+        run([Trial("a"), Trial("b")], start)
+    (child,) = started
+    assert [call for call in child.calls if not call.startswith("wait")] == calls
+    assert child.calls[-1].startswith("wait")
+
+
+def test_a_signal_to_stop_interrupts_as_ctrl_c_does_and_only_meanwhile() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), interrupted_by(signal.SIGTERM):
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_started_process_says_what_it_has_to_say_and_is_no_part_of_our_group() -> None:
+    script = "import os, sys; print(os.getpgid(0) == os.getpid(), file=sys.stderr); print('lost'); sys.exit(3)"
+    process = start_process([sys.executable, "-S", "-c", script])
+    assert process.communicate()[1] == "True\n"
+    assert process.returncode == 3
+
+
+def test_a_run_that_takes_too_long_is_ended_and_has_failed(tmp_path: Path) -> None:
+    started: list[Child] = []
+
+    def start(command: Sequence[str]) -> Child:
+        started.append(Slow(command))
+        return started[-1]
+
+    outcome = runner_in(tmp_path, start, limit_s=90.0).run(Trial("a"), 1)
+    assert (outcome.result, outcome.error) == (None, "was ended after 90 s")
+    assert "terminate" in started[0].calls
+
+
+def test_a_run_that_is_there_is_not_made_again(tmp_path: Path) -> None:
+    """It is the same run only where recipe and ranks are the same; what a kill has left is removed."""
+    begun: list[str] = []
+    runner = runner_in(tmp_path, Child, goes_on=True, begins=lambda trial, repeat: begun.append(trial.name))
+    (tmp_path / "a-1").mkdir()
+    (tmp_path / "a-1" / "recipe.yaml").write_text("half", encoding="utf-8")
+    first = runner.run(Trial("a"), 1)
+    assert first.result is not None and not first.is_known and not (tmp_path / "a-1" / "recipe.yaml").exists()
+    again = runner.run(Trial("a"), 1)
+    assert again.is_known and again.result == first.result
+    others = [Trial("a", Patch((("optim.lr", 0.5),))), Trial("a", ranks=1)]
+    assert [runner.known(other, 1) for other in others] == [None, None]
+    assert begun == ["a"]
+
+
+@pytest.mark.parametrize("status", ["preempted", "failed"])
+def test_a_run_that_was_not_ended_is_made_again(tmp_path: Path, status: str) -> None:
+    (tmp_path / "a-1").mkdir()
+    RunDir(tmp_path / "a-1").write_result(result(1.0, status=status))
+    assert runner_in(tmp_path, Child, goes_on=True).known(Trial("a"), 1) is None
