@@ -1,13 +1,20 @@
 """The override that a bottleneck calls for, computed from what the run used. Pure; "" where none is known to help.
 
-Nothing is advised that trains another model than was asked for: neither another batch size nor fewer epochs.
+Nothing is advised that trains another model than was asked for: neither another batch size nor fewer epochs. What no
+override does, such as packing a data set, is said in a sentence.
 """
 
 from dataclasses import dataclass
 from math import ceil
 
+from typing import Final
+
 from paceline.core.units import Duration
 
+PACK_IT: Final = (
+    "packing the images, which load several times as fast (paceline data pack SRC OUT.pack, then "
+    "data.source={name: pack, root: OUT.pack})"
+)
 
 @dataclass(frozen=True)
 class Settings:
@@ -16,7 +23,8 @@ class Settings:
     `workers` decode for this rank (0: the rank itself), `cores` are the logical cores it may use. `eval_every` and
     `save_every` are the times between evaluations and between checkpoints (None: never, or not to be changed), and
     `saves_in_background` says how they are written. `augments_on` is where whole batches are changed, `host` or
-    `device` (None: they are not). `strategy`, `precision`, `compile`, `compression` and `accumulate` are the recipe's;
+    `device` (None: they are not), and `has_files` whether samples are files of images, which Python reads one by one.
+    `strategy`, `precision`, `compile`, `compression` and `accumulate` are the recipe's;
     `compression` is None where gradients are not averaged.
     """
 
@@ -26,6 +34,7 @@ class Settings:
     save_every: Duration | None = None
     saves_in_background: bool | None = None
     augments_on: str | None = None
+    has_files: bool = False
     device_type: str = "cpu"
     world_size: int = 1
     strategy: str = "ddp"
@@ -42,7 +51,7 @@ class Settings:
 
 def faster_data(waiting_s: float, wall_s: float, used: Settings) -> str:
     """Return as many workers as would decode a batch in the time that a step does not wait, or less work for them."""
-    return _more_workers(waiting_s, wall_s, used) or _augment_on_device(used)
+    return _more_workers(waiting_s, wall_s, used) or (PACK_IT if used.has_files else _augment_on_device(used))
 
 
 def less_to_send(used: Settings) -> str:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from math import fsum
 from typing import Any
 
+from paceline.core.dataset import ArraySource
 from paceline.core.limits import usable_cores
 from paceline.core.results import (
     AccountResult,
@@ -15,6 +16,7 @@ from paceline.core.results import (
     TimeResult,
 )
 from paceline.core.stages import STAGES
+from paceline.data.pack.reader import PackSource
 from paceline.measure import ClockSummary
 from paceline.measure.rate import Stopwatch
 from paceline.measure.throughput import throughput
@@ -128,6 +130,7 @@ def _verdict(parts: Parts, measured: Measured) -> Verdict:
         save_every=None if saving.every == "off" or saving.keep_every != "off" else saving.every,
         saves_in_background=saving.background == "on",
         augments_on=parts.augments_on,
+        has_files=not isinstance(parts.datasets.train, ArraySource | PackSource),
         device_type=parts.device.type,
         world_size=world.world_size,
         strategy=parallel.strategy,

@@ -24,6 +24,9 @@ from paceline.data.pack.format import KIND_FILE, KIND_PIXELS, KIND_RECORD
 from paceline.data.pack.reader import PackSource
 from paceline.data.pack.record import Record
 from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.huggingface import HuggingFaceSource
+from paceline.data.sources.lmdb import LmdbSource
+from paceline.data.sources.webdataset import WebDatasetSource
 
 Indexer = Callable[[bytes, int], bytes]
 """Make the record of a JPEG file, with a seek point every so many MCUs, or raise `ValueError` with the reason."""
@@ -126,7 +129,13 @@ def refusal_of(bad: Sequence[tuple[str, str]]) -> DataError:
 def _label_of(source: Source, number: int, error: DataError) -> int:
     """Return the label of a sample that cannot be read. Raise `error` where that cannot be had without reading it."""
     match source:
-        case EncodedSource(labels=labels) | PackSource(labels=labels):
+        case (
+            EncodedSource(labels=labels)
+            | PackSource(labels=labels)
+            | LmdbSource(labels=labels)
+            | WebDatasetSource(labels=labels)
+            | HuggingFaceSource(labels=labels)
+        ):
             return int(labels[number])
     raise error
 

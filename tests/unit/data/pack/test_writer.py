@@ -275,6 +275,21 @@ def test_bad_images_are_named_at_the_end_and_may_be_kept_as_they_are(core, folde
     assert train.labels.tolist() == photos.train.labels.tolist()
 
 
+def test_a_sample_of_a_tar_without_bytes_is_left_out_with_its_label(core, folder, tmp_path):
+    photo = (folder / "train/cat/a.jpg").read_bytes()
+    with tarfile.open(tmp_path / "t.tar", "w") as file:
+        for name, content in (("0.cls", b"0"), ("0.jpg", photo), ("1.cls", b"1"), ("1.jpg", b"")):
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            file.addfile(about, io.BytesIO(content))
+    tars = load_webdataset(WebDataset(train=str(tmp_path / "t.tar"), val=str(tmp_path / "t.tar")))
+    pack(tars, tmp_path / "p", PackOptions(skip_bad=True), silent, 1)
+    train = open_pack(tmp_path / "p").train
+    assert train.labels.tolist() == [0, 1]
+    with pytest.raises(DataError, match=r"is empty \(0 bytes\)"):
+        train.read(1)
+
+
 @pytest.mark.parametrize("options", [{}, {"shard_bytes": 2500}], ids=["one file", "shards"])
 @pytest.mark.parametrize("mends", ["replaced", "removed"])
 def test_a_bad_image_may_be_mended_as_the_message_says(core, folder, tmp_path, monkeypatch, options, mends):
