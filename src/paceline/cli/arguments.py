@@ -1,0 +1,17 @@
+"""Arguments and options that several verbs have."""
+
+from typing import Annotated
+
+import typer
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE|KEY=VALUE",
+        help="A preset, a recipe file or a run directory (none: digits), then overrides such as optim.lr=0.4.",
+        show_default=False,
+    ),
+]
+Ranks = Annotated[str, typer.Option(metavar="N|auto", help="Processes on this machine; auto: one a GPU, or one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port the local ranks meet at; 0 takes a free one.")]
