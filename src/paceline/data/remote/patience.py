@@ -40,7 +40,7 @@ class Patience:
                 if attempt == self.attempts:
                     raise DataError(
                         f"{address.shown}: cannot be read: {error}, {count(attempt, 'time')} (see that the server "
-                        f"and the network work, then go on with --resume)"
+                        f"and the network work; a run then goes on with --resume)"
                     ) from error
                 self.pause(min(max(pause_s, error.pause_s), self.longest_pause_s))
                 pause_s *= 2
