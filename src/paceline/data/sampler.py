@@ -17,7 +17,8 @@ class TrainOrder:
     """The exact order of training: global step s takes one slice of its epoch's permutation.
 
     Rank r of W takes the r-th part of that slice, so another world size divides the same slices differently, and
-    resuming is starting at another step. What does not fill a batch at the end of an epoch is left out.
+    resuming is starting at another step. What does not fill a batch at the end of an epoch is left out. Without
+    `is_random` every epoch is 0, 1, 2, ... instead, and leaves out the same samples.
     """
 
     seed: int
@@ -25,6 +26,7 @@ class TrainOrder:
     batch_size: int
     rank: int = 0
     world_size: int = 1
+    is_random: bool = True
     _cache: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -41,6 +43,8 @@ class TrainOrder:
         epoch, position = divmod(step, self.steps_per_epoch)
         rank_batch = self.batch_size // self.world_size
         start = position * self.batch_size + self.rank * rank_batch
+        if not self.is_random:
+            return np.arange(start, start + rank_batch, dtype=np.int64)
         return self._permutation(epoch)[start : start + rank_batch]
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:

@@ -122,7 +122,14 @@ class Parts:
     def train_loader(self, place: Placement) -> Loader:
         """Return this rank's part of the exact order, timed where the run is; `place` is for batches that stay."""
         plan, world, data = self.plan, self.world, self.recipe.data
-        order = TrainOrder(self.recipe.seed, plan.train_images, plan.batch_size, world.rank, world.world_size)
+        order = TrainOrder(
+            self.recipe.seed,
+            plan.train_images,
+            plan.batch_size,
+            world.rank,
+            world.world_size,
+            is_random=data.order == "random",
+        )
         options = replace(self._loader_options, now=now_s if self.recipe.measure.clock == "on" else None)
         loader = self._closed(build_train_loader(data, self.datasets.train, order, plan.train_size, options))
         if data.replay == "off":

@@ -95,3 +95,14 @@ def test_two_epochs_are_at_hand_at_once_and_no_more(monkeypatch) -> None:
         whole.indices(step)
         assert len(whole._cache) <= 2
     assert drawn == [0, 1, 2]
+
+
+def test_the_stored_order_is_that_of_the_source_in_every_epoch_however_many_ranks_take_it() -> None:
+    def stored(rank: int = 0, world_size: int = 1) -> TrainOrder:
+        return TrainOrder(3, 103, 12, rank, world_size, is_random=False)
+
+    for step in range(20):
+        begin = step % 8 * 12
+        assert stored().indices(step).tolist() == list(range(begin, begin + 12))
+        parts = [stored(rank, 3).indices(step) for rank in range(3)]
+        assert np.concatenate(parts).tolist() == stored().indices(step).tolist()

@@ -31,6 +31,9 @@ class Data(Section):
     """Images an optimizer step, over all ranks and micro-batches."""
     eval_batch_size: PositiveInt | Auto = "auto"
     """Images a rank evaluates at once; `auto` is twice what a rank trains at once."""
+    order: Literal["random", "stored"] = "random"
+    """Which training images come when: in a new random order every epoch, or in the order in which the source has them,
+    to measure what reading at random costs. A folder has its classes one after the other, which trains badly."""
     image_size: PositiveInt | Auto = "auto"
     """Height and width the model sees; `auto` is the set's own size, or 224 where sizes differ."""
     eval_image_size: PositiveInt | Auto = "auto"
