@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.rundir import RunDir
 from paceline.report import write_report
 
 RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"
+RESULTS = RUNS.with_name("experiments") / "results.py"
+KINDS = ("ladder", "weak", "batches", "prediction", "tune")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 INSTALL = ("apt-get", "install", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core")
 FLAGS = (
@@ -87,12 +90,16 @@ def browser(chromium):
         browser.close()
 
 
-@pytest.fixture(scope="module")
-def runs():
-    spec = importlib.util.spec_from_file_location("runs", RUNS)
+def module_at(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return module_at(RUNS)
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +112,19 @@ def rundir(runs, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def experiments(tmp_path_factory):
+    """Return the reports of an experiment of each kind, in whose results there is a hostile name."""
+    made, folder = module_at(RESULTS), tmp_path_factory.mktemp("experiments")
+    results = made.all_results()
+    return {kind: write_report(RunDir(made.write_experiment(folder / kind, results[kind]).path)) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
 def opened(browser, rundir):
     """Return a function that opens the page, at a width and in a theme, and keeps what it asks for and complains of."""
     contexts = []
 
-    def open_page(width=1200, theme="light"):
+    def open_page(width=1200, theme="light", report=rundir.report):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
         contexts.append(context)
         page = context.new_page()
@@ -117,7 +132,7 @@ def opened(browser, rundir):
         page.on("request", lambda request: asked.append(request.url))
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(rundir.report.as_uri())
+        page.goto(report.as_uri())
         return page, asked, said
 
     yield open_page
@@ -202,3 +217,47 @@ def test_it_prints_on_a_few_pages_and_on_white(opened, tmp_path):
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.locator("nav").is_hidden()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_experiment_asks_for_nothing_and_runs_nothing_that_it_was_given(opened, experiments, kind):
+    page, asked, said = opened(report=experiments[kind])
+    assert [url for url in asked if not url.startswith("data:")] == [experiments[kind].as_uri()]
+    assert said == [] and page.evaluate("window.hacked") is None
+    assert page.locator("script, iframe, object, embed").count() == 0
+    assert "window.hacked=1</script>" in page.inner_text("body")
+
+
+@pytest.mark.parametrize("width, theme", [(360, "dark"), (800, "light"), (1400, "dark")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_experiment_is_seen_whole_at_any_width_and_can_be_read(opened, experiments, kind, width, theme):
+    page, *_ = opened(width, theme, experiments[kind])
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    drawn = page.locator(".chart svg, .bars .track")
+    boxes = [drawn.nth(index).bounding_box() for index in range(drawn.count())]
+    assert len(boxes) >= 4
+    for box in boxes:
+        assert box["width"] > 100 and box["x"] >= 0 and box["x"] + box["width"] <= width, box
+    outside = page.eval_on_selector_all(
+        ".bars .track > *",
+        "all => all.map((each) => [each.getBoundingClientRect(), each.parentElement.getBoundingClientRect()])"
+        ".filter(([part, track]) => part.left < track.left - 0.5 || part.right > track.right + 0.5).length",
+    )
+    assert outside == 0  # but for half a pixel, by which a browser rounds
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    contrast = page.evaluate(FAINT)
+    assert contrast["words"] > 100 and contrast["found"] == []
+
+
+def test_intervals_are_seen_on_both_sides_of_what_was_measured(opened, experiments):
+    page, *_ = opened(report=experiments["ladder"])
+    sides = page.eval_on_selector_all(
+        ".bars .rows li:has(.within)",
+        "all => all.map((row) => [row.querySelector('.within'), row.querySelector('.part')]"
+        ".map((each) => each.getBoundingClientRect())).map(([within, bar]) => [within.left, bar.right, within.right])",
+    )
+    assert len(sides) == 6
+    assert all(low < value < high for low, value, high in sides)
+    page, *_ = opened(report=experiments["batches"])
+    heights = page.eval_on_selector_all("path.bounds", "all => all.map((each) => each.getBBox().height)")
+    assert len(heights) == 8 and min(heights) > 1

@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From `low` to `high`, which are ticks, with the value and the text of each tick."""
+    """From `low` to `high`, with the value and the text of each tick; as long as `scale` says that stretches are."""
 
     low: float
     high: float
     ticks: tuple[tuple[float, str], ...]
+    scale: Callable[[float], float] = field(default=float)
 
     def place(self, value: float) -> float:
         """Return where `value` stands, from 0 at `low` to 1 at `high`."""
-        return (value - self.low) / (self.high - self.low)
+        low, high = self.scale(self.low), self.scale(self.high)
+        return (self.scale(value) - low) / (high - low)
 
 
 def axis(low: float, high: float, num_ticks: int = 5, *, is_tight: bool = False) -> Axis:
@@ -33,6 +35,40 @@ def axis(low: float, high: float, num_ticks: int = 5, *, is_tight: bool = False)
     text = _writer(step, max(abs(low), abs(high)))
     ends = (low, high) if is_tight else (ticks[0], ticks[-1])
     return Axis(*ends, tuple((tick, text(tick)) for tick in ticks))
+
+
+def doublings(low: float, high: float, num_ticks: int = 7) -> Axis:
+    """Return an axis over positive `low` to `high` on which a doubling is as long everywhere: of ranks, or batches.
+
+    Its ticks are at powers of two, at most `num_ticks` of them, or at its ends where there are less than two.
+    """
+    low, high = (low, high) if high > low else (low / 2, high * 2)
+    first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
+    every = max(1, -(-(last - first + 1) // num_ticks))
+    ticks = [2.0**power for power in range(first, last + 1, every)]
+    ticks = ticks if len(ticks) > 1 else [low, high]
+    return Axis(low, high, tuple((tick, _power(tick)) for tick in ticks), math.log)
+
+
+def decades(low: float, high: float, num_ticks: int = 5) -> Axis:
+    """Return an axis over positive `low` to `high` on which tenfold is as long everywhere, and which ends with ticks.
+
+    They are at 1, 2 and 5 times a power of ten, as many of these as fit.
+    """
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    for nice in ((1.0, 2.0, 5.0), (1.0,)):
+        ticks = [each * 10.0**power for power in range(first, last + 1) for each in nice]
+        begin = max(index for index, tick in enumerate(ticks) if index == 0 or tick <= low * (1 + 1e-9))
+        end = min(index for index, tick in enumerate(ticks) if index == len(ticks) - 1 or tick >= high * (1 - 1e-9))
+        ticks = ticks[begin : max(end, begin + 1) + 1]
+        if len(ticks) <= num_ticks + 1:
+            break
+    ticks = ticks[:: max(1, (len(ticks) - 1) // num_ticks)] if len(ticks) > 2 * num_ticks else ticks
+    return Axis(min(ticks[0], low), max(ticks[-1], high), tuple((tick, _power(tick)) for tick in ticks), math.log)
+
+
+def _power(value: float) -> str:
+    return f"{value:,.0f}" if 1 <= value < 1e7 else f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _step(rough: float) -> float:

@@ -1,7 +1,7 @@
 """What a report is made of, whatever it is written as: sections of paragraphs, tables, charts and pictures."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from paceline.report.thin import Point
@@ -11,7 +11,8 @@ from paceline.report.thin import Point
 class Cell:
     """A place in a table: text, and where it shows a number that number as it was measured.
 
-    `bar` is a share to draw behind it, `swatch` the colour of a part of a bar, `is_code` what can be pasted.
+    `bar` is a share to draw behind it, `swatch` the colour of a part of a bar, `is_code` what can be pasted. `note` is
+    what stands below it in small print, such as an interval.
     """
 
     text: str
@@ -19,14 +20,16 @@ class Cell:
     bar: float | None = None
     swatch: str = ""
     is_code: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading; numbers stand to the right."""
+    """A heading; numbers stand to the right. One that holds sentences is wide."""
 
     title: str
     is_number: bool = True
+    is_wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,19 +87,22 @@ class Line:
     """A curve. Its points are marked where they are `marked`, as each of them is a measurement of its own.
 
     Where a chart has too many lines to tell apart, those of one `group` look alike, and its name is told once.
+    `bounds` are the intervals in which points lie, low and high, by point.
     """
 
     name: str
     points: Sequence[Point]
     marked: bool = False
     group: str = ""
+    bounds: Mapping[Point, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Chart:
     """Curves over a common x. `low` and `high` are what the y axis shows at least, None as the values have it.
 
-    `note` is a few words on the figures, and `rule` a level to compare with: its y and its name.
+    `note` is a few words on the figures, and `rule` a level to compare with: its y and its name. On an axis with
+    `log_x` or `log_y` a doubling is as long everywhere; what is drawn there is above 0, and `low` is None.
     """
 
     title: str
@@ -107,6 +113,8 @@ class Chart:
     high: float | None = None
     note: str = ""
     rule: tuple[float, str] | None = None
+    log_x: bool = False
+    log_y: bool = False
     kind: ClassVar[str] = "chart"
 
 
@@ -142,6 +150,30 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class BarRow:
+    """A bar among others, of `parts` whose shares are of the longest one's room, with its value as `text`.
+
+    `bounds` is the interval in which its end lies, as shares of the same.
+    """
+
+    name: str
+    parts: Sequence[Part]
+    text: str
+    bounds: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars one under the other, to compare; `legend` names colours of parts. `note` is a few words on the figures."""
+
+    title: str
+    rows: Sequence[BarRow]
+    legend: Sequence[tuple[str, str]] = ()
+    note: str = ""
+    kind: ClassVar[str] = "bars"
+
+
+@dataclass(frozen=True)
 class HeatMap:
     """Counts of images, a row a true class and a column a predicted one."""
 
@@ -171,7 +203,7 @@ class Gallery:
     kind: ClassVar[str] = "gallery"
 
 
-Block = Paragraph | Command | Table | Facts | Code | Charts | Bar | HeatMap | Gallery
+Block = Paragraph | Command | Table | Facts | Code | Charts | Bar | Bars | HeatMap | Gallery
 
 
 @dataclass(frozen=True)
@@ -205,7 +237,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report."""
+    """A whole report; `about` is what it is of, in a word or two, and `source` where its figures are from."""
 
     title: str
     subtitle: Sequence[str]
@@ -217,3 +249,5 @@ class Page:
     problems: Sequence[str]
     sections: Sequence[Section]
     paceline: str
+    about: str = "Run report"
+    source: str = "the run directory. Figures are those of result.json, rounded here only"

@@ -9,7 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from paceline.core.units import number, share
 from paceline.report.blocks import (
     Bar,
+    BarRow,
+    Bars,
     Block,
+    Cell,
     Charts,
     Code,
     Command,
@@ -48,6 +51,15 @@ def escaped(text: str) -> str:
     return _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", text)
 
 
+def table_lines(table: Table) -> list[str]:
+    """Return the lines of a table alone, without its title."""
+    return _table([column.title for column in table.columns], [[_text(cell) for cell in row] for row in table.rows])
+
+
+def _text(cell: Cell) -> str:
+    return f"{cell.text} ({cell.note})" if cell.note else cell.text
+
+
 def _block(block: Block) -> Iterator[str]:
     match block:
         case Paragraph():
@@ -57,15 +69,25 @@ def _block(block: Block) -> Iterator[str]:
         case Code():
             yield from [f"**{escaped(block.title)}**", "", *_fenced(block.text, "yaml")]
         case Table():
-            rows = [[cell.text for cell in row] for row in block.rows]
+            rows = [[_text(cell) for cell in row] for row in block.rows]
             yield from _titled(block.title, [column.title for column in block.columns], rows)
         case Facts():
-            yield from _titled(block.title, ["", ""], [[name, cell.text] for name, cell in block.rows])
+            yield from _titled(block.title, ["", ""], [[name, _text(cell)] for name, cell in block.rows])
+        case Bar() | Bars() | Charts() | HeatMap() | Gallery():
+            yield from _drawing(block)
+
+
+def _drawing(block: Bar | Bars | Charts | HeatMap | Gallery) -> Iterator[str]:
+    """Yield as a table what is a drawing elsewhere."""
+    match block:
         case Bar():
             rows = [[part.name, part.text, share(part.share)] for part in block.parts]
             yield from _titled(
                 f"{block.title} ({block.note})" if block.note else block.title, ["part", "", "share"], rows
             )
+        case Bars():
+            parts = list(dict.fromkeys(part.name for row in block.rows for part in row.parts))
+            yield from _titled(block.title, ["", *parts, "all"], [_bar(row, parts) for row in block.rows])
         case Charts():
             yield from _table(["curve", "unit", "first", "last", "lowest", "highest"], _curves(block))
         case HeatMap():
@@ -73,6 +95,11 @@ def _block(block: Block) -> Iterator[str]:
         case Gallery():
             rows = [[each.true, each.predicted, ", ".join([*each.details, each.name])] for each in block.pictures]
             yield from _titled(block.title, ["true", "predicted", "image"], rows)
+
+
+def _bar(row: BarRow, names: Sequence[str]) -> list[str]:
+    texts = {part.name: part.text for part in row.parts}
+    return [row.name, *(texts.get(name, "") for name in names), row.text]
 
 
 def _curves(block: Charts) -> list[list[str]]:

@@ -1,11 +1,11 @@
 """Charts as geometry: where each line, tick and word of a chart stands in its drawing. Pure; the template draws it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from paceline.core.units import number
-from paceline.report.axis import Axis, axis
+from paceline.report.axis import Axis, axis, decades, doublings
 from paceline.report.blocks import Chart, Line
 from paceline.report.gaps import pieces
 from paceline.report.thin import Point, thin_points
@@ -29,13 +29,24 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Within:
+    """Between which heights a point at `x` lies."""
+
+    x: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Curve:
-    """A line: its class, its unbroken pieces as SVG points, its marked points and its name at its end."""
+    """A line: its class, its unbroken pieces as SVG points, its marked points, their intervals, and its name at its
+    end."""
 
     style: str
     name: str
     pieces: tuple[str, ...]
     dots: tuple[Mark, ...]
+    bars: tuple[Within, ...]
     label: Mark | None
 
 
@@ -94,8 +105,9 @@ def plot(chart: Chart) -> Plot:
             Curve(
                 style,
                 line.name,
-                tuple(" ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, piece)) for piece in pieces(line.points)),
+                tuple(" ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, piece)) for piece in _pieces(chart, line)),
                 tuple(Mark(*at(point), _hint(chart, [(line, point)])) for point in _dots(line)),
+                tuple(Within(*at((x, low)), at((x, high))[1]) for (x, _), (low, high) in _bounds(chart, lines, line)),
                 Mark(right + 6, end, label) if label else None,
             )
             for style, label, line, end in zip(styles, labels, lines, ends, strict=True)
@@ -117,6 +129,32 @@ def _looks(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
     return [f"line-many line-{groups.index(line.group) % _NUM_DISTINCT}" for line in lines], labels
 
 
+def _pieces(chart: Chart, line: Line) -> Iterable[Sequence[Point]]:
+    """Return the unbroken pieces of a line; where distances double, a long one is no gap."""
+    return [line.points] if chart.log_x else pieces(line.points)
+
+
+def _bounds(chart: Chart, lines: Sequence[Line], line: Line) -> Iterator[tuple[Point, tuple[float, float]]]:
+    """Yield the points whose intervals are known, and where these are drawn; means of several points have none.
+
+    An interval that is much longer than all points are apart would hide these: it is drawn as far as there is room.
+    """
+    lowest, highest = _room(chart, [y for each in lines for _, y in each.points])
+    for point in line.points:
+        if point in line.bounds:
+            low, high = line.bounds[point]
+            yield point, (min(max(low, lowest), point[1]), max(min(high, highest), point[1]))
+
+
+def _room(chart: Chart, ys: Sequence[float]) -> tuple[float, float]:
+    """Return between which values intervals are drawn: twice as far above the points as they are apart, or a decade."""
+    if chart.log_y:
+        return min(ys) / 10, max(ys) * 10
+    base = min(ys) if chart.low is None else min(chart.low, *ys)
+    apart = (max(ys) - base) or abs(base) or 1.0
+    return base if chart.low is not None else base - 2 * apart, max(ys) + 2 * apart
+
+
 def _limit(num_lines: int) -> int:
     return max(40, min(500, _POINTS_OF_ALL // num_lines // 2 * 2))
 
@@ -124,10 +162,12 @@ def _limit(num_lines: int) -> int:
 def _axes(chart: Chart, lines: Sequence[Line]) -> tuple[Axis, Axis]:
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
+    ys += [bound for line in lines for _, bounds in _bounds(chart, lines, line) for bound in bounds]
     ys += [level for level in (chart.low, chart.high) if level is not None]
     if chart.rule is not None:
         ys.append(chart.rule[0])
-    return axis(min(0.0, *xs), max(xs), is_tight=True), axis(min(ys), max(ys), 4)
+    x_axis = doublings(min(xs), max(xs)) if chart.log_x else axis(min(0.0, *xs), max(xs), is_tight=True)
+    return x_axis, decades(min(ys), max(ys)) if chart.log_y else axis(min(ys), max(ys), 4)
 
 
 def _dots(line: Line) -> Sequence[Point]:
@@ -167,8 +207,13 @@ def _hints(
 
 
 def _hint(chart: Chart, found: Sequence[tuple[Line, Point]]) -> str:
-    values = (f"{line.name} {number(point[1], 4)}" for line, point in found)
+    values = (f"{line.name} {number(point[1], 4)}{_within(line, point)}" for line, point in found)
     return f"{chart.x_label} {number(found[0][1][0], 4)}: {', '.join(values)}"
+
+
+def _within(line: Line, point: Point) -> str:
+    low, high = line.bounds.get(point, (None, None))
+    return "" if low is None or high is None else f" ({number(low, 4)} to {number(high, 4)})"
 
 
 def _label(text: str) -> str:

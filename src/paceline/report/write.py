@@ -1,4 +1,4 @@
-"""Write the report of a run directory, as one file."""
+"""Write the report of a run directory, or of an experiment's folder, as one file."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,15 @@ from typing import Final
 
 from paceline.core.class_table import printable
 from paceline.core.errors import RecipeError
+from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.report.data import to_data
+from paceline.report.experiments.page import experiment_page
 from paceline.report.html import to_html
 from paceline.report.markdown import to_markdown
 from paceline.report.page import FULL, Limits, build_page
 from paceline.report.run import Run, read_run
+from paceline.report.words import jsonable
 
 MAX_BYTES: Final = 1_000_000
 """What a report of any run stays below, so that it can be sent by mail."""
@@ -20,18 +23,24 @@ FORMATS: Final = ("html", "md", "json")
 
 
 def write_report(rundir: RunDir) -> Path:
-    """Write `report.html` into the run directory, and return its path.
+    """Write `report.html` into a run directory or the folder of an experiment, and return its path.
 
-    Raise `PacelineError` when it is no run directory, and `OSError` when it cannot be written.
+    Raise `PacelineError` when it is neither, and `OSError` when it cannot be written.
     """
     write_atomic(rundir.report, report_text(rundir, "html"))
     return rundir.report
 
 
 def report_text(rundir: RunDir, kind: str) -> str:
-    """Return the report of a run directory as `html`, `md` or `json`. Raise `PacelineError` when it is none."""
+    """Return the report of a run directory, or of an experiment's folder, as `html`, `md` or `json`.
+
+    Raise `PacelineError` when it is neither, or the experiment has not ended.
+    """
     if kind not in FORMATS:
         raise RecipeError(f"--format: {kind!r} is not known (use html, md or json)")
+    folder = ExperimentDir(rundir.path)
+    if folder.result.is_file() or folder.trials.is_dir():
+        return _experiment_text(folder, kind)
     run = read_run(rundir)
     match kind:
         case "md":
@@ -40,6 +49,17 @@ def report_text(rundir: RunDir, kind: str) -> str:
             return json.dumps(to_data(run), indent=1, allow_nan=False) + "\n"
         case _:
             return _html(run)
+
+
+def _experiment_text(folder: ExperimentDir, kind: str) -> str:
+    result = folder.read()
+    match kind:
+        case "md":
+            return printable(to_markdown(experiment_page(folder, result)))
+        case "json":
+            return json.dumps(jsonable(result.model_dump()), indent=1, allow_nan=False) + "\n"
+        case _:
+            return printable(to_html(experiment_page(folder, result)))
 
 
 def _html(run: Run) -> str:

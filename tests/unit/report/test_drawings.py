@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.report.axis import axis
+from paceline.report.axis import axis, decades, doublings
 from paceline.report.blocks import Chart, HeatMap, Line
 from paceline.report.heat import grid
 from paceline.report.plot import HEIGHT, MAX_LINES, WIDTH, plot
@@ -36,6 +36,36 @@ def test_a_tight_axis_ends_with_its_values():
     found = axis(0.0, 12.3, is_tight=True)
     assert (found.low, found.high) == (0.0, 12.3)
     assert [text for _, text in found.ticks] == ["0", "5", "10"]
+
+
+@pytest.mark.parametrize(
+    "low, high, texts",
+    [(1, 8, ["1", "2", "4", "8"]), (3, 12, ["4", "8"]), (1, 4096, ["1", "4", "16", "64", "256", "1,024", "4,096"]),
+     (4, 4, ["2", "4", "8"])],
+)  # fmt: skip
+def test_ticks_of_ranks_are_powers_of_two_as_far_from_one_another(low, high, texts):
+    found = doublings(low, high)
+    assert [text for _, text in found.ticks] == texts
+    assert found.place(found.low) == 0 and found.place(found.high) == 1
+    distances = [found.place(after) - found.place(before) for (before, _), (after, _) in pairwise(found.ticks)]
+    assert distances == pytest.approx([distances[0]] * len(distances))  # logarithms, rounded
+
+
+@pytest.mark.parametrize(
+    "low, high, texts",
+    [(1000, 7078, ["1,000", "2,000", "5,000", "10,000"]), (93, 32165, ["10", "100", "1,000", "10,000", "100,000"]),
+     (0.3, 0.4, ["0.2", "0.5"]), (5, 5, ["5", "10"]), (1, 1, ["1", "2"]), (2e-7, 1e-6, ["2e-7", "5e-7", "1e-6"])],
+)  # fmt: skip
+def test_ticks_of_rates_are_round_numbers_around_all_values(low, high, texts):
+    found = decades(low, high)
+    assert [text for _, text in found.ticks] == texts
+    assert found.low <= low and found.high >= high
+
+
+@pytest.mark.parametrize("low, high", [(1e-300, 1e300), (1, 1e40), (1e-12, 1), (7, 9), (99, 101), (1e98, 1e99), (5, 7)])
+def test_a_logarithmic_axis_over_any_positive_numbers_has_a_few_ticks(low, high):
+    assert 2 <= len(decades(low, high).ticks) <= 12
+    assert 1 <= len(doublings(low, high).ticks) <= 8
 
 
 def chart(*lines, **more):
@@ -75,6 +105,48 @@ def test_long_lines_tell_their_values_in_strips_that_cover_the_chart():
 def test_a_pause_breaks_the_line():
     points = [(x, 1.0) for x in [*range(20), *range(100, 120)]]
     assert len(plot(chart(Line("cpu", points))).curves[0].pieces) == 2
+
+
+def test_intervals_are_drawn_inside_the_chart_and_told():
+    points = [(1, 100.0), (2, 190.0), (4, 350.0)]
+    line = Line("measured", points, marked=True, bounds={(1, 100.0): (90.0, 110.0), (4, 350.0): (300.0, 400.0)})
+    for more in ({}, {"log_x": True, "log_y": True, "low": None}):
+        found = plot(Chart("Speed", "ranks", "images/s", [line], **more))
+        bars = found.curves[0].bars
+        assert [bar.x for bar in bars] == [found.curves[0].dots[0].x, found.curves[0].dots[2].x]
+        for bar, dot in zip(bars, found.curves[0].dots[::2], strict=True):
+            assert found.bottom >= bar.low > dot.y > bar.high >= found.top
+        assert [dot.text for dot in found.curves[0].dots] == [
+            "ranks 1: measured 100 (90 to 110)", "ranks 2: measured 190", "ranks 4: measured 350 (300 to 400)",
+        ]  # fmt: skip
+
+
+def test_an_interval_that_is_far_longer_than_points_are_apart_leaves_them_room():
+    points = [(1, 10.0), (2, 20.0)]
+    line = Line("measured", points, marked=True, bounds={(1, 10.0): (-1e6, 1e6), (2, 20.0): (19.0, 21.0)})
+    found = plot(Chart("Speed", "ranks", "images/s", [line]))
+    assert [mark.text for mark in found.y_ticks] == ["0", "20", "40", "60"]
+    assert found.curves[0].bars[0].low == found.bottom and found.curves[0].bars[0].high == found.top
+    assert found.curves[0].dots[0].text.endswith("(-1,000,000 to 1,000,000)")
+
+
+def test_an_interval_that_reaches_zero_is_drawn_a_decade_down_on_a_logarithmic_axis():
+    line = Line("measured", [(1, 10.0), (2, 20.0)], marked=True, bounds={(1, 10.0): (-5.0, 25.0)})
+    found = plot(Chart("Speed", "ranks", "images/s", [line], low=None, log_x=True, log_y=True)).curves[0]
+    assert found.bars[0].low == pytest.approx(HEIGHT - 34)  # a tick, 1, which is where the axis stands
+    assert found.dots[0].text == "ranks 1: measured 10 (-5 to 25)"
+
+
+def test_equal_factors_are_equal_lengths_where_both_axes_are_logarithmic():
+    line = Line("ideal", [(1, 10.0), (2, 20.0), (4, 40.0)], marked=True)
+    dots = plot(Chart("Speed", "ranks", "images/s", [line], low=None, log_x=True, log_y=True)).curves[0].dots
+    assert dots[1].x - dots[0].x == pytest.approx(dots[2].x - dots[1].x)  # logarithms, rounded
+    assert dots[0].y - dots[1].y == pytest.approx(dots[1].y - dots[2].y)
+
+
+def test_doubling_distances_are_no_gap():
+    points = [(2.0**power, 1.0 + power) for power in range(13)]
+    assert len(plot(Chart("t", "ranks", "s", [Line("l", points)], log_x=True)).curves[0].pieces) == 1
 
 
 def test_a_single_point_is_drawn():

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from paceline.core.interval import Interval
-from paceline.core.value import Value
+from paceline.core.value import Measured, Value
 
 
 class ParityResult(Value):
@@ -16,10 +16,10 @@ class ParityResult(Value):
     none of it does, and `open` where the runs do not tell; `why` says it in a sentence.
     """
 
-    loss: float
-    loss_below: float
+    loss: Measured
+    loss_below: Measured
     gap: Interval
-    tolerance: float
+    tolerance: Measured
     verdict: Literal["same", "differs", "open"]
     why: str
 
@@ -30,10 +30,11 @@ class RungResult(Value):
     `patch` are the KEY=VALUE words that it lays over the rung below it, which is the last one that was kept. `expects`
     are the stages that it was to shrink; `shrank` says of each by how much, in device seconds of a step (below, here).
     `over_below` and `over_first` are ratios of images/s, the latter the product of those in between; None for the
-    first rung and where nothing was measured. `stages` are device seconds of a step, `residual_s` the rest of it.
+    first rung and where nothing was measured. `stages` are device seconds of a step, which may overlap.
     `startup_s` is from the start of the process to the first step, `compile_s` of it compiling, `prepare_s` what was
-    spent once on data. Memory is rank 0's, in bytes. `runs` are folders below the experiment's. `status` is `failed`
-    where it could not be run (`why` says it), and `left_out` where it does not fit this machine or recipe.
+    spent once on data. Memory is rank 0's, in bytes. `runs` are folders below the experiment's, `ranks` on how many
+    each ran. `status` is `failed` where it could not be run (`why` says it), and `left_out` where it does not fit this
+    machine or recipe.
     """
 
     name: str
@@ -43,21 +44,22 @@ class RungResult(Value):
     why: str
     below: str = ""
     expects: tuple[str, ...] = ()
-    shrank: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    shrank: dict[str, tuple[Measured, Measured]] = Field(default_factory=dict)
     images_per_s: Interval | None = None
-    spread: tuple[float, float] | None = None
+    spread: tuple[Measured, Measured] | None = None
     over_below: Interval | None = None
     over_first: Interval | None = None
-    stages: dict[str, float] = Field(default_factory=dict)
-    step_s: float | None = None
-    startup_s: float | None = None
-    compile_s: float | None = None
-    prepare_s: float = 0.0
+    stages: dict[str, Measured] = Field(default_factory=dict)
+    step_s: Measured | None = None
+    startup_s: Measured | None = None
+    compile_s: Measured | None = None
+    prepare_s: Measured = 0.0
     host_bytes: int | None = None
     device_bytes: int | None = None
     parity: ParityResult | None = None
     verdict: dict[str, str] = Field(default_factory=dict)
     runs: tuple[str, ...] = ()
+    ranks: int | None = None
 
 
 class LadderResult(Value):
@@ -82,6 +84,6 @@ class LadderResult(Value):
     best: str
     best_patch: tuple[str, ...]
     stopped: str = ""
-    wall_s: float
+    wall_s: Measured
     command: tuple[str, ...]
     provenance: dict[str, Any]

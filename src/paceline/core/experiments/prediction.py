@@ -19,16 +19,16 @@ class Predicted(Value):
     ranks: int
     nodes: int
     rank_batch: int
-    images: float
+    images: Measured
     time_s: Measured
     low_s: Measured
     high_s: Measured
-    step_s: float
-    images_per_s: float
-    efficiency: float
-    gpu_hours: float
-    cost: float | None = None
-    parts: dict[str, float] = Field(default_factory=dict)
+    step_s: Measured
+    images_per_s: Measured
+    efficiency: Measured
+    gpu_hours: Measured
+    cost: Measured | None = None
+    parts: dict[str, Measured] = Field(default_factory=dict)
     dominates: str = ""
 
 
@@ -38,9 +38,9 @@ class MeasuredPoint(Value):
     ranks: int
     nodes: int
     rank_batch: int
-    images: float
-    time_s: float
-    fitted_s: float
+    images: Measured
+    time_s: Measured
+    fitted_s: Measured
 
 
 class PredictionResult(Value):
@@ -56,7 +56,7 @@ class PredictionResult(Value):
     basis: Literal["points", "run"]
     source: str
     form: str
-    terms: dict[str, float]
+    terms: dict[str, Measured]
     points: tuple[MeasuredPoint, ...] = ()
     predictions: tuple[Predicted, ...]
     network: str = ""

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from paceline.core.interval import Interval
-from paceline.core.value import Value
+from paceline.core.value import Measured, Value
 
 
 class ScalePoint(Value):
@@ -12,7 +12,9 @@ class ScalePoint(Value):
     `efficiency` is images/s over those of the smallest number of ranks, each divided by its ranks, in pairs of runs of
     one turn; None for that one itself and where it failed. `exposed_s` is what a step waits for gradients and
     `exposed_share` its share of a step, `straggler_share` the share that is lost to the latest rank: None on one rank.
-    `top1` is the accuracy of whole runs, where it was asked for. `error` says why a point could not be measured.
+    `top1` is the accuracy of whole runs, where it was asked for, and `top1_gap` that less the accuracy of the smallest
+    number of ranks, over the seeds that both were trained with: what larger batches cost. `error` says why a point
+    could not be measured. `runs` are folders below the experiment's.
     """
 
     ranks: int
@@ -20,15 +22,16 @@ class ScalePoint(Value):
     batch_size: int
     rank_batch: int
     images_per_s: Interval | None = None
-    spread: tuple[float, float] | None = None
-    step_s: float | None = None
+    spread: tuple[Measured, Measured] | None = None
+    step_s: Measured | None = None
     efficiency: Interval | None = None
-    exposed_s: float | None = None
-    exposed_share: float | None = None
-    straggler_share: float | None = None
-    startup_s: float | None = None
-    wall_s: float | None = None
+    exposed_s: Measured | None = None
+    exposed_share: Measured | None = None
+    straggler_share: Measured | None = None
+    startup_s: Measured | None = None
+    wall_s: Measured | None = None
     top1: Interval | None = None
+    top1_gap: Interval | None = None
     bottleneck: str = ""
     error: str = ""
     runs: tuple[str, ...] = ()
@@ -37,14 +40,16 @@ class ScalePoint(Value):
 class BatchPoint(Value):
     """A batch size, a warm-up and a rule for the learning rate, and how whole runs ended over `seeds`.
 
-    `lr` is the peak. `to_target_s` and `to_target_epochs` are means over the runs that reached the target, which
-    `reached` counts; None where none did.
+    `lr_rule` is `any` at the batch size that the learning rate is for, where all rules say the same; `warmup` is ""
+    where the schedule has none to set. `lr` is the peak. `to_target_s` and `to_target_epochs` are means over the runs
+    that reached the target, which `reached` counts; None where none did. `error` says why the first run that failed
+    did so.
     """
 
     batch_size: int
     warmup: str
     lr_rule: str
-    lr: float
+    lr: Measured
     seeds: int
     reached: int
     top1: Interval | None = None
@@ -59,8 +64,10 @@ class ScaleResult(Value):
     """Ranks and what they gave (`points`), or batches and how they trained (`batches`): one of them is empty.
 
     `mode` is `weak` where each rank keeps its batch and `strong` where the whole batch stays; `batch` for a study of
-    batches. `target` is the top-1 accuracy that it trains to. `caution` says in a sentence where ranks share what more
-    machines would each have, such as cores; "" where they do not.
+    batches. `steps` are the counted steps of a run, 0 where whole runs were trained, and `repeats` are turns, which
+    have a seed each where runs were whole. `target` is the top-1 accuracy that it trains to. `caution` says in a
+    sentence where ranks share what more machines would each have, such as cores; "" where they do not. `wall_s` is that
+    of all runs that have ended well.
     """
 
     kind: Literal["scale"] = "scale"
@@ -73,8 +80,8 @@ class ScaleResult(Value):
     repeats: int
     points: tuple[ScalePoint, ...] = ()
     batches: tuple[BatchPoint, ...] = ()
-    target: float | None = None
+    target: Measured | None = None
     caution: str = ""
-    wall_s: float
+    wall_s: Measured
     command: tuple[str, ...]
     provenance: dict[str, Any]

@@ -2,8 +2,11 @@
 
 from typing import Any, Literal
 
+from pydantic import Field
+
+from paceline.core.experiments.ladder import ParityResult
 from paceline.core.interval import Interval
-from paceline.core.value import Value
+from paceline.core.value import Measured, Value
 
 
 class TriedResult(Value):
@@ -12,7 +15,7 @@ class TriedResult(Value):
     `ratio` is their speed over that of `over`, in pairs of runs (or, where there was one short run alone, without
     bounds). `round` counts from 1, `steps` are those of its longest run and `trials` how many runs it took.
     `status`: `won`, `lost`, `no_gain` (not to be told from 1), `differs` (trains to another loss), `no_room` (out of
-    memory), `failed`.
+    memory), `failed`. `explains` says in a few words what they change; `parity` is None where losses were not compared.
     """
 
     name: str
@@ -21,11 +24,13 @@ class TriedResult(Value):
     round: int
     steps: int
     trials: int
-    images_per_s: float | None
+    images_per_s: Measured | None
     ratio: Interval | None
     status: Literal["won", "lost", "no_gain", "differs", "no_room", "failed"]
     why: str
     runs: tuple[str, ...] = ()
+    explains: str = ""
+    parity: ParityResult | None = None
 
 
 class TuneResult(Value):
@@ -34,6 +39,7 @@ class TuneResult(Value):
     `first` and `best` are images/s of the recipe as it was and of the tuned one, `gain` their ratio in pairs of runs.
     `best_patch` is what is changed, `recipe_file` where the tuned recipe was written, `trials` how many runs it all
     took, `grid` how many settings there are in the space that was searched, and `stopped` why the search ended.
+    `first_verdict` and `verdict` say what held the recipe back, and what holds the tuned one back.
     """
 
     kind: Literal["tune"] = "tune"
@@ -53,6 +59,8 @@ class TuneResult(Value):
     trials: int
     grid: int
     stopped: str
-    wall_s: float
+    wall_s: Measured
     command: tuple[str, ...]
     provenance: dict[str, Any]
+    first_verdict: dict[str, str] = Field(default_factory=dict)
+    verdict: dict[str, str] = Field(default_factory=dict)

@@ -70,6 +70,11 @@ def _machine(run: Run) -> list[tuple[str, Cell]]:
     known: dict[str, Any] = {**run.machine, **(run.result.provenance if run.result is not None else {})}
     for key in ("command", "telemetry_missing"):  # these are told elsewhere
         known.pop(key, None)
+    return facts_of(known)
+
+
+def facts_of(known: dict[str, Any]) -> list[tuple[str, Cell]]:
+    """Return what is known of a machine and its versions as names and values, whatever it is."""
     return [(clean(key).replace("_", " "), _value(key, value)) for key, value in list(known.items())[:60]]
 
 

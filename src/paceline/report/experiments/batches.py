@@ -1,0 +1,109 @@
+"""The page of a study of batches: how larger ones, warmed up and scaled in one way or another, train to a target."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from paceline.core.experiments.scaling import BatchPoint, ScaleResult
+from paceline.core.interval import Interval
+from paceline.core.units import accuracy, count, number
+from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Figure, Line, Page, Paragraph, Section, Table
+from paceline.report.experiments.curves import measured, times
+from paceline.report.experiments.frame import Told
+from paceline.report.sections import cells, intervals
+from paceline.report.sections.overview import Tone
+from paceline.report.words import clean
+
+
+def summary(result: ScaleResult) -> Table:
+    """Return a row a batch and how it was trained."""
+    columns = [Column("batch"), Column("warm-up", is_number=False), Column("LR rule", is_number=False)]
+    columns += [Column("peak LR"), Column("top-1"), Column("reached"), Column("time to target")]
+    columns += [Column("epochs to target"), Column("images/s")]
+    if any(point.error for point in result.batches):
+        columns.append(Column("note", is_number=False, is_wide=True))
+    return Table("Batches", columns, [_batch(point)[: len(columns)] for point in result.batches])
+
+
+def batches_page(told: Told, result: ScaleResult) -> Page:
+    """Return the report of a study of batches."""
+    runs = [(_name(point), point.runs) for point in result.batches]
+    facts = [("wall clock of it all", cells.of_seconds(result.wall_s))]
+    if result.target is not None:
+        facts.insert(0, ("target, top-1", cells.of_accuracy(result.target)))
+    subtitle = ["batch sizes", f"recipe {result.recipe} {result.recipe_hash}"]
+    sections = [_batches(result), told.origin(result.command, facts, result.provenance, runs)]
+    return told.page("Study of batch sizes", _status(result), subtitle, _figures(result), sections)
+
+
+def _status(result: ScaleResult) -> tuple[str, Tone]:
+    failed = sum(bool(point.error) for point in result.batches)
+    if failed:
+        return f"{failed} of {len(result.batches)} points failed", "bad" if failed == len(result.batches) else "warning"
+    return f"{count(len(result.batches), 'point')} measured", "good"
+
+
+def _name(point: BatchPoint) -> str:
+    return clean(f"batch {point.batch_size:,}, warm-up {point.warmup}, {point.lr_rule} LR")
+
+
+def _figures(result: ScaleResult) -> list[Figure]:
+    figures = []
+    reached = [point for point in result.batches if point.to_target_s is not None]
+    if reached:
+        best = min(reached, key=lambda point: point.to_target_s.value if point.to_target_s else 0.0)
+        assert best.to_target_s is not None, best
+        target = f"to {accuracy(result.target)}" if result.target is not None else "to the target"
+        figures.append(
+            Figure(
+                f"soonest {target}", cells.of_seconds(best.to_target_s.value), f"{_name(best)}, peak {number(best.lr)}"
+            )
+        )
+    judged = [point for point in result.batches if point.top1 is not None]
+    if judged:
+        most = max(judged, key=lambda point: point.top1.value if point.top1 else 0.0)
+        assert most.top1 is not None, most
+        figures.append(Figure("highest top-1", cells.of_accuracy(most.top1.value), _name(most)))
+    total = sum(point.seeds for point in result.batches)
+    figures.append(Figure("runs that reached it", Cell(f"{sum(p.reached for p in result.batches)} of {total}")))
+    return figures
+
+
+def _batches(result: ScaleResult) -> Section:
+    told: list[tuple[str, str, Callable[[BatchPoint], Interval | None], float | None]] = [
+        ("Time to the target", "s", lambda point: point.to_target_s, 0.0),
+        ("Epochs to the target", "epochs", lambda point: point.to_target_epochs, 0.0),
+        ("Accuracy", "% top-1", lambda point: times(point.top1, 100), None),
+        ("Speed", "images/s", lambda point: point.images_per_s, 0.0),
+    ]
+    charts = []
+    for title, unit, read, low in told:
+        lines = [line for line in _ways(result.batches, read) if line.points]
+        if lines:
+            rule = (100 * result.target, "target") if title == "Accuracy" and result.target is not None else None
+            charts.append(Chart(title, "batch", unit, lines, low=low, rule=rule, log_x=True))
+    blocks: list[Block] = [Charts(charts)] if charts else [cells.missing("No run has ended.")]
+    note = "Means over seeds, of the runs that reached the target; intervals are drawn where there are several."
+    return Section("batches", "Batch sizes", [*blocks, Paragraph(note), summary(result)])
+
+
+def _ways(batches: Sequence[BatchPoint], read: Callable[[BatchPoint], Interval | None]) -> Iterable[Line]:
+    """Yield a line for each warm-up and rule of the learning rate."""
+    for warmup, rule in dict.fromkeys((point.warmup, point.lr_rule) for point in batches):
+        found = [
+            (point.batch_size, read(point)) for point in batches if (point.warmup, point.lr_rule) == (warmup, rule)
+        ]
+        yield measured(clean(f"{rule}, {warmup}"), found, clean(rule))
+
+
+def _batch(point: BatchPoint) -> list[Cell]:
+    return [
+        cells.count(point.batch_size),
+        intervals.sentence(point.warmup),
+        intervals.sentence(point.lr_rule),
+        Cell(number(point.lr), point.lr),
+        intervals.of_accuracy(point.top1),
+        Cell(f"{point.reached} of {point.seeds}", point.reached),
+        intervals.of_seconds(point.to_target_s),
+        intervals.of_number(point.to_target_epochs),
+        intervals.of_rate(point.images_per_s),
+        intervals.sentence(point.error),
+    ]

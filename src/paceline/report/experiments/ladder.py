@@ -1,0 +1,247 @@
+"""The page of a ladder: what each rung bought, where its step goes, whether it trains the same, and what it costs."""
+
+from typing import Final
+
+from paceline.core.experiments.ladder import LadderResult, RungResult
+from paceline.core.stages import STAGES
+from paceline.core.units import count, milliseconds, number, seconds, size
+from paceline.report import parts
+from paceline.report.blocks import (
+    BarRow,
+    Bars,
+    Block,
+    Cell,
+    Column,
+    Figure,
+    Page,
+    Paragraph,
+    Part,
+    Section,
+    Table,
+    Verdict,  # fmt: skip
+)
+from paceline.report.experiments.frame import Rate, Told, bounds_of, rates, shell
+from paceline.report.sections import cells, intervals
+from paceline.report.sections.overview import Tone
+from paceline.report.words import clean
+
+_STATUS: Final = {"kept": "kept", "dropped": "dropped", "failed": "failed", "left_out": "left out"}
+_COLOURS: Final = (("kept", "c-kept"), ("dropped", "c-dropped"))
+
+
+def summary(result: LadderResult) -> Table:
+    """Return the rungs, one a row: what was changed, what that bought, and whether it stayed."""
+    columns = [Column("rung", is_number=False), Column("changes", is_number=False, is_wide=True), Column("images/s")]
+    columns += [Column("over below"), Column("over first"), Column("peak memory"), Column("start-up")]
+    columns += [Column("loss", is_number=False), Column("outcome", is_number=False, is_wide=True)]
+    return Table("Rungs", columns, [_row(rung) for rung in result.rungs])
+
+
+def ladder_page(told: Told, result: LadderResult) -> Page:
+    """Return the report of a ladder."""
+    kept, status = _kept(result), (f"{len(_kept(result))} of {len(result.rungs)} rungs kept", _tone(result))
+    subtitle = [f"ladder {result.ladder}", f"recipe {result.recipe} {result.recipe_hash}"]
+    subtitle += [count(result.ranks, "rank"), f"batch {result.batch_size:,}"]
+    sections = [_rungs(result), _steps(result), _parity(result), _costs(result), _take(told, result)]
+    facts = [
+        ("ladder", cells.text(result.ladder)),
+        ("steps that count, of a run", cells.count(result.steps)),
+        ("steps before them", cells.count(result.warmup_steps)),
+        ("runs of each, in turns", cells.count(result.repeats)),
+        ("wall clock of it all", cells.of_seconds(result.wall_s)),
+    ]
+    runs = [(rung.name, rung.runs) for rung in result.rungs]
+    sections.append(told.origin(result.command, facts, result.provenance, runs))
+    best = next((rung for rung in kept if rung.name == result.best), None)
+    return told.page("Ladder report", status, subtitle, _figures(result, best), sections, _verdict(best))
+
+
+def _kept(result: LadderResult) -> list[RungResult]:
+    return [rung for rung in result.rungs if rung.status == "kept"]
+
+
+def _tone(result: LadderResult) -> Tone:
+    if any(rung.status == "failed" for rung in result.rungs):
+        return "warning"
+    return "good" if len(_kept(result)) > 1 else "warning"
+
+
+def _figures(result: LadderResult, best: RungResult | None) -> list[Figure]:
+    others = [f"{sum(rung.status == status for rung in result.rungs)} {_STATUS[status]}"
+              for status in ("dropped", "failed", "left_out")
+              if any(rung.status == status for rung in result.rungs)]  # fmt: skip
+    found = []
+    if best is not None and best.over_first is not None:
+        times = best.over_first
+        cell = Cell(f"{times.value:,.2f}x", times.value)
+        found.append(Figure("as fast as the first rung", cell, bounds_of(times)))
+    if best is not None and best.images_per_s is not None:
+        first = result.rungs[0].images_per_s
+        note = f"the first rung: {number(round(first.value, 1))}" if first else ""
+        rate = best.images_per_s
+        found.append(Figure("images/s", Cell(intervals.rate(rate.value), rate.value), note))
+    found.append(Figure("rungs kept", Cell(f"{len(_kept(result))} of {len(result.rungs)}"), ", ".join(others)))
+    num_runs = sum(len(rung.runs) for rung in result.rungs)
+    note = f"{count(num_runs, 'run')} of {count(result.steps, 'counted step')}" if num_runs else ""
+    found.append(Figure("took", cells.of_seconds(result.wall_s), note))
+    return found
+
+
+def _verdict(best: RungResult | None) -> Verdict | None:
+    """Return what holds the best rung back, which is where a next one would begin."""
+    if best is None or not best.verdict.get("bottleneck"):
+        return None
+    found = {key: clean(value, 500) for key, value in best.verdict.items()}
+    ceiling = f"Ceiling: {found['ceiling'].rstrip('.')}." if found.get("ceiling") else ""
+    return Verdict(f"the best rung: {found['bottleneck']}", found.get("evidence", ""), ceiling, "",
+                   found.get("try", ""))  # fmt: skip
+
+
+def _rungs(result: LadderResult) -> Section:
+    blocks: list[Block] = [Paragraph(clean(result.summary, 1000))] if result.summary else []
+    found = [
+        Rate(clean(rung.name), rung.images_per_s, intervals.rate(rung.images_per_s.value), _colour(rung))
+        for rung in result.rungs
+        if rung.images_per_s is not None
+    ]
+    if found:
+        blocks.append(rates("Images/s of each rung", "means, 95 % intervals", found, _COLOURS))
+    how = (
+        "Each rung is laid over the last one that was kept, and measured against it in pairs of fresh runs on the same "
+        "samples. It is kept where all of the interval of their ratio lies above 1, unless it trains otherwise; "
+        "“over first” is the product of the ratios in between."
+    )
+    columns = [Column("rung", is_number=False), Column("images/s"), Column("over below"), Column("over first")]
+    columns += [Column("outcome", is_number=False, is_wide=True)]
+    rows = [
+        [intervals.sentence(rung.name), intervals.of_rate(rung.images_per_s), intervals.of_ratio(rung.over_below),
+         intervals.of_ratio(rung.over_first), outcome(rung)]
+        for rung in result.rungs
+    ]  # fmt: skip
+    changes = [
+        [intervals.sentence(rung.name), intervals.sentence(rung.explains),
+         intervals.words(rung.patch, "the recipe as it is"), intervals.sentence(rung.below)]
+        for rung in result.rungs
+    ]  # fmt: skip
+    titles = ("rung", "what it is", "changes", "over")
+    headings = [Column(each, is_number=False, is_wide=each in ("what it is", "changes")) for each in titles]
+    blocks += [Paragraph(how), Table("What each rung bought", columns, rows)]
+    blocks.append(Table("What each rung changes", headings, changes))
+    if result.stopped:
+        blocks.append(Paragraph(f"The ladder ends here: {clean(result.stopped, 500)}"))
+    return Section("rungs", "Rungs", blocks)
+
+
+def _steps(result: LadderResult) -> Section | None:
+    """Return where a step of each rung goes, and whether what it was to shrink did."""
+    measured = [rung for rung in result.rungs if rung.stages]
+    if not measured:
+        return None
+    longest = max(max(rung.step_s or 0.0, sum(rung.stages.values())) for rung in measured) or 1.0
+    names = [name for name in STAGES if any(name in rung.stages for rung in measured)]
+    names += sorted({name for rung in measured for name in rung.stages} - set(names))
+    rows = [BarRow(clean(rung.name), _stages(rung, names, longest), _step(rung)) for rung in measured]
+    legend = [(parts.name(name), parts.colour(name)) for name in [*names, "residual"]]
+    blocks: list[Block] = [Bars("A step, by stage", rows, legend, "device time, means")]
+    shrunk = [row for rung in result.rungs for row in _shrank(rung)]
+    columns = [Column("rung", is_number=False), Column("was to shrink", is_number=False)]
+    columns += [Column("rung below"), Column("here"), Column("change")]
+    blocks += [Table("What was expected", columns, shrunk)] if shrunk else []
+    return Section("steps", "Where a step goes", blocks)
+
+
+def _stages(rung: RungResult, names: list[str], longest: float) -> list[Part]:
+    found = {name: rung.stages[name] for name in names if rung.stages.get(name, 0.0) > 0}
+    rest = (rung.step_s or 0.0) - sum(rung.stages.values())
+    if rest > 0:
+        found["residual"] = rest
+    return [Part(parts.name(name), value / longest, milliseconds(value), parts.colour(name))
+            for name, value in found.items()]  # fmt: skip
+
+
+def _step(rung: RungResult) -> str:
+    return seconds(rung.step_s if rung.step_s is not None else sum(rung.stages.values()))
+
+
+def _shrank(rung: RungResult) -> list[list[Cell]]:
+    rows = []
+    for stage in rung.expects:
+        below, here = rung.shrank.get(stage, (None, None))
+        if below is None or here is None:
+            told = [cells.text("not measured"), Cell(""), Cell("")]
+        else:
+            change = here / below - 1 if below else None
+            told = [cells.of_milliseconds(below), cells.of_milliseconds(here)]
+            told.append(Cell("" if change is None else f"{100 * change:+.1f} %", change))
+        rows.append([intervals.sentence(rung.name), cells.text(parts.name(stage)), *told])
+    return rows
+
+
+def _parity(result: LadderResult) -> Section:
+    """Return whether each rung trains as the one below."""
+    rows = [
+        [intervals.sentence(rung.name), cells.loss(rung.parity.loss_below), cells.loss(rung.parity.loss),
+         intervals.of_change(rung.parity.gap), cells.of_share(rung.parity.tolerance),
+         cells.text(rung.parity.verdict), intervals.sentence(rung.parity.why)]
+        for rung in result.rungs
+        if rung.parity is not None
+    ]  # fmt: skip
+    columns = [Column("rung", is_number=False), Column("loss below"), Column("loss"), Column("difference")]
+    columns += [Column("tolerance"), Column("loss is", is_number=False), Column("why", is_number=False, is_wide=True)]
+    nothing = cells.missing("No two rungs' losses were compared.")
+    return Section("parity", "Whether it trains the same", [Table("", columns, rows) if rows else nothing])
+
+
+def _costs(result: LadderResult) -> Section:
+    """Return what each rung costs beside its steps."""
+    has_gpu = any(rung.device_bytes is not None for rung in result.rungs)
+    columns = [Column("rung", is_number=False), Column("memory of the host")]
+    columns += [Column("memory of the GPU")] if has_gpu else []
+    columns += [Column("start-up"), Column("of it compiling"), Column("making data, once")]
+    rows = [
+        [intervals.sentence(rung.name), _bytes(rung.host_bytes), *([_bytes(rung.device_bytes)] if has_gpu else []),
+         intervals.maybe_seconds(rung.startup_s), intervals.maybe_seconds(rung.compile_s or None),
+         intervals.maybe_seconds(rung.prepare_s or None)]
+        for rung in result.rungs
+        if rung.startup_s is not None or rung.host_bytes is not None
+    ]  # fmt: skip
+    note = "Memory is the most that rank 0 held at once. Start-up is from the start of the process to the first step."
+    nothing = cells.missing("No rung's memory or start-up was measured.")
+    return Section("costs", "What it costs beside", [Paragraph(note), Table("", columns, rows)] if rows else [nothing])
+
+
+def _take(told: Told, result: LadderResult) -> Section:
+    """Return how to train with what was kept."""
+    if not result.best_patch:
+        return Section("take", "What to take", [cells.missing("No change was kept: the recipe stays as it is.")])
+    best = clean(result.best)
+    sentence = f"To train the whole recipe with all that was kept, up to the rung “{best}”:"
+    command = shell(["paceline", "train", str(told.path), *result.best_patch])
+    return Section("take", "What to take", [Paragraph(sentence), command])
+
+
+def _row(rung: RungResult) -> list[Cell]:
+    return [
+        intervals.sentence(rung.name),
+        intervals.words(rung.patch, "the recipe"),
+        intervals.of_rate(rung.images_per_s),
+        intervals.of_ratio(rung.over_below),
+        intervals.of_ratio(rung.over_first),
+        _bytes(rung.device_bytes if rung.device_bytes is not None else rung.host_bytes),
+        intervals.maybe_seconds(rung.startup_s),
+        intervals.sentence(rung.parity.verdict if rung.parity else ""),
+        outcome(rung),
+    ]
+
+
+def outcome(rung: RungResult) -> Cell:
+    """Return whether a rung stayed, and why."""
+    return intervals.sentence(": ".join(filter(None, (_STATUS[rung.status], rung.why))))
+
+
+def _colour(rung: RungResult) -> str:
+    return "c-kept" if rung.status == "kept" else "c-dropped"
+
+
+def _bytes(num_bytes: int | None) -> Cell:
+    return intervals.NOTHING if num_bytes is None else Cell(size(num_bytes), num_bytes)

@@ -1,0 +1,33 @@
+"""The page of an experiment, whichever it is."""
+
+from paceline.core.experiments.folder import Experiment, ExperimentDir
+from paceline.core.experiments.ladder import LadderResult
+from paceline.core.experiments.prediction import PredictionResult
+from paceline.core.experiments.scaling import ScaleResult
+from paceline.core.experiments.tuning import TuneResult
+from paceline.report.blocks import Page
+from paceline.report.experiments.batches import batches_page
+from paceline.report.experiments.frame import Told
+from paceline.report.experiments.ladder import ladder_page
+from paceline.report.experiments.prediction import prediction_page
+from paceline.report.experiments.scaling import scale_page
+from paceline.report.experiments.tuning import tune_page
+from paceline.report.files import Reader
+
+_LONGEST_RECIPE = 256 << 10
+
+
+def experiment_page(folder: ExperimentDir, result: Experiment) -> Page:
+    """Return the report of what an experiment came to; of its folder only the recipe is read, where there is one."""
+    told = Told(folder.path, Reader().text(folder.recipe, _LONGEST_RECIPE))
+    match result:
+        case LadderResult():
+            return ladder_page(told, result)
+        case ScaleResult(mode="batch"):
+            return batches_page(told, result)
+        case ScaleResult():
+            return scale_page(told, result)
+        case PredictionResult():
+            return prediction_page(told, result)
+        case TuneResult():
+            return tune_page(told, result)

@@ -1,0 +1,187 @@
+"""The page of weak and strong scaling: what more ranks gave."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from paceline.core.experiments.scaling import ScalePoint, ScaleResult
+from paceline.core.interval import Interval
+from paceline.core.units import count, share
+from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Figure, Line, Page, Paragraph, Section, Table
+from paceline.report.experiments.curves import measured, plain, times
+from paceline.report.experiments.frame import SURE, Told
+from paceline.report.sections import cells, intervals
+from paceline.report.sections.overview import Tone
+from paceline.report.words import clean, finite
+
+_TITLES: Final = {"weak": "weak scaling", "strong": "strong scaling"}
+_HELD: Final = {
+    "weak": "Weak scaling: each rank keeps its batch, so the whole batch grows with the ranks.",
+    "strong": "Strong scaling: the whole batch stays, so that of a rank shrinks as ranks are added.",
+}
+_EFFICIENCY: Final = (
+    "Efficiency is images/s per rank over that of the smallest number of ranks, in pairs of runs of one turn. Exposed "
+    "is the share of a step that waits for gradients, stragglers the share that waits for the latest rank."
+)
+
+
+def summary(result: ScaleResult) -> Table:
+    """Return what was measured, a row a number of ranks."""
+    columns = [Column("ranks"), Column("nodes"), Column("batch"), Column("of a rank"), Column("images/s")]
+    columns += [Column("efficiency"), Column("exposed"), Column("stragglers")]
+    columns += [Column("top-1")] if _has_accuracy(result) else []
+    columns += [Column("note", is_number=False, is_wide=True)]
+    return Table("Ranks", columns, [_point(point, with_top1=_has_accuracy(result)) for point in result.points])
+
+
+def scale_page(told: Told, result: ScaleResult) -> Page:
+    """Return the report of more ranks, each with its batch or all with one."""
+    runs = [(_name(point), point.runs) for point in result.points]
+    facts = [
+        ("steps that count, of a run", cells.count(result.steps)),
+        ("steps before them", cells.count(result.warmup_steps)),
+        ("runs of each, in turns", cells.count(result.repeats)),
+        ("wall clock of it all", cells.of_seconds(result.wall_s)),
+    ]
+    subtitle = [_TITLES[result.mode], f"recipe {result.recipe} {result.recipe_hash}"]
+    origin = told.origin(result.command, facts, result.provenance, runs)
+    sections = [_speed(result), _waiting(result), _accuracy(result), origin]
+    return told.page("Scaling report", _status(result), subtitle, _figures(result), sections)
+
+
+def _status(result: ScaleResult) -> tuple[str, Tone]:
+    failed = sum(bool(point.error) for point in result.points)
+    if failed:
+        return f"{failed} of {len(result.points)} points failed", "bad" if failed == len(result.points) else "warning"
+    if result.caution:
+        return "ranks share what they would each have", "warning"
+    return f"{count(len(result.points), 'point')} measured", "good"
+
+
+def _figures(result: ScaleResult) -> list[Figure]:
+    found = [point for point in result.points if point.images_per_s is not None]
+    if not found:
+        return []
+    first, last = found[0], found[-1]
+    assert last.images_per_s is not None, last
+    rate = last.images_per_s
+    figures = [Figure(f"images/s, {_name(last)}", Cell(intervals.rate(rate.value), rate.value), _within(rate))]
+    if last.efficiency is not None:
+        note = f"over {_name(first)}" + _behind(last.efficiency, lambda each: f"{100 * each:.1f}")
+        figures.append(Figure("efficiency", Cell(share(last.efficiency.value), last.efficiency.value), note))
+    if last.exposed_share is not None:
+        figures.append(Figure("waits for gradients", cells.of_share(last.exposed_share), f"of a step, {_name(last)}"))
+    if last.straggler_share is not None:
+        note = f"of a step, {_name(last)}"
+        figures.append(Figure("waits for the latest rank", cells.of_share(last.straggler_share), note))
+    return figures
+
+
+def _speed(result: ScaleResult) -> Section:
+    blocks: list[Block] = [Paragraph(f"Caution: {clean(result.caution, 1000)}")] if result.caution else []
+    rate = _line("measured", result.points, lambda point: point.images_per_s)
+    found = [point for point in result.points if point.images_per_s and finite(point.images_per_s.value)]
+    charts = []
+    if rate.points:
+        charts.append(_chart("Speed", "images/s", [rate, *_ideal(found)], low=None, log_y=True))
+    efficiency = _line("efficiency", result.points, _percent)
+    if efficiency.points and found and found[0].efficiency is None:
+        efficiency = replace(efficiency, points=[(found[0].ranks, 100.0), *efficiency.points])
+    if efficiency.points:
+        charts.append(_chart("Efficiency", "% of the speed per rank", [efficiency], rule=(100.0, "ideal")))
+    blocks += [Charts(charts)] if charts else [cells.missing("No number of ranks could be measured.")]
+    blocks += [Paragraph(f"{_HELD[result.mode]} {_EFFICIENCY}"), summary(result)]
+    return Section("speed", "Speed over ranks", blocks)
+
+
+def _waiting(result: ScaleResult) -> Section | None:
+    lines = [
+        plain("exposed", [(point.ranks, _of_100(point.exposed_share)) for point in result.points]),
+        plain("stragglers", [(point.ranks, _of_100(point.straggler_share)) for point in result.points]),
+    ]
+    lines = [line for line in lines if line.points]
+    charts = [_chart("What a step waits for", "% of a step", lines)] if lines else []
+    startup = plain("start-up", [(point.ranks, point.startup_s) for point in result.points])
+    charts += [_chart("Start-up", "s", [startup])] if startup.points else []
+    columns = [Column("ranks"), Column("a step"), Column("waits for gradients"), Column("start-up"), Column("a run")]
+    columns += [Column("bottleneck", is_number=False)]
+    rows = [
+        [cells.count(point.ranks), intervals.maybe_seconds(point.step_s), intervals.maybe_seconds(point.exposed_s),
+         intervals.maybe_seconds(point.startup_s), intervals.maybe_seconds(point.wall_s),
+         intervals.sentence(point.bottleneck)]
+        for point in result.points
+        if point.step_s is not None
+    ]  # fmt: skip
+    if not rows:
+        return None
+    return Section(
+        "waiting", "What a step waits for", [*([Charts(charts)] if charts else []), Table("", columns, rows)]
+    )
+
+
+def _accuracy(result: ScaleResult) -> Section | None:
+    if not _has_accuracy(result):
+        return None
+    line = _line("top-1", result.points, lambda point: times(point.top1, 100))
+    note = "Whole runs of the recipe, one for each number of ranks and turn: what larger batches cost in accuracy."
+    rule = (100 * result.target, "target") if result.target is not None else None
+    chart = _chart("Accuracy", "% top-1", [line], low=None, rule=rule)
+    return Section("accuracy", "Accuracy over ranks", [Charts([chart]), Paragraph(note)])
+
+
+def _line(name: str, points: Sequence[ScalePoint], read: Callable[[ScalePoint], Interval | None]) -> Line:
+    return measured(name, [(point.ranks, read(point)) for point in points])
+
+
+def _ideal(points: Sequence[ScalePoint]) -> list[Line]:
+    first = points[0]
+    assert first.images_per_s is not None, first
+    each = first.images_per_s.value / first.ranks
+    return [Line("ideal", [(point.ranks, each * point.ranks) for point in points])] if len(points) > 1 else []
+
+
+def _chart(title: str, unit: str, lines: Sequence[Line], low: float | None = 0.0,
+           rule: tuple[float, str] | None = None, *, log_y: bool = False) -> Chart:  # fmt: skip
+    return Chart(title, "ranks", unit, lines, low=low, rule=rule, log_x=True, log_y=log_y)
+
+
+def _percent(point: ScalePoint) -> Interval | None:
+    return times(point.efficiency, 100)
+
+
+def _of_100(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _has_accuracy(result: ScaleResult) -> bool:
+    return any(point.top1 is not None for point in result.points)
+
+
+def _name(point: ScalePoint) -> str:
+    ranks = count(point.ranks, "rank")
+    return ranks if point.nodes <= 1 else f"{ranks} on {count(point.nodes, 'node')}"
+
+
+def _within(found: Interval) -> str:
+    if found.low is None or found.high is None:
+        return "measured once"
+    return f"{intervals.rate(found.low)} to {intervals.rate(found.high)} {SURE}"
+
+
+def _behind(found: Interval, told: Callable[[float], str]) -> str:
+    return "" if found.low is None or found.high is None else f", {told(found.low)} to {told(found.high)} {SURE}"
+
+
+def _point(point: ScalePoint, *, with_top1: bool) -> list[Cell]:
+    return [
+        cells.count(point.ranks),
+        cells.count(point.nodes),
+        cells.count(point.batch_size),
+        cells.count(point.rank_batch),
+        intervals.of_rate(point.images_per_s),
+        intervals.of_share(point.efficiency),
+        intervals.maybe_share(point.exposed_share),
+        intervals.maybe_share(point.straggler_share),
+        *([intervals.of_accuracy(point.top1)] if with_top1 else []),
+        intervals.sentence(point.error or point.bottleneck),
+    ]

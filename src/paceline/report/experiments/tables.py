@@ -1,0 +1,205 @@
+"""Results of experiments as tables: CSV for programs, with all that was measured, and Markdown to paste.
+
+CSV has numbers as they were measured, in the unit that its heading names; an empty field was not measured.
+"""
+
+import csv
+import io
+import shlex
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from paceline.core.class_table import printable
+from paceline.core.errors import PacelineError
+from paceline.core.experiments.folder import Experiment, ExperimentDir
+from paceline.core.experiments.ladder import LadderResult, RungResult
+from paceline.core.experiments.prediction import PredictionResult
+from paceline.core.experiments.scaling import BatchPoint, ScalePoint, ScaleResult
+from paceline.core.experiments.tuning import TriedResult, TuneResult
+from paceline.core.interval import Interval
+from paceline.core.rundir import write_atomic
+from paceline.report.experiments.batches import summary as of_batches
+from paceline.report.experiments.ladder import summary as of_ladder
+from paceline.report.experiments.prediction import summary as of_prediction
+from paceline.report.experiments.scaling import summary as of_scaling
+from paceline.report.experiments.tuning import summary as of_tuning
+from paceline.report.markdown import table_lines
+
+Field = str | float | None
+Record = dict[str, Field]
+
+
+def write_tables(folder: ExperimentDir, result: Experiment) -> None:
+    """Write `table.csv` and `table.md` into the folder of an experiment. Raise `PacelineError` when they cannot be."""
+    for path, text in ((folder.table, to_csv(result)), (folder.markdown, to_markdown_table(result))):
+        try:
+            write_atomic(path, printable(text))
+        except OSError as error:
+            raise PacelineError(f"{path}: cannot be written: {error.strerror} (free some room)") from None
+
+
+def to_csv(result: Experiment) -> str:
+    """Return a result as CSV with a heading; lines end with a line feed alone."""
+    columns, rows = columns_and_rows(result)
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def to_markdown_table(result: Experiment) -> str:
+    """Return a result as a Markdown table in GitHub's way: the columns a person compares, rounded."""
+    match result:
+        case LadderResult():
+            table = of_ladder(result)
+        case ScaleResult(mode="batch"):
+            table = of_batches(result)
+        case ScaleResult():
+            table = of_scaling(result)
+        case PredictionResult():
+            table = of_prediction(result)
+        case TuneResult():
+            table = of_tuning(result)
+    return "\n".join([*table_lines(table), ""])
+
+
+def columns_and_rows(result: Experiment) -> tuple[list[str], list[list[Field]]]:
+    """Return headings and rows of a result; a row is a rung, a number of ranks, a batch or settings that were tried."""
+    match result:
+        case LadderResult():
+            records = [_rung(rung) for rung in result.rungs]
+        case ScaleResult(mode="batch"):
+            records = [_batch(point) for point in result.batches]
+        case ScaleResult():
+            records = [_point(point) for point in result.points]
+        case PredictionResult():
+            records = _predicted(result)
+        case TuneResult():
+            records = [_tried(tried) for tried in result.tried]
+    columns = _columns(records)
+    return columns, [[record.get(column) for column in columns] for record in records]
+
+
+def _columns(records: Iterable[Record]) -> list[str]:
+    """Return the keys of all records, those that only some have last."""
+    return list(dict.fromkeys(chain.from_iterable(records)))
+
+
+def _rung(rung: RungResult) -> Record:
+    parity = rung.parity
+    return {
+        "rung": rung.name,
+        "status": rung.status,
+        "why": rung.why,
+        "patch": _words(rung.patch),
+        "below": rung.below,
+        **_interval("images_per_s", rung.images_per_s),
+        **_spread(rung.spread),
+        **_interval("over_below", rung.over_below),
+        **_interval("over_first", rung.over_first),
+        "step_s": rung.step_s,
+        "startup_s": rung.startup_s,
+        "compile_s": rung.compile_s,
+        "prepare_s": rung.prepare_s,
+        "host_bytes": rung.host_bytes,
+        "device_bytes": rung.device_bytes,
+        "parity": parity.verdict if parity else None,
+        "loss": parity.loss if parity else None,
+        "loss_below": parity.loss_below if parity else None,
+        **_interval("loss_gap", parity.gap if parity else None),
+        "bottleneck": rung.verdict.get("bottleneck"),
+        "expects": _words(rung.expects),
+        **{f"stage_{name}_s": value for name, value in rung.stages.items()},
+    }
+
+
+def _point(point: ScalePoint) -> Record:
+    return {
+        "ranks": point.ranks,
+        "nodes": point.nodes,
+        "batch_size": point.batch_size,
+        "rank_batch": point.rank_batch,
+        **_interval("images_per_s", point.images_per_s),
+        **_spread(point.spread),
+        "step_s": point.step_s,
+        **_interval("efficiency", point.efficiency),
+        "exposed_s": point.exposed_s,
+        "exposed_share": point.exposed_share,
+        "straggler_share": point.straggler_share,
+        "startup_s": point.startup_s,
+        "wall_s": point.wall_s,
+        **_interval("top1", point.top1),
+        "bottleneck": point.bottleneck,
+        "error": point.error,
+    }
+
+
+def _batch(point: BatchPoint) -> Record:
+    return {
+        "batch_size": point.batch_size,
+        "warmup": point.warmup,
+        "lr_rule": point.lr_rule,
+        "lr": point.lr,
+        "seeds": point.seeds,
+        "reached": point.reached,
+        **_interval("top1", point.top1),
+        **_interval("images_per_s", point.images_per_s),
+        **_interval("to_target_s", point.to_target_s),
+        **_interval("to_target_epochs", point.to_target_epochs),
+        "error": point.error,
+    }
+
+
+def _predicted(result: PredictionResult) -> list[Record]:
+    measured: list[Record] = [
+        {
+            "basis": "measured",
+            "ranks": point.ranks,
+            "nodes": point.nodes,
+            "rank_batch": point.rank_batch,
+            "images": point.images,
+            "time_s": point.time_s,
+            "fitted_s": point.fitted_s,
+        }
+        for point in result.points
+    ]
+    predicted: list[Record] = [
+        {
+            "basis": "predicted",
+            **each.model_dump(mode="python", exclude={"parts"}),
+            **{f"part_{name}_s": value for name, value in each.parts.items()},
+        }
+        for each in result.predictions
+    ]
+    return [*measured, *predicted]
+
+
+def _tried(tried: TriedResult) -> Record:
+    return {
+        "settings": tried.name,
+        "status": tried.status,
+        "why": tried.why,
+        "patch": _words(tried.patch),
+        "over": tried.over,
+        "round": tried.round,
+        "steps": tried.steps,
+        "trials": tried.trials,
+        "images_per_s": tried.images_per_s,
+        **_interval("ratio", tried.ratio),
+    }
+
+
+def _interval(name: str, found: Interval | None) -> Record:
+    """Return an interval as four fields, which are there, and empty, where nothing was measured."""
+    value, low, high, n = (found.value, found.low, found.high, found.n) if found else (None, None, None, None)
+    return {name: value, f"{name}_low": low, f"{name}_high": high, f"{name}_n": n}
+
+
+def _spread(spread: tuple[float, float] | None) -> Record:
+    low, high = spread or (None, None)
+    return {"images_per_s_lowest": low, "images_per_s_highest": high}
+
+
+def _words(words: Sequence[str]) -> str:
+    return shlex.join(words)

@@ -1,0 +1,97 @@
+"""Results as CSV, whose numbers are those that were measured, and as Markdown, which nothing from outside breaks."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from paceline.core.errors import PacelineError
+from paceline.report.experiments import write_tables
+from paceline.report.experiments.tables import columns_and_rows, to_csv, to_markdown_table
+
+
+def records_of(result):
+    return list(csv.DictReader(io.StringIO(to_csv(result))))
+
+
+def test_every_row_has_a_field_for_every_column(result):
+    columns, rows = columns_and_rows(result)
+    assert len(columns) == len(set(columns)) > 9 and rows
+    assert {len(row) for row in rows} == {len(columns)}
+    assert [list(each) for each in records_of(result)] == [columns] * len(rows)
+
+
+def test_numbers_of_the_csv_are_those_that_were_measured(made):
+    result = made.ladder()
+    row = records_of(result)[1]
+    rung = result.rungs[1]
+    assert float(row["images_per_s"]) == rung.images_per_s.value
+    assert [float(row["over_below_low"]), float(row["over_below_high"])] == [rung.over_below.low, rung.over_below.high]
+    assert float(row["stage_forward_s"]) == rung.stages["forward"]
+    assert float(row["loss_gap"]) == rung.parity.gap.value and row["parity"] == "same"
+    assert int(row["host_bytes"]) == rung.host_bytes
+
+
+def test_what_was_not_measured_is_an_empty_field(made):
+    failed = records_of(made.ladder())[5]
+    assert failed["status"] == "failed" and failed["rung"] == made.EVIL
+    assert (failed["images_per_s"], failed["over_below_low"], failed["stage_forward_s"]) == ("", "", "")
+    first = records_of(made.scale())[0]
+    assert (first["efficiency"], first["exposed_share"]) == ("", "")
+
+
+def test_measured_points_stand_before_predicted_ones(made):
+    rows = records_of(made.prediction())
+    assert [row["basis"] for row in rows] == ["measured"] * 3 + ["predicted"] * 4
+    assert float(rows[-1]["high_s"]) == float("inf")
+    assert rows[0]["fitted_s"] and not rows[-1]["fitted_s"]
+    assert float(rows[-1]["part_fixed_s"]) == 12.0
+
+
+def test_batches_are_the_rows_of_a_study_of_batches(made):
+    rows = records_of(made.batches())
+    assert [(row["batch_size"], row["warmup"]) for row in rows[:3]] == [("128", "5ep"), ("512", "5ep"), ("2048", "5ep")]
+    assert rows[-1]["reached"] == "0" and rows[-1]["to_target_s"] == ""
+
+
+def test_words_of_a_patch_can_be_read_back_from_the_table(made):
+    import shlex
+
+    for row, rung in zip(records_of(made.ladder()), made.ladder().rungs, strict=True):
+        assert tuple(shlex.split(row["patch"])) == rung.patch
+
+
+def test_a_markdown_table_has_a_line_for_each_row_and_no_markup_from_outside(result, made):
+    lines = to_markdown_table(result).splitlines()
+    widths = {line.count("|") for line in lines}
+    assert len(widths) == 1 and set(lines[1]) == set("| -")
+    assert "<script>" not in to_markdown_table(result)
+
+
+def test_a_markdown_table_tells_ratios_with_their_intervals(made):
+    line = to_markdown_table(made.ladder()).splitlines()[3]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["resident", "data.loader=resident", "190 (184 to 196)", "1.88x (1.84 to 1.92)",
+                     "1.88x (1.81 to 1.96)", "410 MB", "2.90 s", "same", "kept"]  # fmt: skip
+
+
+def test_both_tables_are_written_into_the_folder(result, made, tmp_path):
+    folder = made.write_experiment(tmp_path / "experiment", result)
+    write_tables(folder, result)
+    assert folder.table.read_text() == to_csv(result)
+    assert folder.markdown.read_text() == to_markdown_table(result)
+
+
+def test_a_result_that_was_read_back_gives_the_same_tables(result, made, tmp_path):
+    folder = made.write_experiment(tmp_path / "experiment", result)
+    assert to_csv(folder.read()) == to_csv(result)
+    assert to_markdown_table(folder.read()) == to_markdown_table(result)
+    assert json.loads(folder.result.read_text())["kind"] == result.kind
+
+
+def test_a_folder_that_is_not_there_is_one_line(result, made, tmp_path):
+    folder = made.write_experiment(tmp_path / "experiment", result)
+    folder.table.mkdir()
+    with pytest.raises(PacelineError, match=r"table\.csv: cannot be written"):
+        write_tables(folder, result)
