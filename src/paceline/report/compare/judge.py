@@ -1,0 +1,192 @@
+"""Judge runs against one another: group those that differ in their seed alone, and hold each group to the first. Pure.
+
+Runs of different groups were measured apart, on whatever their machine did then: what is said of two groups has Welch's
+interval, of ratios in their logarithm, and none where a group has one run.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline import __version__
+from paceline.core.interval import Interval, difference_of, mean_of, ratio_of
+from paceline.report.compare.notes import notes
+from paceline.report.compare.read import Trained
+from paceline.report.compare.result import CompareResult, GroupResult, RunOutcome
+from paceline.report.compare.sentences import sentences
+from paceline.report.compare.settings import called, differing, shown
+from paceline.report.compare.target import best_of, choose_target, first_to_meet
+
+
+@dataclass(frozen=True)
+class _Ratios:
+    """What a group is to the first; None where that is not known."""
+
+    gap: Interval | None = None
+    speedup: Interval | None = None
+    hardware: Interval | None = None
+    statistical: Interval | None = None
+
+
+def compare_runs(
+    runs: Sequence[Trained], *, metric: str = "top1", target: float | None = None, command: Sequence[str] = ()
+) -> CompareResult:
+    """Return the comparison of at least one run. Raise `RecipeError` for a target that is no accuracy."""
+    level, origin = choose_target(runs, metric, target)
+    grouped = group(runs)
+    settings = [members[0].settings for members in grouped]
+    paths = differing(settings)
+    names = called(settings, [members[0].name for members in grouped])
+    outcomes = [[_outcome(run, level) for run in members] for members in grouped]
+    groups = tuple(
+        _group_result(
+            name,
+            members,
+            each,
+            {path: shown(members[0].settings[path]) for path in paths if path in members[0].settings},
+            _Ratios() if index == 0 else _ratios(each, outcomes[0]),
+        )
+        for index, (name, members, each) in enumerate(zip(names, grouped, outcomes, strict=True))
+    )
+    return CompareResult(
+        metric=metric,
+        target=level,
+        target_from=origin,
+        groups=groups,
+        sentences=tuple(sentences(groups, level, metric)),
+        notes=tuple(notes(grouped, names, level)),
+        command=tuple(command),
+        paceline=__version__,
+    )
+
+
+def group(runs: Sequence[Trained]) -> list[list[Trained]]:
+    """Return runs in groups of equal settings but for their seed, in the order of each one's first run.
+
+    A run whose recipe cannot be read is a group of its own: nobody knows what it is equal to. Where all runs are equal
+    and two of them share their seed, such as before and after a change of code, each run is a group of its own, as
+    nothing else can be meant.
+    """
+    groups: dict[object, list[Trained]] = {}
+    for index, run in enumerate(runs):
+        key = frozenset(run.settings.items()) if run.settings else index
+        groups.setdefault(key, []).append(run)
+    seeds = [run.seed for run in runs]
+    return [[run] for run in runs] if len(groups) == 1 and len(set(seeds)) < len(seeds) else list(groups.values())
+
+
+def _outcome(run: Trained, target: float | None) -> RunOutcome:
+    met = first_to_meet(run, target)
+    return RunOutcome(
+        path=str(run.path),
+        seed=run.seed,
+        status=run.status,
+        accuracy=run.evals[-1].accuracy if run.evals else None,
+        best=best_of(run),
+        to_target_s=met.trained_s if met and met.trained_s else None,
+        to_target_epochs=met.epoch if met and met.epoch else None,
+        to_target_images=met.images_seen if met and met.images_seen else None,
+        images_per_s=_images_per_s(run),
+        gpu_hours=_gpu_hours(run),
+    )
+
+
+def _images_per_s(run: Trained) -> float | None:
+    rates = run.result.throughput if run.result is not None else None
+    return rates.images_per_s if rates is not None and rates.n and rates.images_per_s > 0 else None
+
+
+def _gpu_hours(run: Trained) -> float | None:
+    """Return ranks times the hours of all processes; what a run was down between them held no rank."""
+    if run.result is None:
+        return None
+    times, goodput = run.result.time, run.result.goodput
+    held_s = goodput.wall_s - goodput.down_s if goodput is not None and goodput.wall_s else times.wall_s
+    return run.result.world_size * held_s / 3600 if held_s > 0 else None
+
+
+def _group_result(
+    name: str, members: Sequence[Trained], outcomes: Sequence[RunOutcome], settings: dict[str, str], ratios: _Ratios
+) -> GroupResult:
+    return GroupResult(
+        name=name,
+        ranks=members[0].ranks,
+        runs=tuple(outcomes),
+        settings=settings,
+        reached=sum(each.to_target_epochs is not None or each.to_target_s is not None for each in outcomes),
+        accuracy=_mean_share(_known(outcomes, lambda run: run.accuracy)),
+        best=_mean_share(_known(outcomes, lambda run: run.best)),
+        images_per_s=_geometric(_known(outcomes, lambda run: run.images_per_s)),
+        to_target_s=_geometric(_known(outcomes, lambda run: run.to_target_s)),
+        to_target_epochs=_geometric(_known(outcomes, lambda run: run.to_target_epochs)),
+        to_target_images=_geometric(_known(outcomes, lambda run: run.to_target_images)),
+        gpu_hours=_geometric(_known(outcomes, lambda run: run.gpu_hours)),
+        gap=ratios.gap,
+        speedup=ratios.speedup,
+        hardware=ratios.hardware,
+        statistical=ratios.statistical,
+    )
+
+
+def _ratios(outcomes: Sequence[RunOutcome], reference: Sequence[RunOutcome]) -> _Ratios:
+    return _Ratios(
+        gap=_difference([_known(group, lambda run: run.accuracy) for group in (outcomes, reference)]),
+        speedup=_ratio([_known(group, _per_time) for group in (outcomes, reference)]),
+        hardware=_ratio([_known(group, _images_per_time) for group in (outcomes, reference)]),
+        statistical=_ratio([_known(group, _per_images) for group in (outcomes, reference)]),
+    )
+
+
+def _per_time(run: RunOutcome) -> float | None:
+    """Return how often a second the target is met; None as well where the images to it are not known.
+
+    So the three ratios are of the same runs, and two of them give the third.
+    """
+    return 1 / run.to_target_s if run.to_target_s and run.to_target_images else None
+
+
+def _per_images(run: RunOutcome) -> float | None:
+    return 1 / run.to_target_images if run.to_target_s and run.to_target_images else None
+
+
+def _images_per_time(run: RunOutcome) -> float | None:
+    return run.to_target_images / run.to_target_s if run.to_target_s and run.to_target_images else None
+
+
+def _known(runs: Iterable[RunOutcome], value: Callable[[RunOutcome], float | None]) -> list[float]:
+    return [found for found in map(value, runs) if found is not None]
+
+
+def _mean_share(values: Sequence[float]) -> Interval | None:
+    """Return the mean of shares; bounds that no share can have are cut to those that it can."""
+    if not values:
+        return None
+    mean = mean_of(values)
+    low, high = (None if bound is None else min(1.0, max(0.0, bound)) for bound in (mean.low, mean.high))
+    return Interval(value=mean.value, low=low, high=high, n=mean.n)
+
+
+def _geometric(values: Sequence[float]) -> Interval | None:
+    """Return the geometric mean of times or rates, whose ratio to another group's is then that of the groups."""
+    if len(values) == 1:
+        return mean_of(values)  # itself, to the last digit
+    return ratio_of(values, [1.0] * len(values)) if values else None
+
+
+def _difference(groups: Sequence[Sequence[float]]) -> Interval | None:
+    above, below = groups
+    return difference_of(above, below) if above and below else None
+
+
+def _ratio(groups: Sequence[Sequence[float]]) -> Interval | None:
+    """Return the ratio of two groups' geometric means: Welch's interval of the difference of their logarithms."""
+    found = _difference([[math.log(value) for value in group] for group in groups])
+    if found is None:
+        return None
+    low, high = (None if bound is None else _exp(bound) for bound in (found.low, found.high))
+    return Interval(value=math.exp(found.value), low=low, high=high, n=found.n)
+
+
+def _exp(logarithm: float) -> float:
+    """Return the exponential of a bound, which of two runs that are far apart may be beyond any number."""
+    return math.exp(logarithm) if logarithm < 700 else math.inf

@@ -1,0 +1,73 @@
+"""What to know before believing a comparison: runs that are unfinished, unjudged, or of other data. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from paceline.core.units import count
+from paceline.report.compare.read import Trained
+from paceline.report.compare.settings import differing, shown
+from paceline.report.compare.target import first_to_meet
+
+_COUNTS = ("train_images", "val_images", "num_classes")
+_SOURCE = "data.source."
+
+
+def notes(groups: Sequence[Sequence[Trained]], names: Sequence[str], target: float | None) -> Iterator[str]:
+    """Yield sentences, those that matter most first."""
+    yield from _data(groups, names)
+    for name, runs in zip(names, groups, strict=True):
+        yield from _group(name, runs, target)
+    runs = [run for each in groups for run in each]
+    stopped = [run for run in runs if run.status == "target_reached"]
+    if stopped:
+        yield (
+            f"{len(stopped)} of {count(len(runs), 'run')} stopped at a target: how far longer training would have come "
+            "is not in the last accuracy."
+        )
+    for run in runs:
+        yield from (f"{run.name}: {problem}" for problem in run.problems)
+
+
+def _data(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator[str]:
+    """Yield whether the groups are of other data: by how much there is of them, or by where they are from."""
+    for name, (first, *_) in list(zip(names, groups, strict=True))[1:]:
+        reference = groups[0][0]
+        other = [
+            f"{first.plan[key]:,} {key.replace('_', ' ').replace('num ', '')} against {reference.plan[key]:,}"
+            for key in _COUNTS
+            if isinstance(first.plan.get(key), int)
+            and isinstance(reference.plan.get(key), int)
+            and first.plan[key] != reference.plan[key]
+        ]
+        if other:
+            yield (
+                f"{name} is of other data than {names[0]} ({', '.join(other)}): their accuracies, epochs and times to "
+                "a target are not of the same task."
+            )
+            continue
+        sources = [each for each in differing([first.settings, reference.settings]) if each.startswith(_SOURCE)]
+        if sources and first.settings and reference.settings:
+            told = ", ".join(f"{each}={shown(first.settings.get(each))}" for each in sources)
+            yield f"{name} has its data from elsewhere than {names[0]} ({told}): they are taken for the same images."
+
+
+def _group(name: str, runs: Sequence[Trained], target: float | None) -> Iterator[str]:
+    unfinished = [run.name for run in runs if run.status == "unfinished"]
+    if unfinished:
+        yield f"{name}: {_of(unfinished)} not finished: what its logs tell so far is compared, and no GPU-hours."
+    cut = [run.name for run in runs if run.status in ("preempted", "failed")]
+    if cut:
+        yield f"{name}: {_of(cut)} preempted or failed: what it did until then is compared."
+    silent = [run.name for run in runs if not run.evals]
+    if silent:
+        yield f"{name}: {_of(silent)} never evaluated (train.eval_every is off, or it ended before that)."
+    met = sum(first_to_meet(run, target) is not None for run in runs)
+    if 0 < met < len(runs):
+        yield f"{name}: {met} of {len(runs)} runs reach the target; its times are means over these, which flatters it."
+    seeds = [run.seed for run in runs if run.seed is not None]
+    if len(set(seeds)) < len(seeds):
+        yield f"{name}: runs share a seed, which differ by less than seeds do: intervals are too narrow."
+
+
+def _of(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+    return f"{listed} {'was' if len(names) == 1 else 'were'}"

@@ -1,0 +1,176 @@
+"""A comparison as a page: what was found, tables of the groups, their curves over one another, and what differs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import isclose
+from typing import Final
+
+from paceline import __version__
+from paceline.core.interval import Interval
+from paceline.core.units import count
+from paceline.report.blocks import Block, Cell, Column, Figure, Page, Paragraph, Section, Table
+from paceline.report.compare.curves import curves
+from paceline.report.compare.judge import group
+from paceline.report.compare.read import Trained
+from paceline.report.compare.result import CompareResult, GroupResult
+from paceline.report.compare.sentences import level
+from paceline.report.sections import cells, intervals
+
+_NOT_REACHED: Final = Cell("not reached")
+_REFERENCE: Final = Cell("1.00x", 1.0)
+
+
+def build_page(result: CompareResult, runs: Sequence[Trained]) -> Page:
+    """Return the page of a comparison of `runs`, which are those that it was made of."""
+    drawn = list(zip(_labels(result), group(runs), strict=True))
+    num_runs = count(len(runs), "run")
+    sections = [
+        Section("below", "Below what was asked for", [*map(Paragraph, result.failures)]),
+        Section("found", "What was found", [*map(Paragraph, result.sentences)]),
+        Section("upkeep", "What to know of it", [*map(Paragraph, result.notes)]),
+        Section("groups", "Groups of runs", [*_tables(result, hours_heading(runs))]),
+        Section("curves", "Curves", [*curves(drawn, result.target, result.metric)]),
+        Section("settings", "Settings that differ", [_settings(result)]),
+        Section("runs", "Runs", [_runs(result)]),
+    ]
+    return Page(
+        title=f"{num_runs} compared",
+        subtitle=[count(len(result.groups), "group"), f"the first is {result.groups[0].name}"],
+        status="below what was asked for" if result.failures else num_runs,
+        tone="bad" if result.failures else "good",
+        figures=list(_figures(result)),
+        verdict=None,
+        notices=[count(len(result.notes), "note")] if result.notes else [],
+        problems=(),
+        sections=[section for section in sections if section.blocks],
+        paceline=__version__,
+        about="Comparison",
+        source="the runs' directories",
+    )
+
+
+def hours_heading(runs: Sequence[Trained]) -> str:
+    """Return what hours of ranks are called: of GPUs where all runs were on them."""
+    return "GPU-hours" if all(run.has_gpu for run in runs) else "rank-hours"
+
+
+def _figures(result: CompareResult) -> Iterator[Figure]:
+    """Yield the figure of each of the first groups in large print."""
+    for each in result.groups[1:5]:
+        if each.speedup is not None and result.target is not None:
+            note = f"as fast to {level(result.target)} as {result.groups[0].name}"
+            yield Figure(each.name, Cell(f"{each.speedup.value:.2f}x", each.speedup.value), note)
+
+
+def _tables(result: CompareResult, hours: str) -> Iterator[Block]:
+    if result.target is not None:
+        yield Table(f"Reaching {level(result.target)} ({_origin(result)})", _REACHING, _rows(result, reaching))
+    else:
+        yield cells.missing("No run was evaluated: there is no target to reach.")
+    yield Table("At the end", (*_ENDING, Column(hours)), _rows(result, ending))
+
+
+_REACHING: Final = (
+    Column("group", is_number=False),
+    Column("reached"),
+    Column("time"),
+    Column("epochs"),
+    Column("speed-up"),
+    Column("by hardware"),
+    Column("by statistics"),
+)
+_ENDING: Final = (
+    Column("group", is_number=False),
+    Column("accuracy"),
+    Column("against the first"),
+    Column("images/s"),
+)
+
+
+def _labels(result: CompareResult) -> list[str]:
+    """Return the groups' names with their numbers, as a chart has no room for more than the beginning of a name."""
+    return [f"{number}: {each.name}" for number, each in enumerate(result.groups, start=1)]
+
+
+def _rows(result: CompareResult, told: Callable[[GroupResult, bool], list[Cell]]) -> list[list[Cell]]:
+    rows = [told(each, index == 0)[1:] for index, each in enumerate(result.groups)]
+    return [[Cell(label), *row] for label, row in zip(_labels(result), rows, strict=True)]
+
+
+def reaching(found: GroupResult, is_first: bool) -> list[Cell]:
+    """Return a group's name, how many of its runs reach the target, time, epochs, and the speed-up with its factors."""
+    reached = Cell(f"{found.reached} of {len(found.runs)}", found.reached)
+    if not found.reached:
+        return [Cell(found.name), reached, _NOT_REACHED, *[intervals.NOTHING] * 4]
+    ratios = [_REFERENCE] * 3
+    if not is_first:
+        ratios = [intervals.of_ratio(_told(each)) for each in (found.speedup, found.hardware, found.statistical)]
+    took = [intervals.of_seconds(_told(found.to_target_s)), intervals.of_number(_told(found.to_target_epochs))]
+    return [Cell(found.name), reached, *took, *ratios]
+
+
+def ending(found: GroupResult, is_first: bool) -> list[Cell]:
+    """Return a group's name, its last accuracy, how far from the first group's that is, its speed and its hours."""
+    return [
+        Cell(found.name),
+        intervals.of_accuracy(_told(found.accuracy)),
+        Cell("the first") if is_first else _gap(found),
+        intervals.of_rate(_told(found.images_per_s)),
+        intervals.of_number(_told(found.gpu_hours)),
+    ]
+
+
+def _told(found: Interval | None) -> Interval | None:
+    """Return an interval without bounds that say nothing, as all runs measured the same, such as the epoch."""
+    if found is None or found.low is None or found.high is None or not isclose(found.low, found.high, rel_tol=1e-6):
+        return found
+    return Interval(value=found.value, n=found.n)
+
+
+def _gap(found: GroupResult) -> Cell:
+    if found.gap is None:
+        return intervals.NOTHING
+    gap = found.gap
+    is_known = gap.low is not None and gap.high is not None
+    bounds = f"{100 * (gap.low or 0):+.2f} to {100 * (gap.high or 0):+.2f}" if is_known else ""
+    return Cell(f"{100 * gap.value:+.2f} points", gap.value, note=bounds)
+
+
+def _origin(result: CompareResult) -> str:
+    match result.target_from:
+        case "asked":
+            return "as asked for"
+        case "recipes":
+            return "at which the recipes stop"
+        case _:
+            return "the highest that all runs reach"
+
+
+def _settings(result: CompareResult) -> Block:
+    paths = dict.fromkeys(path for each in result.groups for path in each.settings)
+    if not paths:
+        return cells.missing("There are none but the seed.")
+    columns = [Column("setting", is_number=False), *(Column(label, is_number=False) for label in _labels(result))]
+    rows = [
+        [Cell(path, is_code=True), *(Cell(each.settings.get(path, "-")) for each in result.groups)] for path in paths
+    ]
+    return Table("", columns, rows)
+
+
+def _runs(result: CompareResult) -> Table:
+    words = [Column("run", is_number=False), Column("group"), Column("status", is_number=False)]
+    columns = [*words, *map(Column, ("seed", "accuracy", "best", "to target", "images/s"))]
+    rows = [
+        [
+            cells.text(run.path),
+            cells.count(number),
+            Cell(run.status.replace("_", " ")),
+            Cell("") if run.seed is None else Cell(str(run.seed), run.seed),
+            cells.of_accuracy(run.accuracy),
+            cells.of_accuracy(run.best),
+            intervals.maybe_seconds(run.to_target_s),
+            cells.plain(run.images_per_s),
+        ]
+        for number, found in enumerate(result.groups, start=1)
+        for run in found.runs
+    ]
+    return Table("", columns, rows, num_open=20, more="more runs")

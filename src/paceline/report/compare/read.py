@@ -1,0 +1,121 @@
+"""What of a run directory is compared: how it was judged, how fast it was, and with which settings. It reads files."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.core.errors import PacelineError
+from paceline.core.results import RunResult
+from paceline.core.rundir import RunDir
+from paceline.report.compare.settings import read_settings
+from paceline.report.files import Reader
+from paceline.report.lenient import lenient_result
+from paceline.report.thin import Series, thin
+from paceline.report.words import clean, finite
+
+METRICS: Final = ("top1", "top5", "mean_class_accuracy")
+_MAX_EVALS: Final = 20_000
+_MAX_STEPS: Final = 4_000
+_MAX_RECIPE: Final = 256 << 10
+_VERSIONS: Final = ("paceline", "torch")
+_FILES: Final = ("recipe.yaml", "result.json", "plan.json")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An evaluation: the accuracy that is compared, 0 to 1, and after how much training; 0 where that is not known."""
+
+    accuracy: float
+    epoch: float
+    images_seen: float
+    trained_s: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run as it is compared. What is missing is empty; `problems` says what could not be read, a line each.
+
+    `settings` are the recipe's, as text by dotted path, without its seed; beside them `ranks`, `device` and versions.
+    """
+
+    path: Path
+    settings: dict[str, str] = field(default_factory=dict)
+    seed: int | None = None
+    ranks: int | None = None
+    has_gpu: bool = False
+    result: RunResult | None = None
+    plan: dict[str, Any] = field(default_factory=dict)
+    evals: tuple[Judged, ...] = ()
+    steps: Series = field(default_factory=Series)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return clean(self.path.resolve().name, 60)
+
+    @property
+    def status(self) -> str:
+        """How it ended, `unfinished` without a result."""
+        return "unfinished" if self.result is None else self.result.status
+
+
+def read_trained(path: Path, metric: str) -> Trained:
+    """Read the run directory `path`, finished or not, judged by `metric`. Raise `PacelineError` for what is none."""
+    rundir = RunDir(path)
+    try:
+        is_run = any((path / name).is_file() for name in _FILES)
+    except OSError as error:
+        raise PacelineError(f"{path}: cannot be read: {error.strerror} (name another run)") from None
+    if not is_run:
+        raise PacelineError(f"{path}: is no run directory (name one that paceline train has written)")
+    reader = Reader()
+    result, problem = lenient_result(reader.object(path / "result.json"))
+    plan, machine = reader.object(path / "plan.json"), reader.object(path / "machine.json")
+    settings, complaint = read_settings(reader.text(rundir.recipe, _MAX_RECIPE))
+    seed = settings.pop("seed", "")
+    ranks = result.world_size if result is not None else _whole(plan.get("world_size"))
+    device, has_gpu = _device(result, machine, settings)
+    versions = {name: clean(machine.get(name, ""), 40) for name in _VERSIONS}
+    around = {"ranks": str(ranks) if ranks else "", "device": device, **versions} if settings else {}
+    records, _ = reader.sample(rundir.steps, _MAX_STEPS)
+    return Trained(
+        path=path,
+        settings={**settings, **{key: value for key, value in around.items() if value}},
+        seed=int(seed) if seed.isdecimal() else None,
+        ranks=ranks,
+        has_gpu=has_gpu,
+        result=result,
+        plan=plan,
+        evals=tuple(_judged(islice(reader.records(rundir.evals), _MAX_EVALS), metric)),
+        steps=thin(records),
+        problems=tuple(filter(None, [problem, complaint, *reader.problems])),
+    )
+
+
+def _judged(records: Iterable[dict[str, Any]], metric: str) -> Iterator[Judged]:
+    """Yield the evaluations that have the metric: of the averaged weights where there are any, as these are judged."""
+    for record in records:
+        accuracy = finite(record.get(f"ema_{metric}", record.get(metric)))
+        if accuracy is not None and 0 <= accuracy <= 1:
+            epoch, images, trained_s = (
+                max(0.0, finite(record.get(key)) or 0.0) for key in ("epoch", "images_seen", "trained_s")
+            )
+            yield Judged(accuracy, epoch, images, trained_s)
+
+
+def _device(result: RunResult | None, machine: dict[str, Any], settings: dict[str, str]) -> tuple[str, bool]:
+    """Return what the run was computed on, and whether that is a GPU; of an unfinished run as far as can be told."""
+    asked = settings.get("parallel.device", "auto")
+    used = result.provenance.get("device", "") if result is not None else asked
+    gpus = machine.get("cuda_devices")
+    if isinstance(gpus, list) and gpus and used != "cpu":
+        return clean(gpus[0], 60), True
+    return clean(machine.get("cpu", ""), 60), used == "cuda"
+
+
+def _whole(value: object) -> int | None:
+    found = finite(value)
+    return int(found) if found is not None and found >= 1 else None

@@ -1,0 +1,77 @@
+"""What a comparison came to, as values that are written as JSON."""
+
+from typing import Literal
+
+from paceline.core.interval import Interval
+from paceline.core.value import Measured, Value
+
+
+class RunOutcome(Value):
+    """How a run ended: `accuracy` is that of its last evaluation, `best` the highest, both of the judged weights.
+
+    The judged weights are the averaged ones where there are any. `to_target_*` are what it took up to the end of the
+    first evaluation that met the target, in seconds since the first step (evaluations and checkpoints among them),
+    epochs and images; None where none did. `images_per_s` is steady throughput, `gpu_hours` ranks times the hours of
+    all its processes; None of what has not finished. `status` is `unfinished` without a result.
+    """
+
+    path: str
+    seed: int | None
+    status: str
+    accuracy: float | None = None
+    best: float | None = None
+    to_target_s: float | None = None
+    to_target_epochs: float | None = None
+    to_target_images: float | None = None
+    images_per_s: Measured | None = None
+    gpu_hours: float | None = None
+
+
+class GroupResult(Value):
+    """Runs that differ in their seed alone; values are means over them (of times and rates geometric), with intervals.
+
+    `settings` are those that are not the same in all groups, as text by dotted path. `reached` counts the runs that
+    met the target, and `to_target_*` are means over these. `gap` is the accuracy less the first group's (Welch's
+    interval). `speedup` is how many times sooner than the first group it meets the target, and the product of
+    `hardware`, the images/s on the way there over those of the first group, and `statistical`, the images that the
+    first group needs over those that this one does: ratios of geometric means. The first group has none of the four.
+    """
+
+    name: str
+    ranks: int | None
+    runs: tuple[RunOutcome, ...]
+    settings: dict[str, str]
+    reached: int
+    accuracy: Interval | None = None
+    best: Interval | None = None
+    gap: Interval | None = None
+    images_per_s: Interval | None = None
+    to_target_s: Interval | None = None
+    to_target_epochs: Interval | None = None
+    to_target_images: Interval | None = None
+    speedup: Interval | None = None
+    hardware: Interval | None = None
+    statistical: Interval | None = None
+    gpu_hours: Interval | None = None
+
+
+class CompareResult(Value):
+    """A comparison: groups in the order in which their first runs were named; the first is what others are held to.
+
+    `metric` is the accuracy that is judged and `target` its level to reach, None where no run was evaluated;
+    `target_from` says whether it was asked for, is the recipes', or is the least of the runs' best accuracies, which
+    all of them reach. `sentences` are what was found, `notes` what to know of it, `failures` the groups that fell below
+    a level that was asked for.
+    """
+
+    kind: Literal["compare"] = "compare"
+    schema_version: int = 1
+    metric: str
+    target: float | None
+    target_from: Literal["asked", "recipes", "lowest_best", "nothing"]
+    groups: tuple[GroupResult, ...]
+    sentences: tuple[str, ...]
+    notes: tuple[str, ...]
+    failures: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    paceline: str = ""

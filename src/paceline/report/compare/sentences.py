@@ -1,0 +1,97 @@
+"""What was found, in sentences: who reaches the target in what share of the time, why, and what it costs. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from paceline.core.interval import Interval
+from paceline.core.units import accuracy, count, number, seconds
+from paceline.report.compare.result import GroupResult
+
+
+def sentences(groups: Sequence[GroupResult], target: float | None, metric: str) -> Iterator[str]:
+    """Yield sentences on each group but the first, which the others are held to."""
+    reference, *others = groups
+    if not others:
+        runs = count(len(reference.runs), "run")
+        why = "it is one run alone" if len(reference.runs) == 1 else f"{runs} differ in nothing but the seed"
+        yield f"There is nothing to compare with: {why} (name a run with other settings)."
+    for group in others:
+        if target is not None:
+            yield _reaching(group, reference, level(target))
+        yield from _ending(group, reference, metric)
+
+
+def level(target: float) -> str:
+    """Return an accuracy to reach as people say it: `75 %`, `97.22 %`."""
+    return accuracy(target).replace(".00 %", " %")
+
+
+def _reaching(group: GroupResult, reference: GroupResult, target: str) -> str:
+    """Return the sentence that comparisons are made for: `A reaches 75 % in 0.14 of the time of B.`"""
+    if group.best is None:
+        return f"{_begin(group.name)} was not evaluated: nothing is known of when it reaches {target}."
+    if not group.reached:
+        return f"{_begin(group.name)} does not reach {target}: its best is {accuracy(group.best.value)}."
+    if group.speedup is None:
+        took = f" (after {seconds(group.to_target_s.value)})" if group.to_target_s else ""
+        return (
+            f"{_begin(group.name)} reaches {target}{took}, of which {reference.name} does not tell how long it takes."
+        )
+    fraction = _inverse(group.speedup)
+    times = "of" if fraction.value < 1 else "times"
+    said = f"{_begin(group.name)} reaches {target} in {number(fraction.value)} {times} the time of {reference.name}"
+    sure = _sure(fraction) or f" ({_single(group, reference, group.reached, reference.reached)})"
+    return f"{said}{sure}: {_split(group)}"
+
+
+def _split(group: GroupResult) -> str:
+    """Return what a speed-up is made of."""
+    assert group.speedup is not None and group.hardware is not None and group.statistical is not None
+    hardware, statistical = group.hardware.value, group.statistical.value
+    return (
+        f"{group.speedup.value:.2f}x as fast, {hardware:.2f}x by hardware (images/s) times "
+        f"{statistical:.2f}x by statistics (images needed)."
+    )
+
+
+def _sure(fraction: Interval) -> str:
+    """Return how sure a share of time is, in brackets; "" where single runs do not tell."""
+    if fraction.low is None or fraction.high is None:
+        return ""
+    bounds = f"{number(fraction.low)} to {number(fraction.high)}"
+    is_open = not (fraction.is_below(1) or fraction.is_above(1))
+    return f" ({bounds}{', so it may as well be the same time' if is_open else ''})"
+
+
+def _ending(group: GroupResult, reference: GroupResult, metric: str) -> Iterator[str]:
+    """Yield how accuracies at the end compare."""
+    if group.gap is None or group.accuracy is None:
+        return
+    gap, what = group.gap, metric.replace("_", " ").replace("top", "top-")
+    where = "above" if gap.value >= 0 else "below"
+    said = (
+        f"{_begin(group.name)} ends at {accuracy(group.accuracy.value)} {what}, "
+        f"{100 * abs(gap.value):.2f} points {where} {reference.name}"
+    )
+    if gap.low is None or gap.high is None:
+        known = [sum(run.accuracy is not None for run in each.runs) for each in (group, reference)]
+        yield f"{said} ({_single(group, reference, *known)})."
+        return
+    bounds = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
+    is_open = not (gap.is_below(0) or gap.is_above(0))
+    yield f"{said} ({bounds}{', so it may as well be none' if is_open else ''})."
+
+
+def _single(group: GroupResult, reference: GroupResult, num: int, num_reference: int) -> str:
+    """Return why there is no interval, of groups of so many runs."""
+    alone = group.name if num == 1 else reference.name
+    return f"no interval: there is one run of {'each' if num == num_reference else alone}"
+
+
+def _inverse(ratio: Interval) -> Interval:
+    low, high = (None if not bound else 1 / bound for bound in (ratio.high, ratio.low))
+    return Interval(value=1 / ratio.value, low=low, high=high, n=ratio.n)
+
+
+def _begin(text: str) -> str:
+    """Return a name as a sentence begins; one that is no word, such as a folder's, stays as it is."""
+    return text[0].upper() + text[1:] if text.startswith(("batch ", "with ", "without ")) else text

@@ -1,0 +1,132 @@
+"""The settings of runs: which of them differ, and what runs are called after these."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import StringIO
+from typing import Any, Final
+
+from paceline.report.words import clean
+
+_LONGEST: Final = 120
+_MAX_DEPTH: Final = 20
+_NOTHING: Final = ("0ep", "0st", "0img", "0%", "0s", "0min", "0h", "0", "0.0", "off", "")
+_WARMUP: Final = "schedule.warmup"
+_FIRST: Final = ("model.name", "data.batch_size", _WARMUP, "ranks", "train.precision", "optim.name")
+"""What a run is called after wherever it differs; other settings only where these do not tell runs apart."""
+
+
+def read_settings(text: str) -> tuple[dict[str, str], str]:
+    """Return the settings of a resolved recipe as text by dotted path, and what is wrong with it ("" when nothing is).
+
+    Lists are JSON. YAML that no recipe has is refused: an alias could grow without end, and deep nesting takes minutes.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    if not text.strip():
+        return {}, "recipe.yaml: is missing or empty"
+    try:
+        yaml = YAML(typ="safe", pure=True)
+        if not _is_plain(yaml.parse(StringIO(text))):
+            return {}, "recipe.yaml: has anchors, aliases or many levels, which no resolved recipe has"
+        values = yaml.load(text)
+    except (YAMLError, ValueError, RecursionError, AssertionError, TypeError) as error:
+        return {}, clean(f"recipe.yaml: is no YAML: {' '.join(str(error).split())}", 200)
+    if not isinstance(values, dict):
+        return {}, "recipe.yaml: is no mapping"
+    return dict(_flat(values, "")), ""
+
+
+def differing(groups: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the dotted paths that are not the same in all groups, in the order in which recipes have them."""
+    paths = dict.fromkeys(path for settings in groups for path in settings)
+    return [path for path in paths if len({settings.get(path) for settings in groups}) > 1]
+
+
+def called(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> list[str]:
+    """Return a short name for each group, such as `batch 2048 with warm-up`: as many words as tell them apart.
+
+    A group that no word tells apart, as there is but one or a recipe cannot be read, is called after its folder.
+    """
+    paths = differing(groups)
+    spoken = [path for path in _FIRST if path in paths]
+    others = sorted((path for path in paths if path not in spoken), key=lambda path: any(path not in g for g in groups))
+    for number in range(len(others) + 1):
+        names = _named(groups, [*spoken, *others[:number]])
+        if _tell_apart(names):
+            return names
+    return [clean(f"{name} ({folder})" if name else folder, 80) for name, folder in zip(names, folders, strict=True)]
+
+
+def _named(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> list[str]:
+    """Return the words for `paths` of each group. That there is no warm-up is said where all else is another's."""
+    rest = [path for path in paths if path != _WARMUP]
+    bare = [tuple(settings.get(path) for path in rest) for settings in groups]
+    lengths = {settings.get(_WARMUP, "") for settings in groups} - set(_NOTHING)
+    names = []
+    for settings, same in zip(groups, bare, strict=True):
+        says_none = bare.count(same) > 1
+        words = [
+            _warmup(settings.get(_WARMUP, ""), is_only=len(lengths) == 1, says_none=says_none)
+            if path == _WARMUP
+            else _word(path, settings.get(path, ""))
+            for path in paths
+        ]
+        names.append(clean(", ".join(filter(None, words)).replace(", with", " with"), 100))
+    return names
+
+
+def _warmup(length: str, *, is_only: bool, says_none: bool) -> str:
+    """Return how warm-up is told; `is_only` says that there is one length of it but for none."""
+    if length in _NOTHING:
+        return "without warm-up" if says_none else ""
+    return "with warm-up" if is_only else f"with {length} of warm-up"
+
+
+def _word(path: str, value: str) -> str:
+    """Return a setting in a word or two."""
+    match path:
+        case "data.batch_size":
+            return f"batch {value}"
+        case "ranks":
+            return f"{value} rank" if value == "1" else f"{value} ranks"
+        case "model.name" | "train.precision" | "optim.name" | "device":
+            return value
+        case "optim.lr" | "torch" | "paceline":
+            return f"{path.removeprefix('optim.')} {value}"
+        case _:
+            return f"{path}={value}" if value else f"no {path}"
+
+
+def _tell_apart(names: Sequence[str]) -> bool:
+    return all(names) and len(set(names)) == len(names)
+
+
+def _is_plain(events: Iterable[object]) -> bool:
+    from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
+
+    depth = 0
+    for event in events:
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if depth > _MAX_DEPTH or getattr(event, "anchor", None) is not None:
+            return False
+    return True
+
+
+def _flat(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        path = clean(f"{prefix}{key}")
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{path}.")
+        else:
+            yield path, _text(value)
+
+
+def _text(value: Any) -> str:
+    """Return a value as a recipe has it; a long one is cut where it is shown, and not here: it tells runs apart."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def shown(value: str | None) -> str:
+    """Return a setting for a person, `-` for one that a recipe has not."""
+    return "-" if value is None else clean(value, _LONGEST)

@@ -1,0 +1,92 @@
+"""`paceline compare`: what it prints and writes, its exit codes, and what it refuses."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.compare import compare
+from paceline.core.errors import PacelineError, RecipeError
+
+MADE = Path(__file__).parents[1] / "report" / "compare" / "made.py"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return a run, and one with a batch of 2048 and warm-up that takes 0.125 of its time."""
+    spec = importlib.util.spec_from_file_location("made", MADE)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    root = tmp_path_factory.mktemp("runs")
+    return [
+        made.write(root / "small", made.Made()),
+        made.write(root / "large", made.Made(batch=2048, warmup="16ep", epoch_s=2.5)),
+    ]
+
+
+def work(runs, *, target=None, metric="top1", fail_below=(), out=None, as_json=False):
+    return compare(list(runs), target=target, metric=metric, fail_below=list(fail_below), out=out, as_json=as_json)
+
+
+def test_tables_and_the_statement_are_printed(runs, capsys):
+    assert work(runs, target=0.75) == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "reaching 75 %" in said and "8.00x" in said and "schedule.warmup" in said
+    assert "Batch 2048 with warm-up reaches 75 % in 0.125 of the time of batch 128" in said
+
+
+def test_json_is_all_there_is_on_stdout(runs, capsys, tmp_path):
+    assert work(runs, as_json=True, out=tmp_path / "c.html") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["kind"] == "compare" and said["groups"][1]["speedup"]["value"] == pytest.approx(8)  # rounding
+    assert [run["path"] for each in said["groups"] for run in each["runs"]] == list(map(str, runs))
+
+
+@pytest.mark.parametrize("suffix, begins", [(".html", "<!doctype html>"), (".md", "# 2 runs compared"), (".json", "{")])
+def test_out_is_written_as_its_name_says(runs, tmp_path, capsys, suffix, begins):
+    out = tmp_path / f"c{suffix}"
+    assert work(runs, out=out) == 0
+    assert out.read_text().startswith(begins) and f"comparison: {out}" in capsys.readouterr().out
+
+
+def test_a_group_below_a_level_fails_and_is_named(runs, capsys):
+    assert work(runs, fail_below=["8.5"]) == 1
+    assert "speedup is 8x of batch 128, 0.5x below 8.5x, which was asked for" in capsys.readouterr().err
+    assert work(runs, fail_below=["7.9", "top1=0.8", "gap=0"]) == 0
+    assert capsys.readouterr().err == ""
+    assert work(runs[::-1], fail_below=["speedup=1"], as_json=True) == 1
+    assert "speedup is 0.125x" in json.loads(capsys.readouterr().out)["failures"][0]
+
+
+def test_a_run_that_is_named_twice_counts_once(runs, capsys):
+    assert work([*runs, runs[0] / "."], as_json=True) == 0
+    assert [len(each["runs"]) for each in json.loads(capsys.readouterr().out)["groups"]] == [1, 1]
+
+
+def test_one_run_alone_is_said(runs, capsys):
+    assert work(runs[:1]) == 0
+    assert "There is nothing to compare with" in capsys.readouterr().out
+    with pytest.raises(RecipeError, match=r"^--fail-below: there is nothing to compare with"):
+        work(runs[:1], fail_below=["1"])
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"metric": "top2"}, r"^--metric: 'top2' is not known \(did you mean 'top\d'\?\) \(use top1, top5, "),
+        ({"out": Path("c.pdf")}, r"^--out: c.pdf says not what to write \(name a file ending in .html, .md, .json\)$"),
+        ({"target": 75}, r"^--target: 75 is no accuracy"),
+        ({"fail_below": ["x"]}, r"^--fail-below: 'x' has no number"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(runs, options, said):
+    with pytest.raises(RecipeError, match=said):
+        work(runs, **options)
+
+
+def test_no_runs_and_no_place_to_write_are_refused(runs, tmp_path):
+    with pytest.raises(RecipeError, match=r"^compare: no run was named"):
+        work([])
+    with pytest.raises(PacelineError, match=r"^--out: \S+ cannot be written: No such file or directory"):
+        work(runs, out=tmp_path / "no" / "c.html")

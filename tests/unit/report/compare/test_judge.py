@@ -1,0 +1,207 @@
+"""Comparing groups of runs: who reaches the target when, and what the speed-up is made of."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.interval import difference_of
+
+
+def test_the_tutorials_statement_comes_from_run_directories_alone(made, compared, tmp_path):
+    """One V100 with batch 128 against 16 with batch 2048: NERSC's logs, epoch 77 in 1,865 s and in 226 s."""
+    base = made.Made(epochs=100, best=0.75 * 100 / 77, epoch_s=1865 / 77)
+    small = made.write(tmp_path / "small", base)
+    large = made.write(tmp_path / "large", replace(base, batch=2048, warmup="16ep", ranks=16, lr=0.4, epoch_s=226 / 77))
+    none = made.write(tmp_path / "none", replace(base, batch=2048, ranks=16, lr=0.4, best=0.7117))
+    found = compared(small, large, none, target=0.75)
+    assert [each.name for each in found.groups] == [
+        "batch 128, 1 rank",
+        "batch 2048 with warm-up, 16 ranks",
+        "batch 2048 without warm-up, 16 ranks",
+    ]
+    assert found.sentences[0].startswith(
+        "Batch 2048 with warm-up, 16 ranks reaches 75 % in 0.121 of the time of batch 128, 1 rank "
+        "(no interval: there is one run of each): 8.25x as fast, 8.25x by hardware (images/s) times 1.00x by statistics"
+    )
+    assert "Batch 2048 without warm-up, 16 ranks does not reach 75 %: its best is 71.17 %." in found.sentences
+
+
+def test_warm_up_is_named_where_it_tells_and_left_out_where_it_does_not(made, compared, tmp_path):
+    small = made.write(tmp_path / "small", made.Made())
+    large = made.write(tmp_path / "large", made.Made(batch=2048, warmup="16ep"))
+    assert [each.name for each in compared(small, large).groups] == ["batch 128", "batch 2048 with warm-up"]
+
+
+def test_the_speed_up_is_the_product_of_its_two_factors(made, compared, tmp_path):
+    first = made.seeds(tmp_path / "a", made.Made(epoch_s=20), [0.80, 0.86, 0.83])
+    second = made.seeds(tmp_path / "b", made.Made(batch=512, epoch_s=7), [0.78, 0.70, 0.75])
+    found = compared(*first, *second)
+    each = found.groups[1]
+    assert each.speedup.value == pytest.approx(each.hardware.value * each.statistical.value)  # rounding
+    assert each.speedup.value == pytest.approx(found.groups[0].to_target_s.value / each.to_target_s.value)  # rounding
+    assert each.hardware.value == pytest.approx(20 / 7)  # rounding
+
+
+def test_ratios_of_runs_that_scatter_have_intervals(made, compared, tmp_path):
+    first = [made.write(tmp_path / f"a{s}", made.Made(seed=s, epoch_s=20 + s)) for s in range(3)]
+    second = [made.write(tmp_path / f"b{s}", made.Made(batch=512, seed=s, epoch_s=7 + s / 4)) for s in range(3)]
+    each = compared(*first, *second).groups[1]
+    assert 1 < each.speedup.low < each.speedup.value < each.speedup.high
+    alone = compared(*first, second[0]).groups[1]
+    assert alone.speedup.low is None and alone.to_target_s.low is None
+
+
+def test_runs_that_differ_in_their_seed_alone_are_a_group(made, compared, tmp_path):
+    first = made.seeds(tmp_path, made.Made(), [0.80, 0.82, 0.81])
+    second = made.seeds(tmp_path, made.Made(batch=256), [0.79, 0.80, 0.78])
+    found = compared(first[0], second[0], *first[1:], *second[1:])
+    assert [[run.seed for run in each.runs] for each in found.groups] == [[0, 1, 2], [0, 1, 2]]
+    assert [each.settings for each in found.groups] == [{"data.batch_size": "128"}, {"data.batch_size": "256"}]
+    assert found.groups[1].gap == difference_of([0.79, 0.80, 0.78], [0.80, 0.82, 0.81])
+    assert found.groups[0].gap is None and found.groups[0].speedup is None
+    assert found.sentences[1] == (
+        "Batch 256 ends at 79.00 % top-1, 2.00 points below batch 128 (-4.27 to +0.27, so it may as well be none)."
+    )
+
+
+@pytest.mark.parametrize("change", [{"ranks": 2}, {"torch": "2.11.0"}, {"warmup": "1ep"}])
+def test_runs_on_other_ranks_or_versions_are_another_group(made, compared, tmp_path, change):
+    paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(seed=1, **change))]
+    assert len(compared(*paths).groups) == 2
+
+
+def test_runs_that_differ_in_nothing_are_compared_one_by_one(made, compared, tmp_path):
+    """As before and after a change of code: nothing else can be meant by naming both."""
+    before = made.write(tmp_path / "before", made.Made())
+    after = made.write(tmp_path / "after", made.Made(epoch_s=10))
+    found = compared(before, after)
+    assert [each.name for each in found.groups] == ["before", "after"]
+    assert found.groups[1].speedup.value == pytest.approx(2)  # rounding
+    assert found.sentences[0].startswith("after reaches 80 % in 0.500 of the time of before")
+
+
+def test_without_a_target_it_is_the_highest_that_all_runs_reach(made, compared, tmp_path):
+    paths = [*made.seeds(tmp_path, made.Made(), [0.8, 0.7]), made.write(tmp_path / "c", made.Made(batch=64, best=0.75))]
+    found = compared(*paths)
+    assert (found.target, found.target_from) == (0.7, "lowest_best")
+    assert [each.reached for each in found.groups] == [2, 1]
+
+
+def test_recipes_that_stop_at_a_target_give_it(made, compared, tmp_path):
+    stops = made.RECIPE.replace("stop: off", "stop:\n    top1: 0.6\n    patience: 2")
+    paths = [
+        made.write(tmp_path / "a", made.Made(recipe=stops)),
+        made.write(tmp_path / "b", made.Made(batch=64, recipe=stops)),
+    ]
+    assert (compared(*paths).target, compared(*paths).target_from) == (0.6, "recipes")
+    assert (compared(*paths, target=0.7).target, compared(*paths, target=0.7).target_from) == (0.7, "asked")
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, 75.0, float("nan")])
+def test_a_target_that_is_no_accuracy_is_refused(made, compared, tmp_path, target):
+    with pytest.raises(RecipeError, match=r"^--target: \S+ is no accuracy \(write a share of 1, such as 0.75\)$"):
+        compared(made.write(tmp_path / "a", made.Made()), target=target)
+
+
+def test_averaged_weights_are_judged_where_there_are_any(made, compared, tmp_path):
+    path = made.write(tmp_path / "a", made.Made())
+    made.lines(path / "evals.jsonl", [{"epoch": 1.0, "images_seen": 9, "trained_s": 3.0, "top1": 0.1, "ema_top1": 0.6}])
+    assert compared(path).groups[0].accuracy.value == 0.6
+
+
+def test_another_metric_has_its_own_target(made, compared, tmp_path):
+    found = compared(made.write(tmp_path / "a", made.Made()), metric="top5")
+    assert found.metric == "top5" and found.target == pytest.approx(0.95)  # 0.8 + 0.15 is not exact in binary
+
+
+def test_hours_are_those_of_all_ranks_and_all_processes_without_those_between(made, compared, tmp_path):
+    path = made.write(tmp_path / "a", made.Made(ranks=4))
+    assert compared(path).groups[0].gpu_hours.value == pytest.approx(4 * 160 / 3600)  # rounding
+    values = json.loads((path / "result.json").read_text())
+    goodput = {"share": 0.5, "wall_s": 1000.0, "useful_s": 500.0, "startup_s": 0.0, "data_wait_s": 0.0, "eval_s": 0.0,
+               "checkpoint_s": 0.0, "rework_s": 100.0, "down_s": 400.0, "other_s": 0.0, "starts": 2}  # fmt: skip
+    (path / "result.json").write_text(json.dumps({**values, "goodput": goodput}))
+    assert compared(path).groups[0].gpu_hours.value == pytest.approx(4 * 600 / 3600)  # rounding
+
+
+def test_one_run_alone_is_said_and_no_error(made, compared, tmp_path):
+    (said,) = compared(made.write(tmp_path / "a", made.Made())).sentences
+    assert said == "There is nothing to compare with: it is one run alone (name a run with other settings)."
+    (said,) = compared(*made.seeds(tmp_path, made.Made(), [0.8, 0.7])).sentences
+    assert "2 runs differ in nothing but the seed" in said
+
+
+def test_runs_without_evaluations_are_said(made, compared, tmp_path):
+    paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(batch=64))]
+    (paths[1] / "evals.jsonl").unlink()
+    found = compared(*paths)
+    assert "batch 64 was not evaluated" in found.sentences[0].lower()
+    assert found.notes == ("batch 64: b was never evaluated (train.eval_every is off, or it ended before that).",)
+    (paths[0] / "evals.jsonl").unlink()
+    assert compared(*paths).target is None and compared(*paths).sentences == ()
+
+
+def test_a_run_that_has_not_finished_is_compared_as_far_as_it_came(made, compared, tmp_path):
+    paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(64, status="unfinished"))]
+    found = compared(*paths)
+    assert found.groups[1].speedup.value == pytest.approx(1) and found.groups[1].gpu_hours is None  # rounding
+    assert found.notes == ("batch 64: b was not finished: what its logs tell so far is compared, and no GPU-hours.",)
+
+
+def test_runs_of_other_data_are_said(made, compared, tmp_path):
+    paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(64, train_images=5000))]
+    (said,) = compared(*paths).notes
+    assert said.startswith("batch 64 is of other data than batch 128 (5,000 train images against 50,000)")
+
+
+def test_the_same_data_from_elsewhere_are_taken_for_the_same_and_said(made, compared, tmp_path):
+    packed = made.RECIPE.replace("name: cifar100", "name: pack\n    root: /data/c.pack")
+    paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(recipe=packed))]
+    (said,) = compared(*paths).notes
+    assert "data.source.name=pack, data.source.root=/data/c.pack" in said and "taken for the same images" in said
+
+
+def test_seeds_that_miss_the_target_are_counted_and_said(made, compared, tmp_path):
+    found = compared(*made.seeds(tmp_path, made.Made(), [0.8, 0.6]), target=0.75)
+    assert found.groups[0].reached == 1
+    assert "1 of 2 runs reach the target; its times are means over these, which flatters it" in found.notes[0]
+
+
+def test_runs_of_one_seed_are_said_to_scatter_too_little(made, compared, tmp_path):
+    twice = [made.write(tmp_path / name, made.Made()) for name in "ab"]
+    other = made.write(tmp_path / "c", made.Made(batch=64))
+    (said,) = compared(*twice, other).notes
+    assert said == "batch 128: runs share a seed, which differ by less than seeds do: intervals are too narrow."
+
+
+@pytest.mark.parametrize(
+    "recipe, said",
+    [
+        ("", "recipe.yaml: is missing or empty"),
+        ("a: &x [1]\nb: *x\n", "recipe.yaml: has anchors, aliases or many levels, which no resolved recipe has"),
+        ("a: [", "recipe.yaml: is no YAML"),
+        ("- a\n", "recipe.yaml: is no mapping"),
+        ("[" * 99, "recipe.yaml: has anchors, aliases or many levels"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_makes_a_group_of_its_own(made, compared, tmp_path, recipe, said):
+    paths = [made.write(tmp_path / name, made.Made(recipe=recipe)) for name in ("a", "b")]
+    found = compared(*paths)
+    assert [each.name for each in found.groups] == ["a", "b"]
+    assert f"a: {said}" in found.notes[0]
+
+
+def test_what_is_no_run_directory_is_one_line(compared, tmp_path):
+    with pytest.raises(PacelineError, match=r"is no run directory \(name one that paceline train has written\)$"):
+        compared(tmp_path)
+
+
+def test_numbers_that_are_none_are_no_error(made, compared, tmp_path):
+    path = made.write(tmp_path / "a", made.Made())
+    row = '{"epoch": NaN, "top1": 0.5, "trained_s": 1e999, "images_seen": "x"}\n{"top1": NaN}\n{"top1": 7}\nx\n'
+    (path / "evals.jsonl").write_text(row)
+    found = compared(path, made.write(tmp_path / "b", made.Made(batch=64)))
+    assert found.groups[0].accuracy.value == 0.5 and found.groups[0].to_target_s is None
+    assert found.sentences[0].endswith("of which batch 128 does not tell how long it takes.")
