@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.lab.predict.measured import read_collective
+
 LIMIT_S = 120
 SLOW_BIT_PER_S = 100e6
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -41,7 +43,12 @@ class Link:
 
     def train(self, run: Path) -> dict:
         """Train with one rank on each host; return the result."""
-        ranks = [self._start(rank, run) for rank in range(2)]
+        self.start([sys.executable, "-m", "paceline", *WORDS, "--run-dir", str(run)], run.parent)
+        return json.loads((run / "result.json").read_text())
+
+    def start(self, command: list[str], folder: Path) -> None:
+        """Run a command as one rank on each host, and wait for both."""
+        ranks = [self._start(rank, command, folder) for rank in range(2)]
         try:
             errors = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
         finally:
@@ -49,11 +56,9 @@ class Link:
                 rank.kill()
                 rank.communicate()
         assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)[-4000:]
-        return json.loads((run / "result.json").read_text())
 
-    def _start(self, rank: int, run: Path) -> "subprocess.Popen[str]":
+    def _start(self, rank: int, command: list[str], folder: Path) -> "subprocess.Popen[str]":
         """Start a rank as torchrun does on each of two nodes. `ip` becomes the program, so it can be killed."""
-        command = [sys.executable, "-m", "paceline", *WORDS, "--run-dir", str(run)]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         world = {
             "RANK": str(rank),
@@ -66,7 +71,7 @@ class Link:
         }
         return subprocess.Popen(
             ["ip", "netns", "exec", self.hosts[rank], *command],
-            cwd=run.parent,
+            cwd=folder,
             env=clean | world,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -126,3 +131,12 @@ def test_a_slow_link_is_the_bottleneck_and_a_fast_one_is_not(link: Link, tmp_pat
     line_s = 8 * sent["bytes"] / SLOW_BIT_PER_S
     assert 0.85 * line_s < sent["wire_s"] < 3 * line_s
     assert sent["exposed_s"] > 0.5 * line_s
+
+
+def test_what_all_reduces_say_of_a_link_is_what_it_is_held_to(link: Link, tmp_path: Path) -> None:
+    link.shape("100mbit")
+    link.start([sys.executable, "-m", "paceline", "scale", "--collective", "--out", "wire.json"], tmp_path)
+    found = read_collective(tmp_path / "wire.json")
+    assert (found.backend, found.ranks, found.nodes) == ("gloo", 2, 2)
+    # Headers take 5 % of the line, and the bucket lets 64 kB of each through at once, which is most of the smallest.
+    assert 0.85 * SLOW_BIT_PER_S / 8 < found.bytes_per_s < 1.05 * SLOW_BIT_PER_S / 8

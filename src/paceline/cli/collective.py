@@ -1,0 +1,64 @@
+"""`paceline scale --collective`: what all-reduces take between the ranks of this machine, or of a job.
+
+The file it writes is what `paceline scale RUN --predict --network FILE` reads.
+"""
+
+from pathlib import Path
+
+from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
+from paceline.cli.show_collective import show_collective
+from paceline.core.errors import WorldError
+from paceline.core.rundir import write_atomic
+from paceline.core.world import World
+from paceline.lab.predict.measured import Measured, TimedReduce, fit
+from paceline.recipe.load import DEFAULT, load
+from paceline.recipe.schema.parallel import Parallel
+
+
+def collective(ranks: str, out: Path | None, *, as_json: bool) -> int:
+    """Time all-reduces between `ranks` ranks, as those of a job or started here; return the exit code.
+
+    Raise `WorldError` for a single rank, which sends nothing.
+    """
+    world = enter_world()
+    num_ranks = ranks_to_start(ranks, world, load(DEFAULT).recipe)
+    if num_ranks < 2:
+        raise WorldError("--ranks: a rank alone sends nothing (set --ranks 2, or more)")
+    if world.launcher == "single":
+        return start_ranks(num_ranks, 0, [])
+    found = measure(world)
+    if world.is_main:
+        if out is not None:
+            write(found, out)
+        show_collective(found, out, as_json=as_json)
+    return 0
+
+
+def measure(world: World) -> Measured:
+    """Return what all-reduces between the ranks of `world` take; all of them call it."""
+    import torch.distributed as dist
+
+    from paceline.measure.collective import time_all_reduces
+    from paceline.measure.timing import now_s
+    from paceline.parallel.device import choose_device, set_threads
+    from paceline.parallel.group import joined, meeting
+
+    section = Parallel()
+    device = choose_device(section, world)
+    set_threads(section, world)
+    with meeting(world, section) as met, joined(met, section, device):
+        timed = time_all_reduces(device, now_s)
+        backend = dist.get_backend()
+    times = [
+        TimedReduce(bytes=each.num_bytes, median_s=each.median_s, p10_s=each.p10_s, p90_s=each.p90_s, n=each.n)
+        for each in timed
+    ]
+    return fit(backend, world.world_size, world.num_nodes, times)
+
+
+def write(found: Measured, path: Path) -> None:
+    """Write what was found. Raise `WorldError` where that cannot be."""
+    try:
+        write_atomic(path, found.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise WorldError(f"--out: {path}: cannot be written: {error.strerror} (name another file)") from None

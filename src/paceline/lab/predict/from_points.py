@@ -1,0 +1,125 @@
+"""From a table of what runs took to what others would: the form, its bounds, and what the points leave open. Pure."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult
+from paceline.core.units import count, share
+from paceline.lab.predict.fit import Fit, fit
+from paceline.lab.predict.form import COMPUTE_PART, FIXED_PART, SEVERAL, TWO_LEVELS, steps_of
+from paceline.lab.predict.from_run import Asked
+from paceline.lab.predict.interval import NOISE, Bounds, bounds_of, noise_of
+from paceline.lab.predict.points import Point
+
+_HOUR_S: Final = 3600.0
+_FAR: Final = 8
+"""From how many times the most ranks that were measured on a prediction is far off, and says so."""
+
+
+def ask(
+    points: Sequence[Point],
+    at: Sequence[int],
+    *,
+    ranks_per_node: int,
+    rank_batch: int | None = None,
+    images: float | None = None,
+    price: float | None = None,
+) -> Asked:
+    """Return what is asked for; a batch and images that are not said are those of the point with the most ranks."""
+    largest = max(points, key=lambda point: point.ranks)
+    return Asked(
+        at=tuple(at),
+        ranks_per_node=ranks_per_node,
+        rank_batch=rank_batch or largest.rank_batch,
+        images=images or largest.images,
+        price=price,
+    )
+
+
+def predict_from(
+    points: Sequence[Point], asked: Asked, *, source: str, command: Sequence[str] = ()
+) -> PredictionResult:
+    """Return what `asked` would take, from at least one point; `source` names the table."""
+    has_fixed = not is_of_speeds(points)
+    fitted = fit(TWO_LEVELS, points, has_fixed=has_fixed)
+    targets = [_target(ranks, asked) for ranks in asked.at]
+    bounds = bounds_of(fitted, points, targets, has_fixed=has_fixed)
+    return PredictionResult(
+        basis="points",
+        source=source,
+        form=TWO_LEVELS.formula,
+        terms={term.name: float(value) for term, value in zip(fitted.terms, fitted.coefficients, strict=True)},
+        points=tuple(_measured(point, fitted) for point in points),
+        predictions=tuple(
+            _predicted(target, fitted, bound, asked.price) for target, bound in zip(targets, bounds, strict=True)
+        ),
+        notes=tuple(_notes(fitted, points, asked, has_fixed=has_fixed)),
+        command=tuple(command),
+    )
+
+
+def is_of_speeds(points: Sequence[Point]) -> bool:
+    """Return whether points are speeds: images of the same time. A speed has no start-up in it."""
+    return len({point.time_s for point in points}) == 1 and len({point.images for point in points}) > 1
+
+
+def _target(ranks: int, asked: Asked) -> Point:
+    nodes = math.ceil(ranks / asked.ranks_per_node)
+    return Point(ranks, nodes, asked.rank_batch, asked.images, 1.0)
+
+
+def _measured(point: Point, fitted: Fit) -> MeasuredPoint:
+    return MeasuredPoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        rank_batch=point.rank_batch,
+        images=point.images,
+        time_s=point.time_s,
+        fitted_s=float(fitted.times([point])[0]),
+    )
+
+
+def _predicted(target: Point, fitted: Fit, bounds: Bounds, price: float | None) -> Predicted:
+    alone = Point(1, 1, target.rank_batch, target.images, 1.0)
+    alone_s, time_s = (float(each) for each in fitted.times([alone, target]))
+    parts = fitted.parts(target)
+    step_s = math.fsum(value for name, value in parts.items() if name != FIXED_PART) / steps_of(target)
+    lost = {name: value for name, value in parts.items() if name != COMPUTE_PART and value > 0}
+    gpu_hours = target.ranks * time_s / _HOUR_S
+    return Predicted(
+        ranks=target.ranks,
+        nodes=target.nodes,
+        rank_batch=target.rank_batch,
+        images=target.images,
+        time_s=time_s,
+        low_s=bounds.low_s,
+        high_s=bounds.high_s,
+        step_s=step_s,
+        images_per_s=target.ranks * target.rank_batch / step_s,
+        efficiency=alone_s / (target.ranks * time_s),
+        gpu_hours=gpu_hours,
+        cost=None if price is None else gpu_hours * price,
+        parts=parts,
+        dominates=max(lost, key=lambda name: lost[name], default=""),
+    )
+
+
+def _notes(fitted: Fit, points: Sequence[Point], asked: Asked, *, has_fixed: bool) -> Iterator[str]:
+    """Yield what the points leave open, a sentence each."""
+    for term in fitted.left_out:
+        if term.part == FIXED_PART and not has_fixed:
+            yield f"{term.name}: none, as points of the same time are speeds, which have no start-up in them"
+        elif term == SEVERAL and all(point.ranks > 1 for point in points):
+            yield f"{term.name}: is within t_s, as no point is of one rank; the efficiency is over a rank among others"
+        else:
+            yield f"{term.name}: left out, as the points do not tell it ({term.told_by} would)"
+    noise = noise_of(fitted, points, has_fixed=has_fixed)
+    if noise > NOISE:
+        yield f"the points lie {share(noise)} about the formula, which widens the interval"
+    most = max(point.ranks for point in points)
+    far = [ranks for ranks in asked.at if ranks > _FAR * most]
+    if far:
+        yield f"{count(min(far), 'rank')} and more are over {_FAR} times the {most:,} that were measured: a guess"
+    if len({point.images for point in points}) > 1 and has_fixed:
+        yield f"the points differ in images; predicted for {asked.images:,.0f} of them (--images says another number)"

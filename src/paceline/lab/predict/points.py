@@ -1,0 +1,115 @@
+"""A table of what runs took: read from CSV, each fault told with its line."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from paceline.core.errors import DataError, near_miss
+
+COLUMNS: Final = ("ranks", "nodes", "rank_batch", "images", "time_s")
+_COUNTS: Final = ("ranks", "nodes", "rank_batch")
+_MOST: Final = 10**9
+_RANGE: Final = (1e-9, 1e15)
+"""What a number of images or seconds can be; beyond it arithmetic would overflow."""
+_EXAMPLE: Final = "such as 4,1,128,12811670,5355.9"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run that was measured: `images` images on `ranks` ranks of `nodes` nodes, `rank_batch` of them each a step.
+
+    `time_s` is what it took. A speed is written as the images of one second, with a time of 1.
+    """
+
+    ranks: int
+    nodes: int
+    rank_batch: int
+    images: float
+    time_s: float
+
+
+def read_points(path: Path) -> tuple[Point, ...]:
+    """Return the points of a CSV file with the columns of `COLUMNS`, in any order; others are ignored.
+
+    Empty lines and lines that begin with `#` are skipped. Raise `DataError`, in one line that names file and line, for
+    a file that cannot be read, a column that is missing, and a value that is none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror} (give a CSV file with --points)") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: is not text in UTF-8 (save it as CSV in UTF-8)") from None
+    return parse_points(text, str(path))
+
+
+def parse_points(text: str, name: str) -> tuple[Point, ...]:
+    """Return the points of a CSV text; `name` is the file's, for messages."""
+    numbered = _rows(text, name)
+    if not numbered:
+        raise DataError(f"{name}: is empty (its first line has to be {','.join(COLUMNS)})")
+    (line, headings), *rows = numbered
+    places = _places([heading.strip() for heading in headings], f"{name}:{line}")
+    if not rows:
+        raise DataError(f"{name}: holds no points (add a line for each run, {_EXAMPLE})")
+    return tuple(_point(row, places, f"{name}:{line}") for line, row in rows)
+
+
+def _rows(text: str, name: str) -> list[tuple[int, list[str]]]:
+    """Return the rows that say anything, each with the number of its line."""
+    kept = (line if not line.lstrip().startswith("#") else "" for line in io.StringIO(text, newline=None))
+    reader = csv.reader((line.rstrip("\n") for line in kept), skipinitialspace=True, strict=True)
+    rows = []
+    try:
+        for row in reader:
+            if any(field.strip() for field in row):
+                rows.append((reader.line_num, row))
+    except csv.Error as error:
+        raise DataError(f"{name}:{reader.line_num}: is not CSV: {error} (write it without quotes)") from None
+    return rows
+
+
+def _places(headings: Sequence[str], at: str) -> Mapping[str, int]:
+    for name in COLUMNS:
+        found = headings.count(name)
+        if found == 0:
+            guess = near_miss(name, headings)
+            raise DataError(f"{at}: has no column {name}{guess} (the first line has to be {','.join(COLUMNS)})")
+        if found > 1:
+            raise DataError(f"{at}: has column {name} {found} times (keep one)")
+    return {name: headings.index(name) for name in COLUMNS}
+
+
+def _point(row: Sequence[str], places: Mapping[str, int], at: str) -> Point:
+    if len(row) <= max(places.values()):
+        raise DataError(f"{at}: has {len(row)} values (write one for each column, {_EXAMPLE})")
+    texts = {name: row[place].strip() for name, place in places.items()}
+    ranks, nodes, rank_batch = (_count(name, texts[name], at) for name in _COUNTS)
+    if nodes > ranks:
+        raise DataError(f"{at}: nodes: {nodes} are more than the {ranks} ranks (each node has at least one)")
+    images, time_s = (_amount(name, texts[name], at) for name in ("images", "time_s"))
+    return Point(ranks, nodes, rank_batch, images, time_s)
+
+
+def _count(name: str, text: str, at: str) -> int:
+    value = _amount(name, text, at)
+    if value != int(value) or value > _MOST:
+        raise DataError(f"{at}: {name}: {text} is not a whole number (write one from 1 up)")
+    return int(value)
+
+
+def _amount(name: str, text: str, at: str) -> float:
+    """Return a finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise DataError(f"{at}: {name}: '{text}' is not a number (write one, {_EXAMPLE})") from None
+    if not math.isfinite(value) or value <= 0:
+        raise DataError(f"{at}: {name}: {text} is not above 0 (write what was measured)")
+    if not _RANGE[0] <= value <= _RANGE[1]:
+        raise DataError(f"{at}: {name}: {text} cannot be (write it between {_RANGE[0]:g} and {_RANGE[1]:g})")
+    return value

@@ -1,0 +1,108 @@
+"""What `paceline scale RUN --predict` prints, of a run's folder alone, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.predict_run import parse_ranks, predict_run
+from paceline.core.errors import RecipeError
+from paceline.core.experiments.prediction import PredictionResult
+from paceline.core.results import RunResult
+
+RESULT = {
+    "status": "completed",
+    "recipe_hash": "0123456789ab",
+    "world_size": 1,
+    "epochs": 1.0,
+    "steps": 50,
+    "images_seen": 3200,
+    "eval": None,
+    "best": None,
+    "throughput": {"images_per_s": 6400.0, "spread": [6300.0, 6500.0], "n": 4, "excluded_s": 0.0},
+    "time": {
+        "wall_s": 4.0,
+        "startup_s": 1.5,
+        "train_s": 2.0,
+        "eval_s": 0.0,
+        "checkpoint_s": 0.0,
+        "to_target_s": None,
+    },
+    "stages": {},
+    "verdict": {},
+    "lr": "0.1 at 64",
+    "weights_sha256": "ab",
+    "provenance": {"device": "cuda", "launcher": "single"},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return the folder of a profile of one rank: a step of 64 images takes 10 ms, and gradients are 40 MB."""
+    (tmp_path / "result.json").write_text(RunResult.model_validate(RESULT).model_dump_json())
+    (tmp_path / "plan.json").write_text(json.dumps({"batch_size": 64, "rank_batch": 64, "train_images": 64_000}))
+    (tmp_path / "profile.json").write_text(json.dumps({"cost": {"parameters": 10_000_000}}))
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> PredictionResult:
+    return PredictionResult.model_validate_json(capsys.readouterr().out)
+
+
+def test_json_is_all_that_is_printed_when_it_is_asked_for(run, capsys):
+    assert predict_run(run, at="1,8,64", network="ndr", as_json=True) == 0
+    found = said(capsys)
+    assert [each.ranks for each in found.predictions] == [1, 8, 64]
+    assert [each.nodes for each in found.predictions] == [1, 1, 8]
+    assert found.predictions[0].time_s == pytest.approx(1000 * 0.01 + 1.5)
+    assert (found.basis, found.source) == ("run", str(run))
+    assert found.provenance == RESULT["provenance"]
+
+
+def test_every_number_of_gpus_from_8_to_4096_is_predicted_unless_said_otherwise(run, capsys):
+    predict_run(run, network="hdr", as_json=True)
+    assert [each.ranks for each in said(capsys).predictions] == [2**power for power in range(3, 13)]
+
+
+def test_a_person_is_told_times_efficiency_and_what_dominates(run, capsys):
+    for ranks, images in (("8", 64e3), ("4096", 64e7)):
+        predict_run(run, at=ranks, network="25gbe", price=2.0, images=images)
+    out = capsys.readouterr().out
+    for words in ("4,096", "95 % interval", "cost", "communication", "start-up", "25gbe", "note"):
+        assert words in out, words
+
+
+def test_a_longer_run_takes_longer_but_starts_once(run, capsys):
+    times = []
+    for more in ({}, {"epochs": 2.0}, {"images": 128_000.0}, {"fixed_s": 0.0}):
+        predict_run(run, at="1", network="ndr", as_json=True, **more)
+        times.append(said(capsys).predictions[0].time_s)
+    assert times == [pytest.approx(11.5), pytest.approx(21.5), pytest.approx(21.5), pytest.approx(10.0)]
+
+
+def test_a_network_of_ones_own_needs_no_name(run, capsys):
+    predict_run(run, at="64", alpha_us=10.0, gigabytes_per_s=3.0, as_json=True)
+    assert "3 GB/s and 10 us a hop" in said(capsys).network
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, "--network: none is named"),
+        ({"network": "ndr", "at": "8,x"}, "--at: 'x' is no number of ranks"),
+        ({"network": "ndr", "at": "0"}, "--at: '0' is no number of ranks"),
+        ({"network": "ndr", "price": -1.0}, "--price: -1 makes no sense"),
+        ({"network": "ndr", "images": float("nan")}, "--images: nan makes no sense"),
+        ({"network": "ndr", "ranks_per_node": 0}, "--ranks-per-node: 0 makes no sense"),
+        ({"network": "ndr", "fixed_s": -1.0}, "--fixed-s: -1 makes no sense"),
+        ({"network": "ndr", "epochs": 2.0, "images": 9.0}, "leave one out"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_in_one_line(run, more, says):
+    with pytest.raises(RecipeError) as raised:
+        predict_run(run, **more)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_numbers_of_ranks_are_taken_once_in_their_order():
+    assert parse_ranks("64, 8,64") == (64, 8)

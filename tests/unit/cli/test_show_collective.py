@@ -1,0 +1,34 @@
+"""What is printed of measured all-reduces."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.collective import write
+from paceline.cli.show_collective import show_collective
+from paceline.core.errors import WorldError
+from paceline.lab.predict.measured import Measured, TimedReduce, fit, read_collective
+
+TIMES = [
+    TimedReduce(bytes=size, median_s=1e-3 + size / 1e9, p10_s=1e-3, p90_s=2.0, n=5) for size in (65_536, 64_000_000)
+]
+FOUND = fit("gloo", 2, 1, TIMES)
+
+
+def test_a_person_reads_each_size_and_what_explains_them(capsys: pytest.CaptureFixture[str]):
+    show_collective(FOUND, Path("wire.json"), as_json=False)
+    out = capsys.readouterr().out
+    for words in ("2 ranks of 1 node, gloo", "65.5 kB", "64 MB", "500 µs a hop and 1.000 GB/s", "--network wire.json"):
+        assert words in out, words
+
+
+def test_json_is_what_the_file_holds(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    show_collective(FOUND, None, as_json=True)
+    assert Measured.model_validate_json(capsys.readouterr().out) == FOUND
+    write(FOUND, tmp_path / "wire.json")
+    assert read_collective(tmp_path / "wire.json") == FOUND
+
+
+def test_a_file_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path):
+    with pytest.raises(WorldError, match="name another file"):
+        write(FOUND, tmp_path / "missing" / "wire.json")

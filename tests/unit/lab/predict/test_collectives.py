@@ -1,0 +1,129 @@
+"""What an all-reduce costs: by hand, in order, and from what was measured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import RecipeError
+from paceline.lab.predict.collectives import all_reduce_s, fastest_s, hierarchical_s, ring_s, tree_s
+from paceline.lab.predict.measured import Measured, TimedReduce, fit
+from paceline.lab.predict.networks import BETWEEN, INSIDE, Link, build_network, from_measured
+
+SLOW = Link("slow", 1e-3, 1e6, 1e6, 1e6, "made up")
+MB = 1_000_000
+
+
+def times(ranks: int, alpha_s: float, bytes_per_s: float) -> list[TimedReduce]:
+    """Return what a ring takes."""
+    found = []
+    for size in (64_000, 512_000, 4_000_000):
+        took_s = 2 * (ranks - 1) * alpha_s + 2 * (ranks - 1) / ranks * size / bytes_per_s
+        found.append(TimedReduce(bytes=size, median_s=took_s, p10_s=took_s, p90_s=took_s, n=5))
+    return found
+
+
+def test_a_ring_of_two_sends_as_many_bytes_as_there_are():
+    assert ring_s(MB, 2, SLOW) == pytest.approx(2e-3 + 1.0)
+
+
+def test_a_ring_of_four_sends_half_as_many_bytes_again_in_six_hops():
+    assert ring_s(MB, 4, SLOW) == pytest.approx(6e-3 + 1.5)
+
+
+def test_a_tree_has_hops_as_the_logarithm():
+    assert tree_s(0, 1024, SLOW) == pytest.approx(20e-3)
+
+
+def test_small_messages_go_over_trees_and_large_ones_over_rings():
+    assert fastest_s(10, 64, SLOW) == tree_s(10, 64, SLOW) < ring_s(10, 64, SLOW)
+    assert fastest_s(100 * MB, 64, SLOW) == ring_s(100 * MB, 64, SLOW) < tree_s(100 * MB, 64, SLOW)
+
+
+def test_one_rank_sends_nothing():
+    assert all_reduce_s(MB, 1, 8, build_network("ndr", ranks_per_node=8)) == 0
+
+
+def test_nodes_of_one_rank_are_a_ring_or_a_tree_between_nodes():
+    assert hierarchical_s(MB, 1, 4, INSIDE["nvlink4"], SLOW) == fastest_s(MB, 4, SLOW)
+
+
+def test_between_nodes_a_sum_takes_at_least_what_it_takes_within_one():
+    network = build_network("25gbe", ranks_per_node=8)
+    within, between = (all_reduce_s(MB, ranks, 8, network) for ranks in (8, 16))
+    assert between > within > 0
+
+
+def test_a_ring_is_found_again_from_what_it_takes():
+    found = fit("gloo", 3, 3, times(3, 2e-3, 5e6))
+    assert (found.alpha_s, found.bytes_per_s) == (pytest.approx(2e-3), pytest.approx(5e6))
+    assert found.low == pytest.approx(5e6)  # there is nothing that the ring does not explain
+
+
+def test_a_latency_below_none_is_none():
+    less = [TimedReduce(bytes=size, median_s=s, p10_s=s, p90_s=s, n=5) for size, s in ((1000, 1e-3), (2000, 4e-3))]
+    assert fit("gloo", 2, 1, less).alpha_s == 0
+
+
+def test_what_was_measured_with_gloo_is_a_ring_over_all_ranks():
+    network = from_measured(fit("gloo", 2, 2, times(2, 1e-3, 1e6)))
+    assert all_reduce_s(MB, 4, 1, network) == pytest.approx(ring_s(MB, 4, SLOW))
+    assert network.spans_nodes
+    assert not from_measured(fit("gloo", 2, 1, times(2, 1e-3, 1e6))).spans_nodes
+
+
+def test_a_measured_network_is_read_from_its_file(tmp_path: Path):
+    file = tmp_path / "wire.json"
+    found = fit("gloo", 2, 2, times(2, 1e-3, 1e6))
+    file.write_text(found.model_dump_json())
+    assert Measured.model_validate_json(file.read_text()) == found
+    assert build_network(str(file), ranks_per_node=1) == replace(from_measured(found), name=str(file))
+    assert build_network(f"{file}+ndr", ranks_per_node=1).inside == from_measured(found).inside
+
+
+def test_a_node_has_an_adapter_a_gpu_of_infiniband_and_one_of_ethernet():
+    assert build_network("ndr", ranks_per_node=4).between.bytes_per_s == 4 * BETWEEN["ndr"].bytes_per_s
+    assert build_network("1xndr", ranks_per_node=4).between.bytes_per_s == BETWEEN["ndr"].bytes_per_s
+    assert build_network("25gbe", ranks_per_node=4).between == BETWEEN["25gbe"]
+    assert build_network("2x25gbe", ranks_per_node=4).between.bytes_per_s == 2 * BETWEEN["25gbe"].bytes_per_s
+
+
+def test_what_is_within_nodes_can_be_named_too():
+    assert build_network("nvlink2+ndr", ranks_per_node=4).inside == INSIDE["nvlink2"]
+    assert build_network("hdr", ranks_per_node=4).inside == INSIDE["nvlink3"]
+    assert build_network("nvlink4", ranks_per_node=8).inside == INSIDE["nvlink4"]
+
+
+def test_users_give_latency_and_bandwidth_of_their_own():
+    network = build_network(None, ranks_per_node=8, alpha_us=5, gigabytes_per_s=20)
+    assert (network.between.alpha_s, network.between.bytes_per_s) == (pytest.approx(5e-6), pytest.approx(20e9))
+    assert build_network("ndr", ranks_per_node=8, alpha_us=0).between.alpha_s == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("ndrr", "did you mean ndr?"),
+        ("0xndr", "is not known"),
+        ("nvlnk4+ndr", "did you mean nvlink4?"),
+        (None, "none is named"),
+        ("missing.json", "cannot be read"),
+    ],
+)
+def test_a_network_that_nobody_knows_is_an_error_in_one_line(name, says):
+    with pytest.raises(RecipeError, match="--network") as raised:
+        build_network(name, ranks_per_node=8)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_no_collective_is_an_error_in_one_line(tmp_path: Path):
+    (file := tmp_path / "other.json").write_text("{}")
+    with pytest.raises(RecipeError, match="is no measured collective") as raised:
+        build_network(str(file), ranks_per_node=8)
+    assert "\n" not in str(raised.value)
+
+
+def test_every_network_says_where_its_numbers_are_from():
+    links = [*INSIDE.values(), *BETWEEN.values()]
+    assert len(links) > 8
+    assert all(link.source and 0 < link.low <= link.bytes_per_s <= link.high for link in links)

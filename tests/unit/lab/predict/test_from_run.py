@@ -1,0 +1,259 @@
+"""From a run's folder to steps on ranks that were not run; what was measured is predicted as it was."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.results import AccountResult, RankResult, RunResult, StragglerResult, ThroughputResult, TimeResult
+from paceline.lab.predict.from_run import COMMUNICATION, LEFT, STRAGGLERS, Asked, build_model, predict
+from paceline.lab.predict.networks import Link, Network, build_network
+from paceline.lab.predict.simulate import Bucket, assumed
+from paceline.lab.predict.step import Step, expected_lateness, read_step
+
+TWO = Step(
+    source="a run",
+    ranks=2,
+    nodes=2,
+    rank_batch=32,
+    images=6400,
+    step_s=1.0,
+    low_s=0.95,
+    high_s=1.1,
+    data_s=0.1,
+    exposed_s=0.3,
+    late_s=0.02,
+    jitter_s=0.0589,  # the latest of two is 0.589 standard deviations later than the mean
+    sigma_s=0.1,
+    fixed_s=20.0,
+    buckets=(Bucket(1_000_000, 0.0), Bucket(1_000_000, 0.2)),
+)
+ONE = dataclasses.replace(TWO, ranks=1, nodes=1, step_s=0.6, low_s=0.59, high_s=0.61, exposed_s=0.0)
+LINK = Link("link", 0.001, 1e7, 0.8e7, 1.2e7, "made up")
+NETWORK = Network("gloo", LINK, LINK, "ring")
+
+
+def asked(*at: int, rank_batch: int = 32, price: float | None = None) -> Asked:
+    return Asked(at=at, ranks_per_node=1, rank_batch=rank_batch, images=6400, price=price)
+
+
+def steps(*at: int, step: Step = TWO, network: Network = NETWORK, alone: Step | None = None) -> list[float]:
+    found = predict(build_model(step, network, asked(*at), alone), asked(*at))
+    return [each.step_s for each in found.predictions]
+
+
+@pytest.mark.parametrize("alone", [None, ONE])
+def test_what_was_measured_is_predicted_as_it_was(alone):
+    assert steps(2, alone=alone) == [pytest.approx(TWO.step_s)]
+
+
+def test_a_run_of_one_rank_is_predicted_as_it_was():
+    assert steps(1, step=ONE) == [pytest.approx(ONE.step_s)]
+    assert steps(1, alone=ONE) == [pytest.approx(ONE.step_s)]
+
+
+def test_without_a_wire_or_stragglers_more_ranks_take_as_long():
+    free = Network("free", *(dataclasses.replace(LINK, alpha_s=0.0, bytes_per_s=math.inf),) * 2, "ring")
+    found = steps(1, 2, 64, step=dataclasses.replace(ONE, late_s=0.0, sigma_s=0.0), network=free)
+    assert found == [pytest.approx(ONE.step_s)] * 3
+
+
+def test_each_part_of_a_step_is_what_it_says():
+    (found,) = predict(build_model(TWO, NETWORK, asked(4)), asked(4)).predictions
+    num_steps = 6400 / (4 * 32)
+    # Rings of four send 1.5 MB a bucket in 6 hops: 0.156 s each. The second is ready after 0.2 s, when the first is
+    # gone. Of two they send 1 MB in 2 hops: 0.102 s is exposed, of the 0.3 s measured; stragglers are 0.0789 s.
+    assert found.parts[COMMUNICATION] == pytest.approx(num_steps * 0.156)
+    late_s = 0.02 + 0.1 * expected_lateness(4)
+    assert found.parts[STRAGGLERS] == pytest.approx(num_steps * late_s)
+    left_s = 0.3 - 0.102 - 0.02 - 0.1 * expected_lateness(2)
+    assert found.parts[LEFT] == pytest.approx(num_steps * left_s)
+    assert found.step_s == pytest.approx(0.7 + 0.156 + late_s + left_s)
+    assert math.fsum(found.parts.values()) == pytest.approx(found.time_s)
+    assert found.time_s == pytest.approx(num_steps * found.step_s + 20)
+    assert found.dominates == "start_up"
+
+
+def test_what_sending_takes_from_computing_grows_as_the_bytes_that_a_rank_sends():
+    without, beside = steps(4), steps(4, alone=ONE)
+    assert beside[0] - without[0] == pytest.approx((0.7 - 0.6) * 0.5)  # 1.5 times the bytes of two ranks, not once
+
+
+def test_the_interval_holds_the_prediction_and_grows_with_the_ranks():
+    found = predict(build_model(TWO, NETWORK, asked(2, 8, 512)), asked(2, 8, 512)).predictions
+    assert all(each.low_s < each.time_s < each.high_s for each in found)
+    widths = [(each.high_s - each.low_s) / each.time_s for each in found]
+    assert widths == sorted(widths)
+
+
+def test_hours_and_price_are_those_of_all_ranks():
+    (found,) = predict(build_model(TWO, NETWORK, asked(4)), asked(4, price=3.0)).predictions
+    assert found.gpu_hours == pytest.approx(4 * found.time_s / 3600)
+    assert found.cost == pytest.approx(3 * found.gpu_hours)
+
+
+def test_efficiency_is_of_one_rank_with_the_same_start():
+    (found,) = predict(build_model(TWO, NETWORK, asked(4), ONE), asked(4)).predictions
+    assert found.efficiency == pytest.approx((200 * 0.6 + 20) / (4 * found.time_s))
+
+
+def test_a_rank_batch_that_was_not_measured_is_said_to_be():
+    twice = asked(4, rank_batch=64)
+    found = predict(build_model(TWO, NETWORK, twice), twice)
+    assert any("rank batch: 64 was not measured" in note for note in found.notes)
+    assert found.predictions[0].step_s > steps(4)[0]
+
+
+def test_a_run_of_one_rank_with_another_batch_does_not_go_with_it():
+    with pytest.raises(RecipeError, match="name a run of one rank of 32"):
+        build_model(TWO, NETWORK, asked(4), dataclasses.replace(ONE, rank_batch=16))
+
+
+def test_a_network_that_explains_too_much_within_a_node_makes_none_faster_between_nodes():
+    within = dataclasses.replace(TWO, nodes=1)  # 0.3 s exposed, which NVLink would be done with at once
+    slow = build_network(None, ranks_per_node=1, alpha_us=1000, gigabytes_per_s=0.001)
+    model = build_model(within, dataclasses.replace(slow, inside=slow.between), asked(4))
+    assert model.left_s < 0
+    assert model.parts(4, asked(4))[LEFT] == 0
+
+
+def test_what_is_within_a_node_tells_nothing_of_more_nodes():
+    model = build_model(TWO, build_network("nvlink4", ranks_per_node=8), asked(2))
+    eight = Asked((8,), 8, 32, 6400)
+    assert predict(model, eight).network == "nvlink4 (370 GB/s and 1.64 us a hop within a node)"
+    with pytest.raises(RecipeError, match=r"16 ranks are on more \(add what is between, such as nvlink4\+ndr"):
+        predict(model, dataclasses.replace(eight, at=(8, 16)))
+
+
+def test_the_latest_of_many_is_as_late_as_tables_say():
+    # The exact values are Teichroew's (1956, Annals of Mathematical Statistics 27, 410-426); Blom's are within 5 %.
+    for ranks, exact in ((2, 0.56419), (4, 1.02938), (10, 1.53875), (20, 1.86748)):
+        assert expected_lateness(ranks) == pytest.approx(exact, rel=0.05)
+    assert expected_lateness(1) == 0
+    assert all(expected_lateness(ranks) < math.sqrt(2 * math.log(ranks)) for ranks in (2, 64, 4096))
+
+
+def result(ranks: int, **more: Any) -> RunResult:
+    stages = {"backward": 0.5, "data_wait": 0.1, "exposed_communication": 0.3}
+    waits = (0.3, 0.1)
+    rows = tuple(
+        RankResult(rank=rank, step_s=1.0, late_s=0.0, stages={**stages, "exposed_communication": waits[rank % 2]})
+        for rank in range(ranks)
+    )
+    values = {
+        "status": "completed",
+        "recipe_hash": "0123456789ab",
+        "world_size": ranks,
+        "epochs": 1.0,
+        "steps": 50,
+        "images_seen": 3200,
+        "eval": None,
+        "best": None,
+        "throughput": ThroughputResult(
+            images_per_s=32.0 * ranks, spread=(30.0 * ranks, 40.0 * ranks), n=4, excluded_s=0
+        ),
+        "time": TimeResult(wall_s=4.0, startup_s=1.5, train_s=2.0, eval_s=0, checkpoint_s=0, to_target_s=None),
+        "account": AccountResult(
+            wall_s=4.0,
+            start_up_s=1.5,
+            compile_s=0.0,
+            warmup_s=0.0,
+            stages_s=2.0,
+            counted_steps=2,
+            pauses={},
+            finish_s=0.5,
+            residual_s=0.0,
+            explained=1.0,
+        ),
+        "stages": {name: {"host_s": 2 * each, "device_s": 2 * each, "share": each} for name, each in stages.items()},
+        "ranks": rows if ranks > 1 else (),
+        "straggler": StragglerResult(lost_s=0.2, share=0.2, rank=1, late_s=0.15) if ranks > 1 else None,
+        "verdict": {"bottleneck": "unknown", "evidence": "none", "ceiling": "at most 9x", "try": ""},
+        "lr": "0.1 at 64",
+        "weights_sha256": "ab",
+        "provenance": {"device": "cpu", "threads": 1, "launcher": "local" if ranks > 1 else "single"},
+    }
+    return RunResult.model_validate({**values, **more})
+
+
+def write_run(path: Path, found: RunResult, profile: dict[str, Any]) -> Path:
+    (path / "result.json").write_text(found.model_dump_json())
+    plan = {"batch_size": 32 * found.world_size, "rank_batch": 32, "train_images": 6400}
+    (path / "plan.json").write_text(json.dumps(plan))
+    (path / "profile.json").write_text(json.dumps(profile))
+    return path
+
+
+BUCKETS = {
+    "exposed_s": 0.3,
+    "share": 0.3,
+    "bytes": 3000,
+    "wire_s": 0.4,
+    "overlap": 0.1,
+    "buckets": [{"bytes": size, "ready_s": ready, "wire_s": 0.1, "n": 2} for size, ready in ((1000, 0.0), (2000, 0.4))],
+}
+
+
+def test_a_profile_of_ranks_is_read_as_means_over_them(tmp_path: Path):
+    found = read_step(write_run(tmp_path, result(2), {"communication": BUCKETS}), ranks_per_node=8)
+    assert (found.ranks, found.nodes, found.rank_batch, found.images) == (2, 1, 32, 6400)
+    assert (found.step_s, found.low_s, found.high_s) == (1.0, pytest.approx(0.8), pytest.approx(64 / 60))
+    assert (found.exposed_s, found.data_s, found.fixed_s) == (pytest.approx(0.2), pytest.approx(0.1), 2.0)
+    # The clock's lost_s is how much later the latest is than the other one: twice how much later than their mean.
+    assert (found.late_s, found.jitter_s) == (pytest.approx(0.075), pytest.approx(0.025))
+    assert found.sigma_s == pytest.approx(0.025 / expected_lateness(2))
+    assert found.buckets == (Bucket(1000, 0.0), Bucket(2000, 0.4))
+    assert found.notes == ()
+
+
+def test_a_profile_of_one_rank_guesses_what_needs_more_and_says_so(tmp_path: Path):
+    found = read_step(write_run(tmp_path, result(1), {"cost": {"parameters": 1000}}), ranks_per_node=8)
+    assert (found.exposed_s, found.data_s) == (pytest.approx(0.3), pytest.approx(0.1))
+    assert found.gradient_bytes == 4000
+    assert found.sigma_s > 0
+    assert [note.partition(":")[0] for note in found.notes] == ["stragglers", "buckets"]
+
+
+def test_a_run_that_says_nothing_of_its_gradients_is_an_error_in_one_line(tmp_path: Path):
+    silent = read_step(write_run(tmp_path, result(2), {}), ranks_per_node=8)
+    with pytest.raises(RecipeError, match="run `paceline profile`") as raised:
+        build_model(silent, NETWORK, asked(4))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_run_of_one_rank_that_is_to_tell_of_computing_alone_need_not(tmp_path: Path):
+    silent = read_step(write_run(tmp_path, result(1, stages={}), {}), ranks_per_node=8)
+    assert build_model(TWO, NETWORK, asked(4), silent).busy_s == TWO.busy_s
+
+
+def test_ranks_of_other_launchers_are_as_many_to_a_node_as_is_said(tmp_path: Path):
+    over_nodes = result(4, provenance={"launcher": "slurm"})
+    folder = write_run(tmp_path, over_nodes, {"communication": BUCKETS})
+    assert read_step(folder, ranks_per_node=2).nodes == 2
+
+
+def test_a_folder_without_a_run_is_an_error_in_one_line(tmp_path: Path):
+    with pytest.raises(PacelineError, match="has not finished"):
+        read_step(tmp_path, ranks_per_node=8)
+
+
+def test_an_ethernet_that_is_slower_than_backward_is_what_dominates():
+    """ResNet-50 at 6,000 images/s a GPU: 102 MB over 25 GbE take eight nodes 66 ms, and a step without 43."""
+    step_s, num_bytes = 256 / 6_000, int(4 * 25.56e6)
+    of_one = dataclasses.replace(ONE, rank_batch=256, step_s=step_s, data_s=0.0, late_s=0.0, sigma_s=0.0, fixed_s=0.0)
+    one = dataclasses.replace(of_one, buckets=assumed(num_bytes, step_s * 2 / 3))
+    full = Asked((64,), 8, 256, 1e6)
+    slow, fast = (
+        predict(build_model(one, build_network(name, ranks_per_node=8), full), full).predictions[0]
+        for name in ("25gbe", "ndr")
+    )
+    assert slow.dominates == COMMUNICATION
+    wire_s = 2 * 7 / 8 * num_bytes / 2.7e9
+    idle_s = one.buckets[1].ready_s  # of the wire, as the first bucket is soon gone
+    # Within nodes are 0.6 ms, and in rings of five buckets 70 hops of 30 us at most: 2.7 ms, which is 4 % of a step.
+    assert slow.step_s == pytest.approx(step_s / 3 + idle_s + wire_s, rel=0.04)
+    assert fast.efficiency > 0.98
