@@ -202,3 +202,18 @@ def test_a_run_that_meets_its_time_limit_saves_before_it(slurm: Cluster, tmp_pat
     assert slurm.facts(job)["ExitCode"] == "75:0"
     assert kept(run) == steps_of(run) > 0
     assert json.loads((run / "result.json").read_text())["status"] == "preempted"
+
+
+def test_ranks_are_measured_as_steps_of_an_allocation(slurm: Cluster, tmp_path: Path) -> None:
+    """The batch script's own place in the job, and what it asked for in all, are none of the steps'."""
+    folder = tmp_path / "scaling"
+    words = ("scale", *WORDS[1:], "measure.warmup_steps=1", "--nodes=1", "--ranks=2", "--steps=2", "--repeats=1")
+    program = " ".join([sys.executable, "-P", "-m", "paceline", *words, "--json", "--run-dir", str(folder)])
+    output = f"--output={slurm.folder}/%j.out"
+    job = slurm("sbatch", "--parsable", "--ntasks=2", "--ntasks-per-node=2", output, f"--wrap={program}")
+    slurm.wait_for_state(job, "COMPLETED")
+    (point,) = json.loads((folder / "experiment.json").read_text())["points"]
+    assert (point["ranks"], point["nodes"], point["error"]) == (2, 1, "")
+    (run,) = point["runs"]
+    result = json.loads((folder / run / "result.json").read_text())
+    assert (result["world_size"], result["provenance"]["launcher"]) == (2, "slurm")

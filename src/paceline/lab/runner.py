@@ -119,7 +119,8 @@ class Runner:
         except PacelineError:
             return None
         is_it = result.recipe_hash == vary(self.recipe, trial.patch).hash and result.world_size == self.ranks_of(trial)
-        return Outcome(trial, repeat, rundir, result, is_known=True) if is_it and result.status in _ENDED else None
+        is_whole = result.status in _ENDED and result.throughput.images_per_s > 0
+        return Outcome(trial, repeat, rundir, result, is_known=True) if is_it and is_whole else None
 
     def ranks_of(self, trial: Trial) -> int:
         """Return on how many ranks a trial is run."""
@@ -142,7 +143,7 @@ class Runner:
         except PacelineError as error:
             return Outcome(trial, repeat, rundir, None, str(error), _FAILED, said)
         if not result.throughput.images_per_s > 0:
-            return Outcome(trial, repeat, rundir, None, "no step was counted (ask for more --steps)", _FAILED, said)
+            return Outcome(trial, repeat, rundir, None, "no step was counted (let it run for longer)", _FAILED, said)
         return Outcome(trial, repeat, rundir, result, said=said)
 
 

@@ -90,11 +90,12 @@ def command_of(trial: Trial, recipe_file: Path, ranks: int, rundir: Path) -> lis
     """Return the words that run a trial once: a `paceline train` in fresh processes of this Python."""
     # -P: a module in the current folder, which may be somebody's data, is not to be imported.
     program = [sys.executable, "-P", "-m", "paceline", "train", str(recipe_file), *words_of(trial.patch)]
-    written = ["--run-dir", str(rundir), "--json"]
+    words = [*program, "--ranks", str(ranks), "--run-dir", str(rundir), "--json"]
     if not trial.nodes:
-        return [*program, "--ranks", str(ranks), *written]
+        return words
+    # A task that is alone in its step takes the number of ranks from the words, as it would without srun.
     tasks = [f"--ntasks={ranks}", f"--ntasks-per-node={ranks // trial.nodes}"]
-    return ["srun", f"--nodes={trial.nodes}", *tasks, "--kill-on-bad-exit=1", *program, *written]
+    return ["srun", f"--nodes={trial.nodes}", *tasks, "--relative=0", "--kill-on-bad-exit=1", *words]
 
 
 def folder_name(trial: Trial, recipe: Recipe, ranks: int, repeat: int) -> str:

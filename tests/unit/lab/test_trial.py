@@ -55,8 +55,8 @@ def test_a_varied_recipe_is_checked_and_reads_back_from_its_file(tmp_path: Path)
 def test_on_nodes_a_trial_is_a_step_of_the_allocation() -> None:
     trial = Trial("two", nodes=2)
     assert command_of(trial, Path("base.yaml"), 8, Path("x")) == [
-        *("srun", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--kill-on-bad-exit=1"),
-        *(sys.executable, "-P", "-m", "paceline", "train", "base.yaml", "--run-dir", "x", "--json"),
+        *("srun", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--relative=0", "--kill-on-bad-exit=1"),
+        *(sys.executable, "-P", "-m", "paceline", "train", "base.yaml", "--ranks", "8", "--run-dir", "x", "--json"),
     ]
 
 

@@ -1,0 +1,251 @@
+"""`paceline scale`: the same recipe on more ranks and nodes, or with larger batches, and what that gives.
+
+Each run is a training in processes of its own. Ranks are started here, or by `srun` where nodes are asked for.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.allocation import gpus_of_a_node, refuse_more_nodes, start_in
+from paceline.cli.ranks import enter_world
+from paceline.cli.report import leave_report
+from paceline.cli.scale_words import Options, one_of, read_nodes, read_ranks, refuse_length, refuse_recipe
+from paceline.cli.show_scale import POINTS
+from paceline.cli.telling import telling
+from paceline.cli.words import count_ranks, split_words
+from paceline.core.errors import PacelineError, WorldError
+from paceline.core.experiments.folder import ExperimentDir, open_experiment
+from paceline.core.experiments.scaling import ScaleResult
+from paceline.core.rundir import RunDir, write_atomic
+from paceline.core.units import accuracy as percent
+from paceline.core.units import count
+from paceline.lab.batch_study import plan_cells, to_batches
+from paceline.lab.measuring import measuring_patch
+from paceline.lab.runner import Runner, TrialError, interrupted_by, start_process
+from paceline.lab.scaling import caution_of, plan_points, points_csv, ranks_over, to_points, top1_of
+from paceline.lab.trial import Outcome, folder_name, words_of, write_recipe
+from paceline.lab.turns import Case, run_turns, whole_patch
+from paceline.parallel.environ import count_gpus
+from paceline.recipe.load import Loaded, load
+from paceline.recipe.patch import Patch
+from paceline.report.experiments import write_tables
+
+
+@dataclass(frozen=True)
+class _Study:
+    """What is run, how often, and what makes fields of `ScaleResult` of how the runs have ended.
+
+    `told` says what an outcome came to, and `lost` why settings are left out, a line each.
+    """
+
+    mode: str
+    cases: Sequence[Case]
+    conclude: Callable[[Sequence[Outcome]], dict[str, Any]]
+    is_whole: bool
+    lost: Sequence[str]
+
+
+def scale(
+    words: list[str],
+    *,
+    ranks: str,
+    nodes: str | None,
+    mode: str | None,
+    steps: int | None,
+    repeats: int | None,
+    accuracy: bool,
+    batch_sizes: str | None,
+    warmups: str | None,
+    lr_rules: str | None,
+    target: float | None,
+    seeds: int | None,
+    run_dir: Path | None,
+    as_json: bool,
+) -> int:
+    """Do what `paceline scale` was asked for; return the exit code."""
+    options = Options(ranks, nodes, mode, steps, repeats, accuracy, batch_sizes, warmups, lr_rules, target, seeds)
+    options.refuse_without_effect()
+    name, said = split_words(words)
+    refuse_length(said, is_whole=options.is_whole)
+    loaded = load(name, said)
+    refuse_recipe(loaded.recipe, is_study=options.is_study, is_whole=options.is_whole)
+    _refuse_launcher()
+    num_nodes = read_nodes(nodes)
+    refuse_more_nodes(num_nodes, os.environ)
+    build = _study_batches if options.is_study else _study_ranks
+    study = build(options, loaded, said, num_nodes)
+    out = sys.stderr if as_json else sys.stdout
+    asked = _asked(study, loaded, options)
+    folder = open_experiment(
+        f"scale-{loaded.name}",
+        asked,
+        run_dir,
+        datetime.now().astimezone(),
+        lambda line: print(line, file=out),
+    )
+    with RunDir(folder.path).lock():
+        outcomes = _measure(study, loaded, options, folder, bool(num_nodes), as_json=as_json)
+        result = _conclude(study, loaded, options, outcomes)
+        write_tables(folder, result)
+        _write_points(result, folder)
+        folder.write(result)
+        leave_report(RunDir(folder.path))
+    from paceline.cli.show_scale import show_scale
+
+    show_scale(result, folder, as_json=as_json)
+    return 0
+
+
+def _refuse_launcher() -> None:
+    """Raise `WorldError` where this process is one of several ranks, each of which would start all runs."""
+    world = enter_world()
+    if world.launcher != "single":
+        started = f"{count(world.world_size, 'rank')} were started by {world.launcher}"
+        raise WorldError(f"scale: starts ranks of its own, but {started} (start it once, without torchrun or srun)")
+
+
+def _study_ranks(options: Options, loaded: Loaded, said: Patch, nodes: list[int]) -> _Study:
+    recipe, mode = loaded.recipe, options.scaling_mode()
+    gpus = 0 if recipe.parallel.device == "cpu" else count_gpus(os.environ)
+    if nodes and recipe.parallel.device != "cpu":
+        gpus = gpus_of_a_node(os.environ) or gpus
+    places = ranks_over(read_ranks(options.ranks, gpus), nodes)
+    if options.accuracy:
+        planned = plan_points(recipe, mode, places, whole_patch(recipe, said), recipe.seed)
+    else:
+        planned = plan_points(recipe, mode, places, measuring_patch(recipe, options.num_steps, said), None)
+
+    def conclude(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+        caution = caution_of(recipe, places, _provenance(outcomes))
+        return {"points": to_points(planned, outcomes), "caution": caution}
+
+    return _Study(
+        mode=mode,
+        cases=[point.case for point in planned if point.case is not None],
+        conclude=conclude,
+        is_whole=options.accuracy,
+        lost=[f"{point.ranks.name}: left out: {point.error}" for point in planned if point.case is None],
+    )
+
+
+def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[int]) -> _Study:
+    recipe, target = loaded.recipe, options.target_of(loaded.recipe)
+    num_nodes = one_of("--nodes", nodes) if nodes else 0
+    if options.ranks == "auto":
+        ranks = gpus_of_a_node(os.environ) if num_nodes else count_ranks("auto", os.environ)
+        ranks = max(1, ranks)
+    else:
+        ranks = one_of("--ranks", read_ranks(options.ranks, 0))
+    ranks *= max(1, num_nodes)
+    cells = plan_cells(recipe, options.grid(), ranks, num_nodes, whole_patch(recipe, said))
+
+    def conclude(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+        batches = to_batches(cells, outcomes, options.turns, target)
+        return {"batches": batches, "target": target.top1 if target else None}
+
+    return _Study(
+        mode="batch",
+        cases=[cell.case for cell in cells if cell.case is not None],
+        conclude=conclude,
+        is_whole=True,
+        lost=[f"{cell.name}: left out: {cell.error}" for cell in cells if cell.case is None],
+    )
+
+
+def _asked(study: _Study, loaded: Loaded, options: Options) -> dict[str, Any]:
+    """Return all that the runs depend on, as JSON has it."""
+    cases = [
+        {"name": case.name, "patch": words_of(case.patch), "ranks": case.ranks, "nodes": case.nodes}
+        for case in study.cases
+    ]
+    recipe = loaded.recipe.to_dict()
+    whole = {"accuracy": study.is_whole, "turns": options.turns, "target": options.target}
+    return {"experiment": "scale", "mode": study.mode, "recipe": recipe, "cases": cases, **whole}
+
+
+def _measure(
+    study: _Study, loaded: Loaded, options: Options, folder: ExperimentDir, is_on_nodes: bool, *, as_json: bool
+) -> list[Outcome]:
+    """Run all cases in turns; return how their runs ended. Raise `TrialError` where none gave a result."""
+    recipe, out = loaded.recipe, sys.stderr if as_json else sys.stdout
+    write_recipe(recipe, folder.recipe)
+    total = len(study.cases) * options.turns
+    outcomes: list[Outcome] = []
+    with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, total) as (begins, say):
+        for line in study.lost:
+            say(line)
+        length = "whole runs" if study.is_whole else f"runs of {options.num_steps:,} counted steps"
+        say(f"{count(len(study.cases), 'case')} in {count(options.turns, 'turn')}: {total:,} {length}")
+        runner = Runner(
+            recipe,
+            folder.recipe,
+            1,
+            place=lambda trial, repeat: folder.trials / folder_name(trial, recipe, trial.ranks or 1, repeat),
+            begins=begins,
+            start=start_in(os.environ) if is_on_nodes else start_process,
+            goes_on=True,
+        )
+        for outcome in run_turns(study.cases, options.turns, runner):
+            say(_line(outcome, options.turns, is_whole=study.is_whole))
+            outcomes.append(outcome)
+    _refuse_nothing(outcomes)
+    return outcomes
+
+
+def _line(outcome: Outcome, turns: int, *, is_whole: bool) -> str:
+    name = outcome.trial.name + (f", turn {outcome.repeat}" if turns > 1 else "")
+    if outcome.result is None:
+        return f"{name}: failed: {outcome.error}"
+    top1 = top1_of([outcome.result]) if is_whole else None
+    judged = f", top-1 {percent(top1.value)}" if top1 is not None else ""
+    known = " (was there)" if outcome.is_known else ""
+    return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s{judged}{known}"
+
+
+def _refuse_nothing(outcomes: Sequence[Outcome]) -> None:
+    """Raise what ended the first run where none gave a result."""
+    if any(outcome.result is not None for outcome in outcomes):
+        return
+    first = outcomes[0]
+    if first.code == 1:  # a bug of ours: its traceback is told too
+        print(*(line for line in first.said.splitlines() if not line.startswith("error: ")), sep="\n", file=sys.stderr)
+    raise TrialError(first.error, first.code)
+
+
+def _write_points(result: ScaleResult, folder: ExperimentDir) -> None:
+    """Write what ranks gave as points to predict from. Raise `PacelineError` when they cannot be written."""
+    text = points_csv(result.points)
+    if not text:
+        return
+    path = folder.path / POINTS
+    try:
+        write_atomic(path, text)
+    except OSError as error:
+        raise PacelineError(f"{path}: cannot be written: {error.strerror} (free some room)") from None
+
+
+def _provenance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return next(outcome.result.provenance for outcome in outcomes if outcome.result is not None)
+
+
+def _conclude(study: _Study, loaded: Loaded, options: Options, outcomes: Sequence[Outcome]) -> ScaleResult:
+    return ScaleResult.model_validate(
+        {
+            "mode": study.mode,
+            "recipe": loaded.name,
+            "recipe_hash": loaded.recipe.hash,
+            "steps": 0 if study.is_whole else options.num_steps,
+            "warmup_steps": loaded.recipe.measure.warmup_steps,
+            "repeats": options.turns,
+            "wall_s": sum(each.result.time.wall_s for each in outcomes if each.result is not None),
+            "command": ("paceline", *sys.argv[1:]),
+            "provenance": _provenance(outcomes),
+            **study.conclude(outcomes),
+        }
+    )

@@ -1,0 +1,196 @@
+"""`paceline scale`: measure ranks, study batches, time collectives, or predict what nobody has started.
+
+One verb for four questions; here is which of them is asked, and that no option is given that it does not hear.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from paceline.cli.arguments import Json, Words
+from paceline.core.errors import RecipeError
+
+_PREDICTED: Final[dict[str, Any]] = {"at": "8,16,32,64,128,256,512,1024,2048,4096", "ranks_per_node": 8}
+_OF_RANKS: Final = "measuring"
+_OF_POINTS: Final = "--predict --points"
+_OF_RUN: Final = "--predict RUN"
+_OF_COLLECTIVE: Final = "--collective"
+_STUDYING: Final = "A study of batches"
+_PREDICTING: Final = "Predicting"
+_TIMING: Final = "Timing messages"
+# Which questions hear an option that not all of them do.
+_HEARD: Final[Mapping[str, tuple[str, ...]]] = {
+    "--ranks": (_OF_RANKS, _OF_COLLECTIVE),
+    **dict.fromkeys(("--nodes", "--mode", "--steps", "--repeats", "--accuracy", "--run-dir"), (_OF_RANKS,)),
+    **dict.fromkeys(("--batch-sizes", "--warmups", "--lr-rules", "--target", "--seeds"), (_OF_RANKS,)),
+    **dict.fromkeys(("--at", "--ranks-per-node", "--rank-batch", "--images", "--price"), (_OF_POINTS, _OF_RUN)),
+    **dict.fromkeys(("--network", "--alpha-us", "--gigabytes-per-s", "--fixed-s", "--epochs", "--alone"), (_OF_RUN,)),
+    "--out": (_OF_COLLECTIVE,),
+}
+_MEASURING: Final = frozenset(option for option, heard in _HEARD.items() if _OF_RANKS in heard)
+
+Ranks = Annotated[str | None, typer.Option(metavar="N,N|auto", help="Ranks, of each node; auto: 1, 2, 4 ... (auto).")]
+Nodes = Annotated[str | None, typer.Option(metavar="N,N", help="Nodes of a Slurm allocation, with --ranks on each.")]
+Mode = Annotated[str | None, typer.Option(metavar="weak|strong", help="Same batch a rank, or in all (weak).")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps after the warm-up that are measured (40).")]
+Repeats = Annotated[int | None, typer.Option(min=1, help="How often each is measured, in turns (3).")]
+Accuracy = Annotated[bool, typer.Option("--accuracy", help="Train whole runs, and say how accurate they become.")]
+Batches = Annotated[
+    str | None,
+    typer.Option(metavar="N,N", help="Study batches: whole runs at each of these sizes.", rich_help_panel=_STUDYING),
+]
+Warmups = Annotated[str | None, typer.Option(metavar="0ep,5ep", help="Warm-ups to study.", rich_help_panel=_STUDYING)]
+Rules = Annotated[
+    str | None,
+    typer.Option(metavar="none,sqrt,linear", help="Rules for the learning rate to study.", rich_help_panel=_STUDYING),
+]
+Target = Annotated[
+    float | None,
+    typer.Option(metavar="TOP1", help="Accuracy to train to (the recipe's own).", rich_help_panel=_STUDYING),
+]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Whole runs of each (3).")]
+Where = Annotated[Path | None, typer.Option(help="Where it is written (runs/scale-RECIPE-TIME).")]
+Predict = Annotated[
+    bool, typer.Option("--predict", help="Predict, from a run directory or from --points.", rich_help_panel=_PREDICTING)
+]
+Points = Annotated[
+    Path | None,
+    typer.Option(metavar="CSV", help="Columns ranks,nodes,rank_batch,images,time_s.", rich_help_panel=_PREDICTING),
+]
+At = Annotated[
+    str | None, typer.Option(metavar="N,N", help="Ranks to predict (8 to 4096).", rich_help_panel=_PREDICTING)
+]
+PerNode = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Ranks of a node (8).", rich_help_panel=_PREDICTING)
+]
+RankBatch = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Images of a rank and step (as measured).", rich_help_panel=_PREDICTING),
+]
+Images = Annotated[
+    float | None, typer.Option(metavar="N", help="Images of the whole run (as measured).", rich_help_panel=_PREDICTING)
+]
+Epochs = Annotated[
+    float | None, typer.Option(metavar="N", help="Or epochs of the run's own data.", rich_help_panel=_PREDICTING)
+]
+Network = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Such as ndr, hdr, 100gbe; or what --collective --out wrote.",
+        rich_help_panel=_PREDICTING,
+    ),
+]
+Alpha = Annotated[
+    float | None, typer.Option(metavar="US", help="Microseconds a message takes.", rich_help_panel=_PREDICTING)
+]
+Bandwidth = Annotated[
+    float | None, typer.Option(metavar="GB/S", help="What the network gives a node.", rich_help_panel=_PREDICTING)
+]
+Fixed = Annotated[
+    float | None,
+    typer.Option(metavar="S", help="Seconds of a run without any step (as measured).", rich_help_panel=_PREDICTING),
+]
+Price = Annotated[
+    float | None, typer.Option(metavar="MONEY", help="Of an hour of a rank.", rich_help_panel=_PREDICTING)
+]
+Alone = Annotated[
+    Path | None,
+    typer.Option(metavar="RUN", help="A run of one rank with the same rank batch.", rich_help_panel=_PREDICTING),
+]
+Collective = Annotated[
+    bool, typer.Option("--collective", help="Time all-reduces between --ranks.", rich_help_panel=_TIMING)
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Where --collective writes what --network reads.", rich_help_panel=_TIMING),
+]
+
+
+def scale(
+    words: Words = None,
+    ranks: Ranks = None,
+    nodes: Nodes = None,
+    mode: Mode = None,
+    steps: Steps = None,
+    repeats: Repeats = None,
+    accuracy: Accuracy = False,
+    batch_sizes: Batches = None,
+    warmups: Warmups = None,
+    lr_rules: Rules = None,
+    target: Target = None,
+    seeds: Seeds = None,
+    run_dir: Where = None,
+    predict: Predict = False,
+    points: Points = None,
+    at: At = None,
+    ranks_per_node: PerNode = None,
+    rank_batch: RankBatch = None,
+    images: Images = None,
+    epochs: Epochs = None,
+    network: Network = None,
+    alpha_us: Alpha = None,
+    gigabytes_per_s: Bandwidth = None,
+    fixed_s: Fixed = None,
+    price: Price = None,
+    alone: Alone = None,
+    collective: Collective = False,
+    out: Out = None,
+    as_json: Json = False,
+) -> int:
+    """Measure how a recipe scales over ranks, nodes and batches, or predict it."""
+    given = dict(locals())
+    for name in ("words", "predict", "points", "collective", "as_json"):
+        del given[name]
+    return _answer(
+        _question(words or [], points, predict=predict, collective=collective), words or [], points, given, as_json
+    )
+
+
+def _question(words: list[str], points: Path | None, *, predict: bool, collective: bool) -> str:
+    """Return what is asked. Raise `RecipeError` where it cannot be told."""
+    if collective and (predict or points is not None or words):
+        raise RecipeError("--collective: times messages, with neither a recipe nor --predict (leave those out)")
+    if points is not None and not predict:
+        raise RecipeError(f"--points: {points} is to predict from (add --predict)")
+    if points is not None and words:
+        raise RecipeError(f"--points: {points} and {words[0]} are both to predict from (leave one out)")
+    if predict and points is None and len(words) != 1:
+        raise RecipeError(
+            "--predict: needs a run to predict from (write paceline scale RUN --predict, or --points CSV)"
+        )
+    if collective:
+        return _OF_COLLECTIVE
+    if not predict:
+        return _OF_RANKS
+    return _OF_RUN if points is None else _OF_POINTS
+
+
+def _answer(question: str, words: list[str], points: Path | None, given: dict[str, Any], as_json: bool) -> int:
+    """Do what was asked, with the options that were given; return the exit code."""
+    options = {name: value for name, value in given.items() if value is not None and value is not False}
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if question not in _HEARD[option]:
+            needs = " or ".join(each for each in _HEARD[option])
+            raise RecipeError(f"{option}: {value} has no effect here (leave it out; it is for {needs})")
+    match question:
+        case "--collective":
+            from paceline.cli.collective import collective
+
+            return collective(options.get("ranks", "auto"), options.get("out"), as_json=as_json)
+        case "--predict --points":
+            from paceline.cli.predict_scale import predict_points
+
+            assert points is not None
+            return predict_points(points, **_PREDICTED | options, as_json=as_json)
+        case "--predict RUN":
+            from paceline.cli.predict_run import predict_run
+
+            return predict_run(Path(words[0]), **_PREDICTED | options, as_json=as_json)
+    from paceline.cli.scale import scale as measure
+
+    unsaid: dict[str, Any] = {name: None for name in given if f"--{name.replace('_', '-')}" in _MEASURING}
+    return measure(words, **unsaid | {"ranks": "auto", "accuracy": False} | options, as_json=as_json)

@@ -1,0 +1,174 @@
+"""Read what `paceline scale` was asked for: which experiment it is, and that nothing asked for is without effect."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from paceline.core.errors import RecipeError, WorldError
+from paceline.core.limits import usable_cores
+from paceline.core.units import Duration
+from paceline.lab.batch_study import RULES, Grid, Target
+from paceline.lab.scaling import Mode
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+
+_STEPS: Final = 40
+_REPEATS: Final = 3
+_SEEDS: Final = 3
+_STUDY: Final = "a study of batches"
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options as they were written; None where one was not."""
+
+    ranks: str = "auto"
+    nodes: str | None = None
+    mode: str | None = None
+    steps: int | None = None
+    repeats: int | None = None
+    accuracy: bool = False
+    batch_sizes: str | None = None
+    warmups: str | None = None
+    lr_rules: str | None = None
+    target: float | None = None
+    seeds: int | None = None
+
+    @property
+    def is_study(self) -> bool:
+        """Whether batches are studied, and not ranks."""
+        return any(axis is not None for axis in (self.batch_sizes, self.warmups, self.lr_rules))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether whole runs are trained."""
+        return self.is_study or self.accuracy
+
+    @property
+    def num_steps(self) -> int:
+        """Counted steps of a short run."""
+        return _STEPS if self.steps is None else self.steps
+
+    @property
+    def turns(self) -> int:
+        """How often each run is made: with as many seeds, or as it is."""
+        asked, default = (self.seeds, _SEEDS) if self.is_whole else (self.repeats, _REPEATS)
+        return default if asked is None else asked
+
+    def refuse_without_effect(self) -> None:
+        """Raise `RecipeError` for the first option that has no effect beside the others."""
+        short: dict[str, object] = {"--steps": self.steps, "--repeats": self.repeats}
+        given: dict[str, object]
+        if self.is_study:
+            given = {**short, "--mode": self.mode, "--accuracy": self.accuracy or None}
+            beside, fix = f"on {_STUDY}, which trains whole runs", "leave it out"
+        elif self.accuracy:
+            given = {**short, "--target": self.target}
+            beside, fix = "beside --accuracy, which trains whole runs", "leave it out; --seeds says how many"
+        else:
+            given = {"--seeds": self.seeds, "--target": self.target}
+            beside, fix = "on short runs", "add --accuracy, or --batch-sizes for a study of batches"
+        for option, value in given.items():
+            if value is not None:
+                raise RecipeError(f"{option}: {value} has no effect {beside} ({fix})")
+
+    def scaling_mode(self) -> Mode:
+        """Return how work grows with ranks. Raise `RecipeError` for another word."""
+        match self.mode:
+            case None | "weak":
+                return "weak"
+            case "strong":
+                return "strong"
+        raise RecipeError(f"--mode: {self.mode!r} is no way to scale (write weak or strong)")
+
+    def grid(self) -> Grid:
+        """Return what a study combines. Raise `RecipeError` for what is no batch size, warm-up or rule."""
+        return Grid(
+            batch_sizes=tuple(_listed("--batch-sizes", self.batch_sizes, _batch_size)),
+            warmups=tuple(_listed("--warmups", self.warmups, _warmup)),
+            rules=tuple(_listed("--lr-rules", self.lr_rules, _rule)),
+        )
+
+    def target_of(self, recipe: Recipe) -> Target | None:
+        """Return the accuracy that is waited for: as told, or the recipe's own. Raise `RecipeError` for no share."""
+        if self.target is not None:
+            if not 0 < self.target <= 1:
+                raise RecipeError(f"--target: {self.target:g} is no accuracy (write 0.75 for 75 %)")
+            return Target(self.target)
+        stop = recipe.train.stop
+        return None if stop == "off" else Target(stop.top1, stop.patience)
+
+
+def read_ranks(text: str, gpus: int) -> list[int]:
+    """Return how many ranks a node is to have, in order: a list, or for `auto` 1, 2, 4 ... to all `gpus` or cores.
+
+    Raise `WorldError` for what is no list of numbers.
+    """
+    if text != "auto":
+        return _numbers("--ranks", text)
+    most = gpus or usable_cores()
+    return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
+
+
+def read_nodes(text: str | None) -> list[int]:
+    """Return numbers of nodes, in order; none where none were asked for. Raise `WorldError` for what is no list."""
+    return [] if text is None else _numbers("--nodes", text)
+
+
+def one_of(option: str, numbers: list[int]) -> int:
+    """Return the only number. Raise `WorldError` where there are several, which a study of batches does not have."""
+    if len(numbers) > 1:
+        raise WorldError(f"{option}: {_STUDY} takes one number (write {option} {numbers[-1]})")
+    return numbers[0]
+
+
+def refuse_length(said: Patch, *, is_whole: bool) -> None:
+    """Raise `RecipeError` for a length that short runs do not have, and for a clock that is off."""
+    for path, value in said.assignments:
+        if path in ("train.steps", "train.epochs") and not is_whole:
+            raise RecipeError(f"{path}: {value} has no effect on short runs (leave it out, or set --steps)")
+        if path == "measure.clock" and value == "off":
+            raise RecipeError("measure.clock: off leaves nothing to measure (leave it out)")
+
+
+def refuse_recipe(recipe: Recipe, *, is_study: bool, is_whole: bool) -> None:
+    """Raise `RecipeError` for a recipe without ranks to count, or without accuracy to tell."""
+    if recipe.parallel.strategy == "dataparallel" and not is_study:
+        fix = "set parallel.strategy=ddp"
+        raise RecipeError(f"parallel.strategy: dataparallel is one process, which has no ranks to count ({fix})")
+    if is_whole and recipe.train.eval_every == "off":
+        raise RecipeError("train.eval_every: off leaves no accuracy to tell (set train.eval_every=1ep)")
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    wrong = next((word for word in words if not word.isdecimal() or int(word) < 1), None)
+    if wrong is not None:
+        raise WorldError(f"{option}: {wrong!r} is not a number of {option.removeprefix('--')} (write 1,2,4)")
+    return sorted({int(word) for word in words})
+
+
+def _listed(option: str, text: str | None, read: Callable[[str], Read]) -> Iterable[Read]:
+    """Return what is read from a list, each once."""
+    words = [] if text is None else [word.strip() for word in text.split(",")]
+    try:
+        return dict.fromkeys(map(read, words))
+    except ValueError as error:
+        raise RecipeError(f"{option}: {error}") from None
+
+
+def _batch_size(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise ValueError(f"{word!r} is not a batch size (write 128,512,2048)")
+    return int(word)
+
+
+def _warmup(word: str) -> Duration:
+    return Duration.parse("0ep" if word == "0" else word)
+
+
+def _rule(word: str) -> str:
+    if word not in RULES:
+        raise ValueError(f"{word!r} is no rule (write {', '.join(RULES)}, or some of them)")
+    return word

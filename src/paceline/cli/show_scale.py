@@ -1,0 +1,154 @@
+"""Show what scaling came to: a table for a person, `experiment.json` for a program."""
+
+import shlex
+from collections.abc import Callable, Sequence
+
+from paceline.cli.tables import print_table
+from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.experiments.scaling import BatchPoint, ScalePoint, ScaleResult
+from paceline.core.interval import Interval
+from paceline.core.units import accuracy, count, milliseconds, number, seconds, share
+from paceline.data.sources.places import printable
+
+POINTS = "points.csv"
+"""The file in an experiment's folder that more ranks are predicted from."""
+_NOTHING = "-"
+_WORDS = ("held back by", "warm-up", "rule")
+
+
+def show_scale(result: ScaleResult, folder: ExperimentDir, *, as_json: bool) -> None:
+    """Print what was measured, and where it is."""
+    if as_json:
+        print(result.model_dump_json(indent=2))
+        return
+    if result.mode == "batch":
+        _print_batches(result)
+    else:
+        _print_points(result)
+    if result.caution:
+        print(f"caution: {result.caution}")
+    print(f"folder: {printable(folder.path)}")
+    measured = [point for point in result.points if point.images_per_s is not None]
+    if len(measured) > 1:
+        print(f"to predict more ranks: {_prediction(measured, folder)}")
+    if folder.report.is_file():
+        print(f"report: {printable(folder.report)}")
+
+
+def _prediction(measured: Sequence[ScalePoint], folder: ExperimentDir) -> str:
+    """Return the command that says what four times as many ranks would give."""
+    most, a_node = max(point.ranks for point in measured), max(point.ranks // point.nodes for point in measured)
+    path = shlex.quote(printable(folder.path / POINTS))
+    return f"paceline scale --predict --points {path} --at {4 * most} --ranks-per-node {a_node}"
+
+
+def _print_points(result: ScaleResult) -> None:
+    """Print what was gained, and what a step lost: one table of both would be wider than many a terminal."""
+    points = result.points
+    has_top1 = any(point.top1 is not None for point in points)
+    turns = count(result.repeats, "turn") if result.steps else f"whole runs of {count(result.repeats, 'seed')}"
+    rows = [_gain(point, has_top1=has_top1) for point in points]
+    headings = ["ranks", "batch", "images/s", "efficiency", *(["top-1", "points"] if has_top1 else [])]
+    print_table(f"{result.mode} scaling of {result.recipe} ({turns})", headings, rows)
+    headings = ["ranks", "a step", "exposed", "late ranks", "held back by"]
+    measured = [point for point in points if point.images_per_s is not None]
+    print_table("where a step waits", headings, [_loss(point) for point in measured], words=_WORDS)
+    _print_errors([(_ranks(point), point.error) for point in points])
+
+
+def _gain(point: ScalePoint, *, has_top1: bool) -> Sequence[str]:
+    efficiency = _with_bounds(point.efficiency, share)
+    if point.efficiency is None and point.images_per_s is not None:
+        efficiency = "1"
+    shown = [_ranks(point), f"{point.batch_size:,}", _with_bounds(point.images_per_s, _rate), efficiency]
+    return [*shown, *([_with_bounds(point.top1, accuracy), _points(point)] if has_top1 else [])]
+
+
+def _points(point: ScalePoint) -> str:
+    """Return percentage points of accuracy over the smallest number of ranks."""
+    return _with_bounds(point.top1_gap, lambda value: f"{100 * value:+.2f}")
+
+
+def _loss(point: ScalePoint) -> Sequence[str]:
+    step = _NOTHING if point.step_s is None else milliseconds(point.step_s)
+    lost = (_maybe_share(point.exposed_share), _maybe_share(point.straggler_share))
+    return [_ranks(point), step, *lost, point.bottleneck or _NOTHING]
+
+
+def _ranks(point: ScalePoint) -> str:
+    return str(point.ranks) + (f" on {count(point.nodes, 'node')}" if point.nodes > 1 else "")
+
+
+def _print_errors(errors: Sequence[tuple[str, str]]) -> None:
+    for name, error in errors:
+        if error:
+            print(f"{name}: failed: {error}")
+
+
+def _print_batches(result: ScaleResult) -> None:
+    """Print how whole runs trained, and with a target when they reached it."""
+    batches, target = result.batches, result.target
+    headings = ["batch", "warm-up", "rule", "peak lr", "top-1", "images/s"]
+    title = f"batches of {result.recipe} (whole runs of {count(result.repeats, 'seed')})"
+    print_table(title, headings, [[*_setting(point), *_training(point)] for point in batches], words=_WORDS)
+    if target is not None:
+        headings = ["batch", "warm-up", "rule", "peak lr", "reached", "time", "epochs"]
+        rows = [[*_setting(point), *_reached(point)] for point in batches]
+        print_table(f"to {accuracy(target)} top-1", headings, rows, words=_WORDS)
+    for sentence in sentences(batches):
+        print(sentence)
+    _print_errors([(", ".join(_setting(point)[:3]), point.error) for point in batches])
+
+
+def _setting(point: BatchPoint) -> Sequence[str]:
+    return [f"{point.batch_size:,}", point.warmup or _NOTHING, point.lr_rule, number(point.lr)]
+
+
+def _training(point: BatchPoint) -> Sequence[str]:
+    return [_with_bounds(point.top1, accuracy), _with_bounds(point.images_per_s, _rate)]
+
+
+def _reached(point: BatchPoint) -> Sequence[str]:
+    times = (_with_bounds(point.to_target_s, seconds), _with_bounds(point.to_target_epochs, number))
+    return [f"{point.reached} of {point.seeds}", *times]
+
+
+def sentences(batches: Sequence[BatchPoint]) -> list[str]:
+    """Return what the best way of each larger batch takes of the time of the smallest batch, where all runs got there.
+
+    The best is the fastest to the target of those whose runs have all reached it.
+    """
+    best: dict[int, BatchPoint] = {}
+    for point in batches:
+        if point.to_target_s is None or point.reached < point.seeds:
+            continue
+        known = best.get(point.batch_size)
+        if known is None or known.to_target_s is None or point.to_target_s.value < known.to_target_s.value:
+            best[point.batch_size] = point
+    ordered = [best[batch_size] for batch_size in sorted(best)]
+    return [_sentence(point, ordered[0]) for point in ordered[1:]]
+
+
+def _sentence(point: BatchPoint, smallest: BatchPoint) -> str:
+    assert point.to_target_s is not None and smallest.to_target_s is not None, "both reached the target"
+    how = [f"rule {point.lr_rule}", *([f"warm-up {point.warmup}"] if point.warmup else [])]
+    ratio = number(point.to_target_s.value / smallest.to_target_s.value)
+    reached = f"batch {point.batch_size} ({', '.join(how)}) reaches the target"
+    return f"{reached} in {ratio} of the time of batch {smallest.batch_size}"
+
+
+def _with_bounds(found: Interval | None, told: Callable[[float], str]) -> str:
+    if found is None:
+        return _NOTHING
+    if found.low is None or found.high is None:
+        return told(found.value)
+    low = told(found.low).removesuffix(" %")  # the unit is said once
+    return f"{told(found.value)} ({low} to {told(found.high)})"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _maybe_share(value: float | None) -> str:
+    return _NOTHING if value is None else share(value)

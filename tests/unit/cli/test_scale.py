@@ -1,0 +1,264 @@
+"""What `paceline scale` refuses, runs and shows, with runs that were never trained."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import scale as verb
+from paceline.cli.allocation import refuse_more_nodes, start_in
+from paceline.cli.scale_words import read_ranks
+from paceline.cli.show_scale import sentences
+from paceline.core.errors import PacelineError
+from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.experiments.scaling import BatchPoint, ScaleResult
+from paceline.core.interval import mean_of
+from paceline.core.results import EvalResult, RunResult, ThroughputResult, TimeResult
+from paceline.core.rundir import RunDir
+from paceline.core.world import World
+from paceline.lab.predict.points import read_points
+from paceline.lab.runner import TrialError
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+
+
+class Child:
+    """A training that has ended as soon as it was started: with an error where its words have `fails` among them."""
+
+    def __init__(self, command: Sequence[str], fails: str) -> None:
+        self._words = list(command[command.index("train") + 1 :])
+        self.returncode = 1 if fails and fails in self._words else 0
+
+    def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
+        if self.returncode:
+            return None, "error: no room"
+        options = dict(zip(self._words, self._words[1:], strict=False))
+        assignments = [word for word in self._words[1:] if "=" in word]
+        recipe = load(self._words[0], Patch.parse(assignments)).recipe
+        folder, ranks = Path(options["--run-dir"]), int(options.get("--ranks", 2))
+        folder.mkdir(parents=True)
+        judged = EvalResult(images=100, top1=0.75, top5=1.0, loss=0.5)
+        line = {"epoch": 2.0, "trained_s": 3.0 + recipe.data.batch_size / 128, "top1": 0.75}
+        RunDir(folder).evals.write_text(json.dumps(line) + "\n")
+        result = RunResult(
+            status="completed",
+            recipe_hash=recipe.hash,
+            world_size=ranks,
+            epochs=1.0,
+            steps=50,
+            images_seen=3200,
+            eval=judged,
+            best=judged,
+            throughput=ThroughputResult(images_per_s=90.0 * ranks + 10, spread=(90, 110), n=4, excluded_s=0),
+            time=TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0, checkpoint_s=0, to_target_s=None),
+            stages={},
+            verdict={"bottleneck": "input-bound", "evidence": "none", "try": ""},
+            lr="0.1 at 64",
+            weights_sha256="ab",
+            provenance={"device": "cpu", "logical_cores": 2},
+        )
+        RunDir(folder).write_result(result)
+        return None, ""
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """Return the commands that were started, in a folder of the test's own; nothing is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verb, "enter_world", World.single)
+    monkeypatch.setattr(verb, "leave_report", lambda rundir: None)
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return []
+
+
+@pytest.fixture
+def scale(monkeypatch: pytest.MonkeyPatch, started: list[list[str]]) -> Callable[..., int]:
+    """Return the verb; what is not told is as on the command line. `fails` is a word that no run survives."""
+
+    def work(*words: str, fails: str = "", **options: Any) -> int:
+        def start(command: Sequence[str]) -> Child:
+            started.append(list(command))
+            return Child(command, fails)
+
+        monkeypatch.setattr(verb, "start_process", start)
+        known = dict.fromkeys(
+            ("nodes", "mode", "steps", "repeats", "batch_sizes", "warmups", "lr_rules", "target", "seeds", "run_dir")
+        )
+        return verb.scale(list(words), **{**known, "ranks": "1,2", "accuracy": False, "as_json": False, **options})
+
+    return work
+
+
+def only_result() -> tuple[ExperimentDir, ScaleResult]:
+    (path,) = Path("runs").iterdir()
+    folder = ExperimentDir(path)
+    found = folder.read()
+    assert isinstance(found, ScaleResult)
+    return folder, found
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "complaint"),
+    [
+        ([], {"ranks": "1,x"}, r"^--ranks: 'x' is not a number of ranks \(write 1,2,4\)$"),
+        ([], {"ranks": "0"}, "^--ranks: '0' is not a number"),
+        ([], {"mode": "odd"}, r"^--mode: 'odd' is no way to scale \(write weak or strong\)$"),
+        ([], {"seeds": 2}, "^--seeds: 2 has no effect on short runs"),
+        ([], {"target": 0.5}, r"^--target: 0\.5 has no effect on short runs"),
+        ([], {"accuracy": True, "steps": 5}, "^--steps: 5 has no effect beside --accuracy"),
+        ([], {"batch_sizes": "64", "mode": "weak"}, "^--mode: weak has no effect on a study of batches"),
+        ([], {"batch_sizes": "64", "accuracy": True}, "^--accuracy: True has no effect on a study of batches"),
+        ([], {"batch_sizes": "64", "ranks": "1,2"}, r"^--ranks: a study of batches takes one number \(write --ranks 2"),
+        ([], {"batch_sizes": "64,many", "ranks": "1"}, "^--batch-sizes: 'many' is not a batch size"),
+        ([], {"warmups": "5", "ranks": "1"}, "^--warmups: '5' is not a duration"),
+        ([], {"lr_rules": "cubic", "ranks": "1"}, r"^--lr-rules: 'cubic' is no rule \(write none, sqrt, linear"),
+        ([], {"batch_sizes": "64", "ranks": "1", "target": 75.0}, r"^--target: 75 is no accuracy \(write 0\.75"),
+        ([], {"nodes": "1,2"}, "^--nodes: 1,2, but this is no allocation of Slurm's"),
+        (["train.epochs=3"], {}, r"^train\.epochs: 3 has no effect on short runs"),
+        (["measure.clock=off"], {}, r"^measure\.clock: off leaves nothing to measure"),
+        (["parallel.strategy=dataparallel"], {}, r"^parallel\.strategy: dataparallel is one process"),
+        (["train.eval_every=off"], {"accuracy": True}, r"^train\.eval_every: off leaves no accuracy to tell"),
+    ],
+)
+def test_what_has_no_effect_or_sense_is_refused_before_anything_is_written(
+    scale, started, words: list[str], options: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(PacelineError, match=complaint):
+        scale(*words, **options)
+    assert started == [] and not Path("runs").exists()
+
+
+def test_a_rank_of_somebody_elses_starts_nothing(scale, started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "enter_world", lambda: World(rank=1, world_size=2, launcher="torchrun"))
+    with pytest.raises(PacelineError, match=r"^scale: starts ranks of its own, but 2 ranks were started by torchrun"):
+        scale()
+    assert started == []
+
+
+def test_ranks_are_measured_in_turns_and_told(scale, started, capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale(repeats=2, steps=7) == 0
+    assert [command[command.index("--ranks") + 1] for command in started] == ["1", "2", "1", "2"]
+    assert all("train.steps=17" in command for command in started)
+    assert ["data.batch_size=256" in command for command in started] == [False, True, False, True]
+    folder, found = only_result()
+    assert (found.mode, found.steps, found.repeats, found.recipe, found.wall_s) == ("weak", 7, 2, "digits", 16.0)
+    assert found.recipe_hash == load("digits").recipe.hash
+    assert [point.ranks for point in found.points] == [1, 2] and found.batches == ()
+    assert found.points[1].efficiency is not None and found.points[1].efficiency.value == pytest.approx(0.95)
+    assert found.caution.startswith("Up to 2 ranks share the 2 cores")
+    assert load(str(folder.path)).recipe == load("digits").recipe
+    assert [point.ranks for point in read_points(folder.path / "points.csv")] == [1, 2]
+    assert folder.table.is_file() and folder.markdown.is_file()
+    said = capsys.readouterr().out
+    assert "2 cases in 2 turns: 4 runs of 7 counted steps" in said
+    assert "2 ranks, turn 1: 190 images/s" in said and "95.0 %" in said
+    assert f"caution: {found.caution}" in said and f"folder: {folder.path}" in said
+
+
+def test_with_json_nothing_else_is_on_stdout(scale, capsys: pytest.CaptureFixture[str]) -> None:
+    scale(repeats=1, as_json=True)
+    out, err = capsys.readouterr()
+    assert ScaleResult.model_validate_json(out) == only_result()[1]
+    assert "1 rank: 100 images/s" in err
+
+
+def test_an_experiment_that_was_cut_off_repeats_no_run(
+    scale, started, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cut(folder: ExperimentDir, result: ScaleResult) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verb, "write_tables", cut)
+        with pytest.raises(KeyboardInterrupt):
+            scale(repeats=1)
+    assert len(started) == 2
+    scale(repeats=1)
+    assert len(started) == 2
+    assert "2 ranks: 190 images/s (was there)" in capsys.readouterr().out
+    assert len(only_result()[1].points) == 2
+
+
+def test_a_number_of_ranks_that_fails_is_told_and_the_others_go_on(scale, started, capsys) -> None:
+    assert scale(repeats=2, fails="data.batch_size=256", ranks="1,2,4") == 0
+    assert len(started) == 5
+    found = only_result()[1]
+    assert [point.error for point in found.points] == ["", "no room", ""]
+    assert "2 ranks, turn 1: failed: no room" in capsys.readouterr().out
+
+
+def test_where_every_run_fails_that_is_the_end(scale) -> None:
+    with pytest.raises(TrialError, match=r"^no room$"):
+        scale(fails="train.steps=50")
+    assert not list(Path("runs").glob("*/experiment.json"))
+
+
+def test_whole_runs_have_a_seed_a_turn(scale, started) -> None:
+    scale(accuracy=True, seeds=2, mode="strong", ranks="1")
+    assert [[word for word in command if word.startswith("seed=")] for command in started] == [["seed=0"], ["seed=1"]]
+    assert not any(word.startswith("train.steps=") for command in started for word in command)
+    (point,) = only_result()[1].points
+    assert point.top1 is not None and (point.top1.value, point.top1.n) == (0.75, 2)
+
+
+def test_a_study_of_batches_trains_whole_runs_to_a_target(scale, started, capsys) -> None:
+    scale(batch_sizes="128,256", warmups="0,4ep", lr_rules="none,sqrt", target=0.7, seeds=2, ranks="1")
+    assert len(started) == 2 * (2 + 4)
+    found = only_result()[1]
+    assert (found.mode, found.target, found.points, found.steps) == ("batch", 0.7, (), 0)
+    assert [point.reached for point in found.batches] == [2] * 6
+    said = capsys.readouterr().out
+    assert "batch 256 (rule none, warm-up 0ep) reaches the target in 1.25 of the time of batch 128" in said
+    assert "to 70.00 % top-1" in said
+
+
+def test_what_a_larger_batch_takes_is_said_of_the_fastest_whose_runs_all_got_there() -> None:
+    def point(batch_size: int, rule: str, to_target_s: float, reached: int = 2) -> BatchPoint:
+        return BatchPoint(
+            batch_size=batch_size,
+            warmup="",
+            lr_rule=rule,
+            lr=0.1,
+            seeds=2,
+            reached=reached,
+            to_target_s=mean_of([to_target_s]),
+        )
+
+    found = [
+        point(128, "any", 100),
+        point(512, "none", 20, reached=1),
+        point(512, "sqrt", 40),
+        point(512, "linear", 50),
+    ]
+    assert sentences(found) == ["batch 512 (rule sqrt) reaches the target in 0.400 of the time of batch 128"]
+    assert sentences(found[:2]) == []
+
+
+def test_auto_is_every_power_of_two_up_to_all_there_are() -> None:
+    assert [read_ranks("auto", gpus) for gpus in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
+    assert read_ranks(" 4, 1,4", 8) == [1, 4]
+
+
+def test_no_more_nodes_are_asked_for_than_there_are() -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    refuse_more_nodes([1, 2], environ)
+    refuse_more_nodes([], {})
+    with pytest.raises(PacelineError, match=r"^--nodes: 4 is more than the 2 nodes of the allocation"):
+        refuse_more_nodes([1, 4], environ)
+
+
+def test_a_step_knows_nothing_of_the_batch_script_that_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[Sequence[str]] = []
+    monkeypatch.setattr("paceline.cli.allocation.start_process", commands.append)
+    environ = dict.fromkeys(
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID", "MASTER_ADDR", "HOME"), "1"
+    )
+    start_in({**environ, "SLURM_CPUS_PER_TASK": "8"})(["srun", "hostname"])
+    dropped = [word for name in ("NTASKS_PER_NODE", "PROCID", "STEP_NUM_TASKS") for word in ("-u", f"SLURM_{name}")]
+    assert commands == [["env", *dropped, "SLURM_OVERLAP=1", "SRUN_CPUS_PER_TASK=8", "srun", "hostname"]]

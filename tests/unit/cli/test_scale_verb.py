@@ -1,0 +1,68 @@
+"""`paceline scale` answers four questions, and hears no option in vain."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.scale_verb import scale
+from paceline.core.errors import RecipeError
+
+CSV, RUN = Path("times.csv"), "runs/one"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
+    """Return what was asked of whom, which nobody answers."""
+    calls: dict[str, tuple[Any, ...]] = {}
+    for module, name in (
+        ("scale", "scale"),
+        ("predict_scale", "predict_points"),
+        ("predict_run", "predict_run"),
+        ("collective", "collective"),
+    ):
+
+        def answer(*args: Any, _name: str = name, **options: Any) -> int:
+            calls[_name] = (args, options)
+            return 0
+
+        monkeypatch.setattr(f"paceline.cli.{module}.{name}", answer)
+    return calls
+
+
+def test_each_question_goes_to_whom_it_is_for_with_what_was_said(asked: dict[str, tuple[Any, ...]]) -> None:
+    assert scale(["digits", "seed=1"], ranks="1,2", mode="strong", as_json=True) == 0
+    assert scale(predict=True, points=CSV, at="64", rank_batch=128) == 0
+    assert scale([RUN], predict=True, network="ndr", epochs=2.0) == 0
+    assert scale(collective=True, ranks="2", out=Path("net.json")) == 0
+    (words,), options = asked["scale"]
+    assert words == ["digits", "seed=1"] and options["ranks"] == "1,2" and options["mode"] == "strong"
+    assert options["as_json"] and options["accuracy"] is False and options["nodes"] is None and "at" not in options
+    assert asked["predict_points"] == ((CSV,), {"at": "64", "ranks_per_node": 8, "rank_batch": 128, "as_json": False})
+    (run,), options = asked["predict_run"]
+    assert run == Path(RUN) and options["network"] == "ndr" and options["epochs"] == 2.0
+    assert options["at"].startswith("8,") and options["at"].endswith(",4096")
+    assert asked["collective"] == (("2", Path("net.json")), {"as_json": False})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"points": CSV}, r"--points: times\.csv is to predict from \(add --predict\)"),
+        ({"predict": True}, r"--predict: needs a run to predict from \(write "),
+        ({"predict": True, "words": [RUN, "seed=1"]}, r"--predict: needs a run to predict from \(write "),
+        ({"predict": True, "points": CSV, "words": [RUN]}, r"--points: times\.csv and runs/one are both .*leave one"),
+        ({"collective": True, "words": [RUN]}, r"--collective: times messages, .*\(leave those out\)"),
+        ({"at": "8"}, r"--at: 8 has no effect here \(leave it out; it is for --predict --points or --predict RUN\)"),
+        ({"predict": True, "points": CSV, "network": "ndr"}, r"--network: ndr has no effect here"),
+        ({"predict": True, "words": [RUN], "accuracy": True}, r"--accuracy: True has no effect here"),
+        ({"collective": True, "steps": 4}, r"--steps: 4 has no effect here"),
+        ({"out": CSV}, r"--out: times\.csv has no effect here \(leave it out; it is for --collective\)"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(
+    asked: dict[str, tuple[Any, ...]], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=f"^{message}"):
+        scale(**options)
+    assert not asked
