@@ -4,21 +4,21 @@ The folder of a profile is the run directory of its base; the other runs lie in 
 srun the base runs on the ranks that are there, and all other runs are left to be started by hand.
 """
 
-import contextlib
 import os
 import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 from paceline.cli.ranks import enter_world, ranks_to_start
 from paceline.cli.report import leave_report
 from paceline.cli.started import STARTED_S
+from paceline.cli.telling import telling
 from paceline.cli.words import split_words
 from paceline.core.errors import RecipeError
 from paceline.core.process import ignore_stop_signals
@@ -147,7 +147,7 @@ def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
     write_recipe(asked.recipe, recipe_file)
     outcomes: list[Outcome] = []
     try:
-        with interrupted_by(signal.SIGTERM, signal.SIGHUP), _telling(asked, out) as (begins, say):
+        with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, _num_runs(asked)) as (begins, say):
             say(_plan(asked))
             runner = Runner(
                 asked.recipe,
@@ -182,24 +182,6 @@ def _num_runs(asked: _Asked) -> int:
 def _place(rundir: RunDir, trial: Trial, repeat: int) -> Path:
     is_ours = trial.name == BASE and repeat == 1
     return rundir.path if is_ours else rundir.path / "probes" / f"{trial.name}-{repeat}"
-
-
-@contextlib.contextmanager
-def _telling(asked: _Asked, out: TextIO) -> Iterator[tuple[Callable[[Trial, int], None], Callable[[str], None]]]:
-    """Give what is to be called as each run begins, which a terminal shows while it runs, and what says a line."""
-    from rich.console import Console
-
-    console = Console(file=out, markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        yield lambda trial, repeat: None, lambda line: print(line, file=out, flush=True)
-        return
-    total = _num_runs(asked)
-    left = iter(range(1, total + 1))
-    with console.status("") as status:
-        yield (
-            lambda trial, repeat: status.update(f"{trial.name} (run {next(left)} of {total})"),
-            lambda line: console.print(line, soft_wrap=True),
-        )
 
 
 def _check_base(outcome: Outcome) -> None:

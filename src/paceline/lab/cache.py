@@ -6,12 +6,106 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, Source
+from paceline.core.errors import RecipeError
+from paceline.core.units import count
 from paceline.data.pack.reader import PackSource
 from paceline.data.pack.shards import LocalShards
+from paceline.data.sampler import TrainOrder
+from paceline.data.sources.build import build_datasets
 from paceline.data.sources.encoded import EncodedSource
-from paceline.lab.part import Part
+from paceline.data.sources.lmdb import LmdbSource
+from paceline.data.sources.webdataset import WebDatasetSource
+from paceline.lab.part import Part, part_of
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.data import Data
+from paceline.recipe.schema.source import Folder, HuggingFace, Lmdb, Manifest, Pack, WebDataset
+
+
+def set_cache(recipe: Recipe, *, is_cold: bool) -> None:
+    """Have what a run of `recipe` reads in the kernel's cache, or out of it, when the run starts.
+
+    That is what is in files, not their names, which the kernel keeps by itself. Of images in memory, and of a copy that
+    a run makes for itself (`data.stage`), there is nothing to do. Raise `RecipeError` for a cold run that cannot be:
+    nothing is read from a disk, or an image is read twice, the second time from the cache.
+    """
+    data = recipe.data
+    if is_cold:
+        _check_reads_disk(data)
+        drop(_files_before_cold(recipe))  # where nobody holds a map of them any more, which would keep pages
+    elif data.stage == "off" and _reads_files(data):
+        source = _source(data)
+        taken = part_of(source, _taken(recipe, len(source)))
+        warm(taken, len(taken))
+
+
+def _source(data: Data) -> Source:
+    return build_datasets(data.source, may_download=True, skip_bad=data.on_bad_image == "skip").train
+
+
+def _files_before_cold(recipe: Recipe) -> list[Path]:
+    """Return the files that a cold run of `recipe` reads. Raise `RecipeError` as `set_cache` does."""
+    source = _source(recipe.data)
+    check_cold(recipe, len(source))
+    files = files_of(part_of(source, _taken(recipe, len(source))))
+    if not files:
+        raise RecipeError(
+            f"data.source.name: of {recipe.data.source.name} it is not known which files it reads, so no run of it can "
+            f"be made cold (leave out `cache: cold`)"
+        )
+    return files
+
+
+def check_cold(recipe: Recipe, num_images: int) -> None:
+    """Raise `RecipeError` unless a run reads each of `num_images` training images once at most."""
+    steps, batch_size = _steps(recipe, num_images), recipe.data.batch_size
+    if steps * batch_size <= num_images:
+        return
+    counted = num_images // batch_size - recipe.measure.warmup_steps
+    smaller = num_images // steps
+    fixes = [f"ask for --steps {counted}"] if counted > 0 else []
+    fixes += [f"set data.batch_size={smaller}"] if smaller else []
+    raise RecipeError(
+        f"train.steps: {count(steps, 'step')} of {count(batch_size, 'image')} read more than the {num_images:,} of "
+        f"training, and a second time they come from memory: the run is not cold ({' or '.join(fixes) or 'add images'})"
+    )
+
+
+def _reads_files(data: Data) -> bool:
+    """Return whether a run reads its images while it trains, and not before."""
+    return isinstance(data.source, Folder | Manifest | Pack | Lmdb | WebDataset | HuggingFace)
+
+
+def _check_reads_disk(data: Data) -> None:
+    if data.stage != "off":
+        raise RecipeError(
+            f"data.stage: {data.stage} has a run read a copy that it has just made, so it cannot be cold (set "
+            f"data.stage=off, or leave out `cache: cold`)"
+        )
+    if not _reads_files(data):
+        raise RecipeError(
+            f"data.source.name: {data.source.name} is read into memory before the first step, so no step is cold "
+            f"(leave out `cache: cold`)"
+        )
+
+
+def _steps(recipe: Recipe, num_images: int) -> int:
+    train = recipe.train
+    if train.epochs == "auto":
+        assert train.steps != "auto", "the schema lets exactly one through"
+        return train.steps
+    return round(train.epochs * (num_images // recipe.data.batch_size))
+
+
+def _taken(recipe: Recipe, num_images: int) -> NDArray[np.int64]:
+    """Return the samples that all ranks of a run take together, int64 [K], in the order of the source."""
+    data, steps = recipe.data, _steps(recipe, num_images)
+    order = TrainOrder(recipe.seed, num_images, data.batch_size, is_random=data.order == "random")
+    if steps >= order.steps_per_epoch:
+        return np.arange(num_images, dtype=np.int64)
+    return np.sort(np.concatenate([order.indices(step) for step in range(steps)]))
 
 
 def files_of(source: Source) -> list[Path]:
@@ -21,8 +115,14 @@ def files_of(source: Source) -> list[Path]:
             return [source.path_of(index) for index in range(len(source))]
         case Part(source=EncodedSource() as whole, indices=indices):
             return [whole.path_of(index) for index in indices.tolist()]
+        case Part(source=whole):
+            return files_of(whole)
         case PackSource(files=LocalShards() as shards):
             return [shards.folder / file.name for file in shards.files]
+        case LmdbSource(path=path):
+            return [Path(path)]
+        case WebDatasetSource(files=tars):
+            return [Path(path) for path in tars.paths]
     return []
 
 
@@ -48,6 +148,9 @@ def warm(source: Source, num_images: int) -> None:
         case PackSource():
             for index in range(num_images):
                 source.stored(index)
+        case Part(source=PackSource() as whole, indices=indices):
+            for index in indices[:num_images].tolist():
+                whole.stored(index)
         case _:
             for index in range(num_images):
                 source.read(index)

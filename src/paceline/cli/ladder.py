@@ -1,0 +1,248 @@
+"""`paceline ladder`: settings laid one over the other, each measured against the one below, and kept or dropped.
+
+The folder of a ladder holds one run directory a run; the same command goes on where it was stopped.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.cli.show_ladder import show_ladder, show_ladders, show_rungs
+from paceline.cli.telling import Begins, Say, telling
+from paceline.cli.words import count_ranks
+from paceline.core.errors import RecipeError
+from paceline.core.experiments.folder import ExperimentDir, open_experiment
+from paceline.core.experiments.ladder import LadderResult
+from paceline.core.rundir import RunDir
+from paceline.core.units import count
+from paceline.lab.ladder import Climbed, Climber, Here
+from paceline.lab.measuring import measuring_patch
+from paceline.lab.rungs import Ladder, ladder_names, load_ladder
+from paceline.lab.runner import Runner, interrupted_by
+from paceline.lab.trial import Trial, folder_name, vary, words_of, write_recipe
+from paceline.parallel.environ import count_gpus, world_from_environ
+from paceline.recipe.load import Loaded, load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+
+_AUTO: Final = "auto"
+_MEASURED: Final = "measured.yaml"
+_LR_SHARE: Final = 0.1
+"""Of the peak learning rate: enough for a loss to fall, and to show what trains otherwise, without any warm-up."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be climbed: `recipe` is the measured form of the one that was loaded."""
+
+    ladder: Ladder
+    loaded: Loaded
+    recipe: Recipe
+    repeats: int
+    steps: int
+    ranks: int
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """All that the runs depend on, as JSON has it."""
+        rungs = [rung.model_dump(mode="json") for rung in self.ladder.rungs]
+        measured = {"recipe": self.recipe.to_dict(), "ranks": self.ranks, "repeats": self.repeats}
+        return {"verb": "ladder", "ladder": self.ladder.name, "rungs": rungs, "then": self.ladder.goes_on, **measured}
+
+
+def ladder(
+    words: list[str],
+    ranks: str,
+    run_dir: Path | None,
+    *,
+    recipe: str | None,
+    steps: int | None,
+    repeats: int | None,
+    list_only: bool,
+    as_json: bool,
+) -> int:
+    """Do what `paceline ladder` was asked for; return the exit code."""
+    name, recipe, said = _split(words, recipe)
+    if list_only:
+        _list(name, as_json=as_json)
+        return 0
+    asked = _ask(load_ladder(name or _AUTO), recipe, said, ranks, steps=steps, repeats=repeats)
+    out = sys.stderr if as_json else sys.stdout
+    folder = open_experiment(
+        f"ladder-{asked.ladder.name}",
+        asked.plain,
+        run_dir,
+        datetime.now().astimezone(),
+        lambda line: print(line, file=out, flush=True),
+    )
+    with RunDir(folder.path).lock():
+        result = _known(folder) or _climb(asked, folder, as_json=as_json)
+    show_ladder(result, folder, as_json=as_json)
+    return 0
+
+
+def _split(words: list[str], recipe: str | None) -> tuple[str | None, str | None, Patch]:
+    """Return the ladder's name, the recipe's, each None where it was not said, and the overrides."""
+    names = [word for word in words if "=" not in word]
+    overrides = [word for word in words if "=" in word and not word.startswith("recipe=")]
+    named = [word.removeprefix("recipe=") for word in words if word.startswith("recipe=")]
+    recipes = [*names[1:], *named, *([recipe] if recipe is not None else [])]
+    if len(recipes) > 1:
+        raise RecipeError(f"{recipes[1]!r}: a ladder varies one recipe, and {recipes[0]!r} is one (drop one of them)")
+    return (names[0] if names else None), (recipes[0] if recipes else None), Patch.parse(overrides)
+
+
+def _list(name: str | None, *, as_json: bool) -> None:
+    """Show all shipped ladders, or the rungs of one."""
+    if name is None:
+        show_ladders([load_ladder(each) for each in ladder_names()], as_json=as_json)
+    else:
+        show_rungs(load_ladder(name), as_json=as_json)
+
+
+def _ask(
+    chosen: Ladder, recipe: str | None, said: Patch, ranks: str, *, steps: int | None, repeats: int | None
+) -> _Asked:
+    """Return what is to be climbed. Raise `RecipeError` for what a ladder does not have."""
+    _refuse(said)
+    world = world_from_environ(os.environ)
+    if world.launcher != "single":
+        raise RecipeError(
+            f"ladder: starts ranks of its own, and {world.launcher} has started these (start it without, with --ranks)"
+        )
+    loaded = load(recipe or chosen.recipe, said)
+    base = loaded.recipe
+    if chosen.warmup_steps is not None and "measure.warmup_steps" not in dict(said.assignments):
+        base = vary(base, Patch((("measure.warmup_steps", chosen.warmup_steps),)))
+    steps = steps or chosen.steps
+    measured = vary(base, measuring_patch(base, steps, said, lr_share=_LR_SHARE))
+    return _Asked(
+        ladder=chosen if recipe is None else replace(chosen, recipe=recipe),
+        loaded=loaded,
+        recipe=measured,
+        repeats=repeats or chosen.repeats,
+        steps=steps,
+        ranks=count_ranks(ranks, os.environ),
+    )
+
+
+def _refuse(said: Patch) -> None:
+    for path, value in said.assignments:
+        if path in ("train.steps", "train.epochs"):
+            raise RecipeError(f"{path}: {value} has no effect on a ladder (leave it out, or set --steps)")
+        if path == "measure.clock" and value == "off":
+            raise RecipeError("measure.clock: off leaves nothing to compare (leave it out)")
+
+
+def _known(folder: ExperimentDir) -> LadderResult | None:
+    """Return what was found before, where it is all there."""
+    if not folder.result.exists():
+        return None
+    found = folder.read()
+    return found if isinstance(found, LadderResult) else None
+
+
+def _climb(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
+    """Run the ladder, write what it came to, and remove the data that were made for it."""
+    out = sys.stderr if as_json else sys.stdout
+    write_recipe(asked.loaded.recipe, folder.recipe)
+    write_recipe(asked.recipe, folder.path / _MEASURED)
+    total = None if asked.ladder.goes_on else asked.repeats * (2 * len(asked.ladder.rungs) - 1)
+    try:
+        with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, total) as (begins, say):
+            say(_plan(asked, total))
+            climbed = _climber(asked, folder, begins, say).climb()
+    except KeyboardInterrupt:
+        print(f"stopped: the same command goes on with {folder.path}", file=sys.stderr)
+        raise
+    result = _result(asked, climbed, folder)
+    folder.write(result)
+    shutil.rmtree(folder.data, ignore_errors=True)
+    _leave(folder, result)
+    return result
+
+
+def _plan(asked: _Asked, total: int | None) -> str:
+    """Return how much there is to wait for."""
+    steps = count(asked.recipe.measure.warmup_steps + asked.steps, "step")
+    runs = f"up to {count(total, 'run')}" if total is not None else f"{count(asked.repeats, 'pair')} of runs a rung,"
+    return f"ladder {asked.ladder.name}: {runs} of {steps}"
+
+
+def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> Climber:
+    from paceline.lab.cache import set_cache
+    from paceline.lab.prepared import Form, Prepared, prepare
+    from paceline.lab.proposing import propose
+    from paceline.measure.timing import now_s
+
+    here = Here(gpus=count_gpus(os.environ), cores=len(os.sched_getaffinity(0)), ranks=asked.ranks)
+
+    def make(form: Form) -> Prepared:
+        made = prepare(form, asked.recipe.data, folder.data, workers=here.cores, now=now_s)
+        if not made.is_known:
+            say(f"{form}: made in {made.seconds:,.1f} s")
+        return made
+
+    def before(trial: Trial, repeat: int) -> None:
+        begins(trial, repeat)
+        set_cache(vary(asked.recipe, trial.patch), is_cold=trial.is_cold)
+
+    runner = Runner(
+        asked.recipe,
+        folder.path / _MEASURED,
+        asked.ranks,
+        place=lambda trial, repeat: (
+            folder.trials / folder_name(trial, asked.recipe, trial.ranks or asked.ranks, repeat)
+        ),
+        begins=before,
+        goes_on=True,
+    )
+    return Climber(
+        ladder=asked.ladder,
+        recipe=asked.recipe,
+        runner=runner,
+        here=here,
+        repeats=asked.repeats,
+        root=folder.path,
+        prepare=make,
+        propose=propose,
+        say=say,
+    )
+
+
+def _result(asked: _Asked, climbed: Climbed, folder: ExperimentDir) -> LadderResult:
+    runs: Sequence[str] = [run for rung in climbed.rungs for run in rung.runs]
+    measured_s = sum(RunDir(folder.path / run).read_result().time.wall_s for run in runs)
+    return LadderResult(
+        ladder=asked.ladder.name,
+        summary=asked.ladder.summary,
+        recipe=asked.loaded.name,
+        recipe_hash=asked.loaded.recipe.hash,
+        ranks=asked.ranks,
+        steps=asked.steps,
+        warmup_steps=asked.recipe.measure.warmup_steps,
+        repeats=asked.repeats,
+        batch_size=vary(asked.recipe, asked.ladder.rungs[0].patch).data.batch_size,
+        rungs=climbed.rungs,
+        best=climbed.best.name,
+        best_patch=tuple(words_of(climbed.best.patch)),
+        stopped=climbed.stopped,
+        wall_s=measured_s + sum(rung.prepare_s for rung in climbed.rungs),
+        command=("paceline", *sys.argv[1:]),
+        provenance=climbed.best.results[-1].provenance,
+    )
+
+
+def _leave(folder: ExperimentDir, result: LadderResult) -> None:
+    """Write tables and the report beside the result."""
+    from paceline.cli.report import leave_report
+    from paceline.report.experiments import write_tables
+
+    write_tables(folder, result)
+    leave_report(RunDir(folder.path))

@@ -1,0 +1,140 @@
+"""Show a ladder: a table and bars of images/s for a person, `experiment.json` for a program."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from paceline.cli.show import print_rows, verdict_line
+from paceline.cli.tables import print_table
+from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.experiments.ladder import LadderResult, RungResult
+from paceline.core.interval import Interval
+from paceline.core.stages import spoken
+from paceline.core.units import count, milliseconds, seconds, size
+from paceline.data.sources.places import printable
+from paceline.lab.rungs import Ladder
+
+_BAR = 40
+"""Characters of the longest bar."""
+_MATTERS = 0.01
+"""Share of a step from which a stage is worth a column."""
+
+
+def show_ladder(result: LadderResult, folder: ExperimentDir, *, as_json: bool) -> None:
+    """Print what was found."""
+    if as_json:
+        print(result.model_dump_json(indent=2))
+        return
+    title = f"ladder {result.ladder}: {result.recipe}, {count(result.ranks, 'rank')}, batch {result.batch_size:,}"
+    has_ranks = any(rung.ranks not in (None, result.ranks) for rung in result.rungs)
+    headings = ("rung", *(["ranks"] if has_ranks else []), "images/s", "over the rung below", "over first", "")
+    print_table(title, headings, (_row(rung, has_ranks=has_ranks) for rung in result.rungs))
+    measured = [rung for rung in result.rungs if rung.images_per_s is not None]
+    _print_steps(measured)
+    headings = ("rung", "start-up", "compiling", "memory", "of the GPU")
+    print_table("what each asks for", headings, map(_asks, measured))
+    print("\n".join(["images/s", *_bars(measured)]))
+    print_rows([*_reasons(result.rungs), *_facts(result, folder)], "what it says")
+
+
+def show_ladders(ladders: Sequence[Ladder], *, as_json: bool) -> None:
+    """Print the name of each ladder and what it is about."""
+    if as_json:
+        print(json.dumps({ladder.name: ladder.summary for ladder in ladders}, indent=2))
+        return
+    width = max(len(ladder.name) for ladder in ladders)
+    for ladder in ladders:
+        print(f"{ladder.name:{width}}  {ladder.summary}")
+
+
+def show_rungs(ladder: Ladder, *, as_json: bool) -> None:
+    """Print the rungs of a ladder."""
+    if as_json:
+        rungs = [rung.model_dump(mode="json") for rung in ladder.rungs]
+        facts = {"ladder": ladder.name, "summary": ladder.summary, "recipe": ladder.recipe}
+        print(json.dumps({**facts, "steps": ladder.steps, "repeats": ladder.repeats, "rungs": rungs}, indent=2))
+        return
+    rows = [
+        (rung.name, " ".join(f"{key}={value}" for key, value in rung.set.items()), rung.explains)
+        for rung in ladder.rungs
+    ]
+    print_rows(rows, f"{ladder.name}, over {ladder.recipe}: {ladder.summary}")
+
+
+def _row(rung: RungResult, *, has_ranks: bool) -> tuple[str, ...]:
+    speed = "" if rung.images_per_s is None else f"{rung.images_per_s.value:,.0f}"
+    first = "" if rung.over_first is None else f"{rung.over_first.value:.2f}x"
+    ranks = [str(rung.ranks or "")] if has_ranks else []
+    return rung.name, *ranks, speed, _times(rung.over_below), first, rung.status.replace("_", " ")
+
+
+def _times(ratio: Interval | None) -> str:
+    if ratio is None:
+        return ""
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.2f}x"
+    return f"{ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def _print_steps(rungs: Sequence[RungResult]) -> None:
+    """Print what steps are made of, stage by stage, without stages that never matter."""
+    names = dict.fromkeys(name for rung in rungs for name in rung.stages)
+    shown = [
+        name for name in names if any(rung.stages.get(name, 0.0) > _MATTERS * (rung.step_s or 0) for rung in rungs)
+    ]
+    rows = [
+        (rung.name, _ms(rung.step_s or 0.0), *(_ms(rung.stages.get(name, 0.0)) for name in shown)) for rung in rungs
+    ]
+    print_table("a step, in ms of the device", ("rung", "step", *map(spoken, shown)), rows)
+
+
+def _ms(value_s: float) -> str:
+    return f"{1000 * value_s:,.2f}"
+
+
+def _asks(rung: RungResult) -> tuple[str, ...]:
+    """Return what a rung asks for before its first step, and in memory."""
+    return (
+        rung.name,
+        "" if rung.startup_s is None else seconds(rung.startup_s),
+        seconds(rung.compile_s) if rung.compile_s else "",
+        "" if rung.host_bytes is None else size(rung.host_bytes),
+        "" if rung.device_bytes is None else size(rung.device_bytes),
+    )
+
+
+def _bars(rungs: Sequence[RungResult]) -> Iterator[str]:
+    """Yield a line a rung: its bar, as long as its speed, with a light end for what the ladder did not keep."""
+    most = max((rung.images_per_s.value for rung in rungs if rung.images_per_s is not None), default=1.0)
+    width = max((len(rung.name) for rung in rungs), default=0)
+    for rung in rungs:
+        assert rung.images_per_s is not None
+        speed = rung.images_per_s.value
+        mark = "█" if rung.status == "kept" else "░"
+        dropped = "" if rung.status == "kept" else f" ({rung.status.replace('_', ' ')})"
+        yield f"  {rung.name:{width}} {mark * max(1, round(_BAR * speed / most))} {speed:,.0f}{dropped}"
+
+
+def _reasons(rungs: Sequence[RungResult]) -> Iterator[tuple[str, str]]:
+    for rung in rungs:
+        made = f"; its data took {seconds(rung.prepare_s)} to make" if rung.prepare_s else ""
+        trains = f"; {rung.parity.why}" if rung.parity is not None and rung.parity.why not in rung.why else ""
+        shrank = "".join(f"; {_shrank(name, *ms)}" for name, ms in rung.shrank.items())
+        yield rung.name, f"{rung.status.replace('_', ' ')}: {rung.why}{shrank}{trains}{made}"
+
+
+def _shrank(stage: str, below_s: float, here_s: float) -> str:
+    """Return what became of a stage that a rung was to shrink."""
+    word = "from" if here_s < below_s else "did not shrink, from"
+    return f"{spoken(stage)} {word} {milliseconds(below_s)} to {milliseconds(here_s)}"
+
+
+def _facts(result: LadderResult, folder: ExperimentDir) -> Iterator[tuple[str, str]]:
+    best = next(rung for rung in result.rungs if rung.name == result.best)
+    yield "best", f"{best.name}: {' '.join(result.best_patch) or 'the recipe as it is'}"
+    if best.verdict:
+        yield "verdict", verdict_line(best.verdict)
+    if result.stopped:
+        yield "no further", result.stopped
+    runs = f"{count(result.repeats, 'pair')} of runs a rung, of {count(result.steps, 'step')}"
+    yield "measured", f"{runs} after {count(result.warmup_steps, 'step')} of warm-up, in {seconds(result.wall_s)}"
+    yield "written", f"{printable(folder.path)}"

@@ -1,0 +1,260 @@
+"""Climb a ladder: each rung against the last one that was kept, in pairs of fresh runs, and kept or dropped for it.
+
+It runs and judges; what a rung says is in `rungs`, what its runs come to in `rung_result`, and where data are made
+that a rung reads is somebody else's.
+
+The speed of a rung over the first is the product of ratios that were each measured in pairs, one run after the other. A
+direct ratio would compare runs that lie half an hour apart, over which a machine drifts: clocks, heat, neighbours.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.experiments.ladder import RungResult
+from paceline.core.interval import Interval
+from paceline.core.results import RunResult
+from paceline.core.rundir import RunDir
+from paceline.core.units import count
+from paceline.lab.laying import SOURCE, lay, reading, without
+from paceline.lab.prepared import Form, Prepared
+from paceline.lab.rung_result import Pair, first_result, judged, unmeasured
+from paceline.lab.rungs import Ladder, Rung
+from paceline.lab.runner import Runner, TrialError
+from paceline.lab.trial import Outcome, Trial, vary
+from paceline.recipe.patch import Patch
+from paceline.recipe.plan import divide_batch
+from paceline.recipe.schema import Recipe
+
+_REFUSED: Final = 2
+_BUG: Final = 1
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the ladder stands: the last rung that was kept, all that it lays over the recipe, and what it measured.
+
+    `ratios` are those of the rungs up to it, each over the one below. `results` are of its latest runs.
+    """
+
+    name: str
+    patch: Patch
+    ranks: int
+    is_cold: bool
+    results: tuple[RunResult, ...] = ()
+    ratios: tuple[Interval, ...] = ()
+    tried: tuple[str, ...] = ()
+
+
+Propose = Callable[[Recipe, Standing], Rung | str]
+"""Returns the next rung above one that stands, or why there is none."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a ladder is climbed on: how many GPUs and CPU cores there are, and the ranks that were asked for."""
+
+    gpus: int
+    cores: int
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """A ladder that was climbed: what came of each rung, where it ends, and why it goes no further, where it looked."""
+
+    rungs: tuple[RungResult, ...]
+    best: Standing
+    stopped: str
+
+
+@dataclass(frozen=True)
+class Climber:
+    """Climbs `ladder` over `recipe`, which is what is measured, in pairs of runs; `say` hears how it goes.
+
+    `prepare` makes data, `propose` looks for rungs above the last one. `root` is the folder that names of runs are
+    below.
+    """
+
+    ladder: Ladder
+    recipe: Recipe
+    runner: Runner
+    here: Here
+    repeats: int
+    root: Path
+    prepare: Callable[[Form], Prepared]
+    propose: Propose
+    say: Callable[[str], None]
+
+    def climb(self) -> Climbed:
+        """Measure all rungs. Raise `TrialError` when the first fails: there is nothing to compare with then."""
+        standing, result = self._first(self.ladder.rungs[0])
+        rungs = [result]
+        for rung in self.ladder.rungs[1:]:
+            standing, result = self._next(rung, len(rungs) + 1, standing)
+            rungs.append(result)
+        stopped = ""
+        while self.ladder.goes_on and not stopped:
+            found = self.propose(vary(self.recipe, standing.patch), standing)
+            if isinstance(found, str):
+                stopped = found
+                self.say(f"no further: {stopped}")
+                continue
+            standing, result = self._next(found, len(rungs) + 1, standing)
+            standing = replace(standing, tried=(*standing.tried, found.name))
+            rungs.append(result)
+        return Climbed(tuple(rungs), standing, stopped)
+
+    def _first(self, rung: Rung) -> tuple[Standing, RungResult]:
+        """Measure what all others are compared with."""
+        ground = Standing("", Patch(), self.here.ranks, is_cold=False)
+        try:
+            standing, added, prepare_s = self._laid(rung, ground)
+        except PacelineError as error:
+            raise TrialError(f"{self.ladder.name}: {rung.name}: {error}", error.exit_code) from None
+        trial = _trial(1, rung.name, standing, rung)
+        outcomes: list[Outcome] = []
+        for repeat in range(1, self.repeats + 1):
+            outcome = self._run(trial, repeat)
+            if outcome.result is None:
+                if outcome.code == _BUG:  # of ours: its traceback is told too
+                    self.say(outcome.said)
+                raise TrialError(f"{self.ladder.name}: {rung.name}: {outcome.error}", outcome.code)
+            outcomes.append(outcome)
+        recipe = vary(self.recipe, standing.patch)
+        result = first_result(rung, added, outcomes, prepare_s=prepare_s, root=self.root, recipe=recipe)
+        return replace(standing, results=_results(outcomes)), result
+
+    def _next(self, rung: Rung, number: int, below: Standing) -> tuple[Standing, RungResult]:
+        """Measure a rung; return where the ladder stands then, and what came of it."""
+        try:
+            standing, added, prepare_s = self._laid(rung, below)
+        except PacelineError as error:
+            return self._told(below, unmeasured(rung, below.name, "left_out", str(error)))
+        pairs: list[Pair] = []
+        ours, theirs = _trial(number, rung.name, standing, rung), _trial(number, "below", below, rung)
+        for repeat in range(1, self.repeats + 1):
+            pair = self._pair(ours, theirs, repeat)
+            failed = next((each for each in (pair.here, pair.below) if each.result is None), None)
+            if failed is not None:
+                is_ours = failed is pair.here
+                status: Literal["left_out", "failed"] = "left_out" if is_ours and failed.code == _REFUSED else "failed"
+                why = failed.error if is_ours else f"{below.name}: {failed.error}"
+                result = unmeasured(rung, below.name, status, why, added, prepare_s=prepare_s)
+                return self._told(below, result)
+            pairs.append(pair)
+        result = judged(
+            rung,
+            added,
+            pairs,
+            below=below.name,
+            ratios=below.ratios,
+            prepare_s=prepare_s,
+            root=self.root,
+            recipe=vary(self.recipe, standing.patch),
+        )
+        if result.status != "kept" or result.over_below is None:
+            return self._told(replace(below, results=_results([pair.below for pair in pairs])), result)
+        kept = replace(
+            standing,
+            results=_results([pair.here for pair in pairs]),
+            ratios=(*below.ratios, result.over_below),
+            tried=below.tried,
+        )
+        return self._told(kept, result)
+
+    def _laid(self, rung: Rung, below: Standing) -> tuple[Standing, Patch, float]:
+        """Return a rung laid over the one below, what it adds, and the seconds that its data took to make.
+
+        Raise `PacelineError` where it does not fit: this machine, the recipe, or what it stands on.
+        """
+        ranks = rung.ranks or below.ranks
+        _refuse_elsewhere(rung, ranks, self.here, self.recipe)
+        base, source, prepare_s = self._data(rung, below.patch)
+        added = Patch((*source.assignments, *rung.patch.assignments))
+        patch = lay(self.recipe, base, added)
+        recipe = vary(self.recipe, patch)
+        divide_batch(recipe, ranks)
+        laid = Standing(rung.name, patch, ranks, is_cold=rung.cache == "cold")
+        is_same = recipe.hash == vary(self.recipe, below.patch).hash
+        if below.name and is_same and (laid.ranks, laid.is_cold) == (below.ranks, below.is_cold):
+            raise RecipeError(f"changes nothing: {below.name} has all of it here already")
+        return laid, added, prepare_s
+
+    def _data(self, rung: Rung, below: Patch) -> tuple[Patch, Patch, float]:
+        """Return `below` without what the rung reads otherwise, the patch that reads it, and the seconds it took."""
+        match rung.data:
+            case "none":
+                return below, Patch(), 0.0
+            case "source":
+                return without(below, SOURCE), Patch(), 0.0
+        prepared = self.prepare(rung.data)
+        payer = next((each for each in self.ladder.rungs if each.data == rung.data), rung)
+        prepare_s = prepared.seconds if payer is rung else 0.0  # it was made once
+        return without(below, SOURCE), reading(prepared.section), prepare_s
+
+    def _pair(self, ours: Trial, theirs: Trial, repeat: int) -> Pair:
+        """Run both once, now this one first and now that one: what the first run leaves warm then helps either."""
+        if repeat % 2:
+            below, here = self._run(theirs, repeat), self._run(ours, repeat)
+        else:
+            here, below = self._run(ours, repeat), self._run(theirs, repeat)
+        return Pair(here=here, below=below)
+
+    def _run(self, trial: Trial, repeat: int) -> Outcome:
+        """Run a trial with the seed of its pair, so that both sides of a pair train on the same samples."""
+        seed = self.recipe.seed + repeat - 1
+        seeded = replace(trial, patch=lay(self.recipe, trial.patch, Patch((("seed", seed),))))
+        try:
+            outcome = self.runner.run(seeded, repeat)
+        except RecipeError as error:  # what comes before a run refuses it too, such as a cache that cannot be cold
+            outcome = Outcome(seeded, repeat, RunDir(self.runner.place(seeded, repeat)), None, str(error), _REFUSED)
+        self.say(_line(outcome, self.repeats))
+        return outcome
+
+    def _told(self, standing: Standing, result: RungResult) -> tuple[Standing, RungResult]:
+        self.say(f"{result.name}: {result.status.replace('_', ' ')}: {result.why}")
+        return standing, result
+
+
+def _refuse_elsewhere(rung: Rung, ranks: int, here: Here, recipe: Recipe) -> None:
+    """Raise `RecipeError` for a rung that this machine cannot show."""
+    gpus = 0 if recipe.parallel.device == "cpu" else here.gpus
+    where = (
+        "with a GPU, and there is none" if recipe.parallel.device != "cpu" else "with a GPU (parallel.device is cpu)"
+    )
+    if rung.on == "cuda" and not gpus:
+        raise RecipeError(f"only helps {where}")
+    if rung.on == "cpu" and gpus:
+        raise RecipeError("only helps without a GPU")
+    if rung.on == "ranks" and ranks == 1:
+        raise RecipeError("only helps with more than one rank (add --ranks 2)")
+    there, noun = (gpus, "GPU") if gpus else (here.cores, "core")
+    if ranks > there:
+        raise RecipeError(f"needs {count(ranks, noun)} ({there} here)")
+
+
+def _trial(number: int, name: str, standing: Standing, rung: Rung) -> Trial:
+    """Return the runs of one side of a rung; those of the side below are the rung's own too, and no other's."""
+    return Trial(
+        f"{number:02} {name}",
+        standing.patch,
+        explains=rung.explains,
+        expects=rung.expects,
+        ranks=standing.ranks,
+        is_cold=standing.is_cold,
+    )
+
+
+def _results(outcomes: Sequence[Outcome]) -> tuple[RunResult, ...]:
+    return tuple(outcome.result for outcome in outcomes if outcome.result is not None)
+
+
+def _line(outcome: Outcome, repeats: int) -> str:
+    known = ", known" if outcome.is_known else ""
+    name = f"{outcome.trial.name}, run {outcome.repeat} of {repeats}{known}"
+    if outcome.result is None:
+        return f"{name}: failed: {outcome.error}"
+    return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"

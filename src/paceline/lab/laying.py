@@ -1,0 +1,46 @@
+"""Lay one patch over another so that what is said last holds, other variants of a section included. Pure."""
+
+from typing import Any, Final
+
+from paceline.lab.trial import vary
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.source import Lmdb, Pack
+
+SOURCE: Final = "data.source"
+_VARIANTS: Final = (SOURCE, "optim", "schedule")
+"""Sections whose fields go when another `name` is chosen."""
+
+
+def lay(recipe: Recipe, below: Patch, added: Patch) -> Patch:
+    """Return `added` over `below`. What `below` says of a variant that `added` replaces by another one goes.
+
+    A patch is one layer of a recipe, in which a field of the variant before would be an error. Raise `RecipeError`
+    where `below` does not fit `recipe`.
+    """
+    for path, name in added.assignments:
+        section, _, leaf = path.rpartition(".")
+        if leaf == "name" and section in _VARIANTS and name != _variant(vary(recipe, below), section):
+            below = without(below, section)
+    said = {path for path, _ in added.assignments}
+    kept = (each for each in below.assignments if each[0] not in said)
+    return Patch((*kept, *added.assignments))
+
+
+def without(patch: Patch, section: str) -> Patch:
+    """Return `patch` without what it says of a section."""
+    return Patch(
+        tuple(each for each in patch.assignments if each[0] != section and not each[0].startswith(f"{section}."))
+    )
+
+
+def reading(source: Pack | Lmdb) -> Patch:
+    """Return the patch that reads a source that was made."""
+    return Patch(((f"{SOURCE}.name", source.name), (f"{SOURCE}.root", source.root)))
+
+
+def _variant(recipe: Recipe, section: str) -> str:
+    found: Any = recipe
+    for name in section.split("."):
+        found = getattr(found, name)
+    return str(found.name)

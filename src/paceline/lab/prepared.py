@@ -1,0 +1,151 @@
+"""Data that trials read in another form than the recipe's: made once, before the first of them, and timed.
+
+They lie in a folder of the experiment, which removes it at its end. An experiment that is gone on with uses what is
+whole there; what is not is made anew, so that the seconds are those of all of it.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from paceline.core.dataset import ArraySource, Datasets
+from paceline.core.errors import DataError, PacelineError, RecipeError
+from paceline.core.rundir import write_atomic
+from paceline.core.units import size
+from paceline.data.identity import dataset_digest
+from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.sources.build import build_datasets
+from paceline.data.sources.lmdb_write import write_lmdb
+from paceline.data.sources.places import printable
+from paceline.lab.inspection import source_bytes
+from paceline.recipe.schema.data import Data
+from paceline.recipe.schema.source import Lmdb, Pack
+
+Form = Literal["pack", "pack-256", "lmdb"]
+"""What data are made into: packed as they are; packed with short sides of 256 px at most, at JPEG quality 90; an LMDB
+of the files as they are.
+"""
+_NAMES: Final[dict[Form, str]] = {"pack": "source.pack", "pack-256": "source-256.pack", "lmdb": "source.lmdb"}
+_SHORT_SIDE, _QUALITY = 256, 90
+_ROOM: Final = 1.2
+"""Of the source's bytes: an index of the places in a JPEG, and a B-tree's half-full pages, take some more."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data that were made: the section that reads them, the seconds that took, and their bytes.
+
+    `is_known` says that they were there already, made in those seconds then.
+    """
+
+    section: Pack | Lmdb
+    seconds: float
+    num_bytes: int
+    is_known: bool = False
+
+
+def _quiet(done: int, total: int) -> None:
+    """Say nothing of how far it is."""
+
+
+def prepare(
+    form: Form,
+    data: Data,
+    folder: Path,
+    *,
+    workers: int,
+    now: Callable[[], float],
+    progress: Callable[[int, int], None] = _quiet,
+) -> Prepared:
+    """Make `data.source` into another form in `folder`, with `workers` threads; or return what is there, and whole.
+
+    `now` gives seconds; `progress` is told images done, and of how many. Raise `DataError` where the source cannot be
+    read or there is no room for more, and `RecipeError` where the form is nothing for it.
+    """
+    skip_bad = data.on_bad_image == "skip"
+    datasets = build_datasets(data.source, may_download=True, skip_bad=skip_bad)
+    _check_form(form, data, datasets)
+    out = folder.absolute() / _NAMES[form]
+    section = Lmdb(root=str(out)) if form == "lmdb" else Pack(root=str(out))
+    digest = dataset_digest(datasets)
+    known = _known(section, digest)
+    if known is not None:
+        return known
+    folder.mkdir(parents=True, exist_ok=True)
+    _clear(out)
+    _check_room(datasets, folder)
+    began_s = now()
+    if form == "lmdb":
+        write_lmdb(datasets, out, progress, skip_bad=skip_bad, workers=workers)
+    else:
+        pack(datasets, out, _options(form, skip_bad=skip_bad), progress, workers)
+    made = Prepared(section, now() - began_s, _bytes_of(out))
+    record = {"made_from": digest, "digest": _digest_of(section), "seconds": made.seconds, "bytes": made.num_bytes}
+    write_atomic(_record_of(out), json.dumps(record) + "\n")
+    return made
+
+
+def _options(form: Form, *, skip_bad: bool) -> PackOptions:
+    if form == "pack-256":
+        return PackOptions(resize=_SHORT_SIDE, quality=_QUALITY, skip_bad=skip_bad)
+    return PackOptions(skip_bad=skip_bad)
+
+
+def _check_form(form: Form, data: Data, datasets: Datasets) -> None:
+    """Refuse to make what would be the same again."""
+    if isinstance(datasets.train, ArraySource):
+        raise RecipeError(
+            f"data.source.name: {data.source.name} is pixels in memory however it is read, so a ladder has nothing to "
+            f"make of it for {form} (name a folder of image files)"
+        )
+
+
+def _known(section: Pack | Lmdb, digest: str) -> Prepared | None:
+    """Return what was made before, where its maker was done with it and it is of this source; else None.
+
+    A writer gives a file its name when it is whole; the record of it is written after that.
+    """
+    out = Path(section.root)
+    try:
+        record: dict[str, Any] = json.loads(_record_of(out).read_text(encoding="utf-8"))
+        if record["made_from"] != digest or record["digest"] != _digest_of(section):
+            return None
+        return Prepared(section, float(record["seconds"]), int(record["bytes"]), is_known=True)
+    except (OSError, ValueError, KeyError, TypeError, PacelineError):
+        return None
+
+
+def _digest_of(section: Pack | Lmdb) -> str:
+    """Return the digest that what was made carries: the source's own, unless images were changed."""
+    return dataset_digest(build_datasets(section, may_download=False))
+
+
+def _clear(out: Path) -> None:
+    """Remove what is there under this name, whole or begun."""
+    for path in (out, _record_of(out), *(out.with_name(f".{out.name}.{end}") for end in ("part", "partial"))):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _check_room(datasets: Datasets, folder: Path) -> None:
+    needed = sum(source_bytes(source) or 0 for source in (datasets.train, datasets.val)) * _ROOM
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DataError(
+            f"{printable(folder)}: has {size(free)} free, and another form of the data takes up to {size(needed)} "
+            f"(make room, or name a --run-dir on another disk)"
+        )
+
+
+def _bytes_of(out: Path) -> int:
+    files = [Path(top, name) for top, _, names in os.walk(out) for name in names] if out.is_dir() else [out]
+    return sum(path.stat().st_blocks * 512 for path in files)  # an LMDB may have holes
+
+
+def _record_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.json")

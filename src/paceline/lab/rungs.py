@@ -1,0 +1,199 @@
+"""Read a ladder: a YAML file of settings that are laid one over the other. It says nothing of how they are measured.
+
+A ladder is a shipped one's name or a file. Its first comment line is what `--list` says of it; keys that nobody knows
+are errors, in one line with the file and the line, as in recipes.
+"""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+
+from paceline.core.errors import RecipeError, near_miss
+from paceline.core.stages import STAGES
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema.section import Section
+from paceline.recipe.yamlfile import Document, read_file
+
+LADDERS: Final = Path(str(resources.files("paceline.lab") / "ladders"))
+_SUFFIXES: Final = (".yaml", ".yml")
+
+
+def _stage(name: str) -> str:
+    if name not in STAGES:
+        raise ValueError(f"{name!r} is no stage{near_miss(name, STAGES)} (write some of {', '.join(STAGES)})")
+    return name
+
+
+Made = Literal["none", "source", "pack", "pack-256", "lmdb"]
+
+
+class Rung(Section):
+    """A rung: settings over the last rung that was kept."""
+
+    name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][ -~]*$")
+    """What tables call it."""
+    explains: str = ""
+    """What it changes and why that may help, in a sentence."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Settings of a recipe by dotted path."""
+    expects: tuple[Annotated[str, AfterValidator(_stage)], ...] = ()
+    """Stages of a step that it is to shrink."""
+    on: Literal["any", "cuda", "cpu", "ranks"] = "any"
+    """Where it can help: with a GPU, without one, or with more than one rank; elsewhere it is left out."""
+    ranks: PositiveInt | None = None
+    """On how many ranks it runs, as do the rungs above it until another says; as many as asked for without it."""
+    keep: Literal["if-faster", "always"] = "if-faster"
+    """Whether the rungs above stand on it: when it is faster, or however fast it is."""
+    data: Made = "none"
+    """Data made once from the recipe's own source, for this rung and those above it; `source` goes back to that."""
+    cache: Literal["warm", "cold"] = "warm"
+    """Whether its files may be in memory when a run starts."""
+    parity: Literal["same", "free"] = "same"
+    """`same` has it train as the rung below does; `free` is for what trains otherwise on purpose, and is not judged."""
+
+    @property
+    def patch(self) -> Patch:
+        """The settings as a patch."""
+        return Patch(tuple(self.set.items()))
+
+
+class _File(Section):
+    """What stands in a ladder file."""
+
+    recipe: str
+    """Preset, recipe file or run directory that the rungs vary."""
+    steps: PositiveInt = 50
+    """Steps that are counted in each run."""
+    warmup_steps: NonNegativeInt | None = None
+    """Steps before them; as many as the recipe has without it."""
+    repeats: PositiveInt = 3
+    """Pairs of runs that a rung is judged by."""
+    rungs: tuple[Rung, ...] = Field(min_length=1)
+    """From the first up."""
+    then: Literal["stop", "auto"] = "stop"
+    """Above the last rung: nothing, or what the verdict of the best one asks for, for as long as it does."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [rung.name for rung in self.rungs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"rungs: two are called {twice!r} (rename one)")
+        return self
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A ladder: its `name` and `summary`, the `recipe` it varies, and its rungs from the first up.
+
+    A run has `warmup_steps` (None: the recipe's) and then `steps` that are counted; a rung is judged by `repeats` pairs
+    of runs. With `goes_on` rungs are looked for above the last one.
+    """
+
+    name: str
+    summary: str
+    recipe: str
+    steps: int
+    warmup_steps: int | None
+    repeats: int
+    rungs: tuple[Rung, ...]
+    goes_on: bool
+
+
+def ladder_names() -> list[str]:
+    """Return the names of the shipped ladders, sorted."""
+    return sorted(path.stem for path in LADDERS.glob("*.yaml"))
+
+
+def load_ladder(name: str) -> Ladder:
+    """Return the shipped ladder, or that in file `name`. Raise `RecipeError` as `file:line: field: what is wrong`."""
+    path = _find(name)
+    document = read_file(path)
+    try:
+        read = _File.model_validate(document.values)
+    except ValidationError as error:
+        raise RecipeError(_explain(error, path, document)) from None
+    return Ladder(
+        name=path.stem,
+        summary=_summary(path),
+        recipe=_recipe(read.recipe, path),
+        steps=read.steps,
+        warmup_steps=read.warmup_steps,
+        repeats=read.repeats,
+        rungs=read.rungs,
+        goes_on=read.then == "auto",
+    )
+
+
+def is_ladder(word: str) -> bool:
+    """Return whether `word` names a shipped ladder or looks like a ladder file."""
+    return word in ladder_names() or Path(word).suffix in _SUFFIXES
+
+
+def _find(name: str) -> Path:
+    if name in ladder_names():
+        return LADDERS / f"{name}.yaml"
+    path = Path(name).expanduser()
+    if path.suffix not in _SUFFIXES:
+        known = ", ".join(ladder_names())
+        hint = near_miss(name, ladder_names()) or " (the ladder comes before the recipe)"
+        raise RecipeError(f"{name!r}: is no ladder{hint}: it is one of {known}, or a .yaml file")
+    if not path.is_file():
+        raise RecipeError(f"{path}: no such ladder file (see `paceline ladder --list`)")
+    return path
+
+
+def _summary(path: Path) -> str:
+    """Return the first line of the file, where that is a comment."""
+    with path.open(encoding="utf-8") as file:
+        first = file.readline().strip()
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def _recipe(name: str, path: Path) -> str:
+    """Return the recipe's name; a file is looked for beside the ladder."""
+    beside = path.parent / Path(name).expanduser()
+    return str(beside) if beside.suffix in _SUFFIXES else name
+
+
+def _explain(error: ValidationError, path: Path, document: Document) -> str:
+    """Return one line about the first field that does not fit; an unknown key, which explains others, comes first."""
+    details = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
+    first = details[0]
+    location, value = [str(part) for part in first["loc"]], first["input"]
+    rung = int(location[1]) if location[0:1] == ["rungs"] and len(location) > 1 else None
+    where = ".".join(location) if rung is None else ".".join([f"rungs[{rung}]", *location[2:]])
+    known = list((_File if rung is None else Rung).model_fields)
+    match first["type"]:
+        case "extra_forbidden":
+            message = "is not a field" + (near_miss(location[-1], known) or f" (one of {', '.join(known)})")
+        case "missing":
+            message = f"is needed (write `{location[-1]}: ...`)"
+        case "value_error":
+            message = str(first["ctx"]["error"])
+        case "too_short":
+            message = "has no rung (write `- {name: ..., set: {...}}` below it)"
+        case "tuple_type" | "list_type":
+            message = f"{value!r} should be a list"
+        case "model_type" | "dict_type":
+            message = f"{value!r} should be a mapping"
+        case _:
+            message = f"{value!r} should be {first['msg'].removeprefix('Input should be ').removeprefix('a valid ')}"
+    line = _line(path, document, location)
+    return f"{path}:{line}: {where + ': ' if where else ''}{message}"
+
+
+def _line(path: Path, document: Document, location: list[str]) -> int:
+    """Return the line of a key, of the key around it, or of the rung that it is in."""
+    if location[0:1] != ["rungs"] or len(location) < 2:
+        return document.lines.get(location[0], 1) if location else 1
+    from ruamel.yaml import YAML
+
+    rungs = YAML(typ="rt", pure=True).load(path.read_text(encoding="utf-8"))["rungs"]
+    rung = rungs[int(location[1])]
+    if len(location) > 2 and isinstance(rung, dict) and location[2] in rung:
+        return int(rung.lc.key(location[2])[0]) + 1  # type: ignore[attr-defined]
+    return int(rungs.lc.item(int(location[1]))[0]) + 1

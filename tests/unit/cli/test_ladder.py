@@ -1,0 +1,142 @@
+"""`paceline ladder` says in one line what it does not have, lists what it has, and shows what it found."""
+
+import json
+
+import pytest
+
+from paceline.cli.ladder import ladder
+from paceline.cli.show_ladder import show_ladder
+from paceline.core.errors import RecipeError
+from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.experiments.ladder import LadderResult, ParityResult, RungResult
+from paceline.core.interval import Interval
+
+BASE = RungResult(
+    name="base",
+    explains="as it is",
+    patch=(),
+    status="kept",
+    why="the first, which all others stand on",
+    images_per_s=Interval(value=100.0, low=99.0, high=101.0, n=3),
+    stages={"forward": 0.06, "backward": 0.03, "loss": 1e-5},
+    step_s=0.1,
+    startup_s=2.5,
+    host_bytes=10**9,
+    verdict={"bottleneck": "compute-bound", "evidence": "It is.", "ceiling": "", "try": ""},
+)
+FAST = RungResult(
+    name="bf16",
+    explains="half the bits",
+    patch=("train.precision=bf16",),
+    status="kept",
+    why="faster: 2.00x (1.90 to 2.10) in 3 pairs",
+    below="base",
+    expects=("forward", "backward"),
+    shrank={"forward": (0.06, 0.02), "backward": (0.03, 0.03)},
+    images_per_s=Interval(value=200.0, low=190.0, high=210.0, n=3),
+    over_below=Interval(value=2.0, low=1.9, high=2.1, n=3),
+    over_first=Interval(value=2.0, low=1.9, high=2.1, n=3),
+    stages={"forward": 0.02, "backward": 0.03},
+    step_s=0.05,
+    startup_s=2.5,
+    compile_s=61.0,
+    prepare_s=12.0,
+    parity=ParityResult(
+        loss=2.0, loss_below=2.0, gap=Interval(value=0, low=0, high=0, n=3), tolerance=0.02, verdict="same", why="alike"
+    ),
+)
+SLOW = FAST.model_copy(update={"name": "plain", "status": "dropped", "why": "slower", "prepare_s": 0.0})
+NEVER = RungResult(name="gpu", explains="", patch=(), status="left_out", why="only helps with a GPU", below="bf16")
+RESULT = LadderResult(
+    ladder="own",
+    summary="",
+    recipe="digits",
+    recipe_hash="ab",
+    ranks=1,
+    steps=20,
+    warmup_steps=5,
+    repeats=3,
+    batch_size=128,
+    rungs=(BASE, FAST, SLOW, NEVER),
+    best="bf16",
+    best_patch=("train.precision=bf16",),
+    stopped="nothing is left",
+    wall_s=75.0,
+    command=("paceline", "ladder", "own"),
+    provenance={},
+)
+
+
+def ask(words, **options):
+    """Call the verb as the command line does."""
+    given = {"recipe": None, "steps": None, "repeats": None, "list_only": False, "as_json": False, **options}
+    return ladder(words, given.pop("ranks", "1"), None, **given)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["cup"], r"'cup': is no ladder \(did you mean 'cpu'\?\)"),
+        (["cpu", "digits", "recipe=synthetic"], r"'synthetic': a ladder varies one recipe, and 'digits' is one \(drop"),
+        (["auto", "train.epochs=3"], r"train.epochs: 3 has no effect on a ladder \(leave it out, or set --steps\)"),
+        (["auto", "measure.clock=off"], r"measure.clock: off leaves nothing to compare \(leave it out\)"),
+        (["auto", "nothing"], r"'nothing': is neither a preset"),
+    ],
+)
+def test_what_it_does_not_have_is_told_in_one_line(words, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=told):
+        ask(words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_of_a_launcher_are_refused(monkeypatch):
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match="ladder: starts ranks of its own, and torchrun has started these"):
+        ask(["auto"])
+
+
+def test_the_list_names_each_shipped_ladder(capsys):
+    assert ask([], list_only=True) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["cpu"].startswith("What helps on CPU cores")
+    assert {"auto", "cpu", "ddp-post", "sc20"} <= set(lines)
+
+
+def test_the_list_of_a_ladder_names_its_rungs(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    ask(["sc20"], list_only=True)
+    out = capsys.readouterr().out
+    assert "sc20, over sc20/bs256: NERSC" in out
+    assert "model.memory_format=channels_last" in out
+    ask(["sc20"], list_only=True, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert [rung["name"] for rung in found["rungs"]][:2] == ["fp32", "amp"]
+
+
+def test_a_person_sees_what_was_kept_and_why(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    show_ladder(RESULT, ExperimentDir(tmp_path), as_json=False)
+    out = capsys.readouterr().out
+    assert "2.00x (1.90 to 2.10)" in out
+    assert f"  base  {20 * '█'} 100" in out
+    assert f"  plain {40 * '░'} 200 (dropped)" in out
+    told = "kept: faster: 2.00x (1.90 to 2.10) in 3 pairs; forward from 60 ms to 20 ms; backward did not shrink, from"
+    assert told in out
+    assert "; alike; its data took 12.0 s to make" in out
+    assert "left out: only helps with a GPU" in out
+    assert "1:01 min" in out
+    assert "bf16: train.precision=bf16" in out
+    assert "loss" not in out.split("what each asks for")[0].split("a step, in ms")[1].splitlines()[2]
+
+
+def test_a_program_gets_the_result_and_nothing_else(capsys, tmp_path):
+    show_ladder(RESULT, ExperimentDir(tmp_path), as_json=True)
+    assert LadderResult.model_validate_json(capsys.readouterr().out) == RESULT

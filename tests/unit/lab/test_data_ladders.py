@@ -1,0 +1,60 @@
+"""The shipped ladders of data: whatever is kept of a rung's ladder, the rungs above it fit what it leaves."""
+
+import pytest
+
+from paceline.core.errors import RecipeError
+from paceline.lab.laying import lay
+from paceline.lab.rungs import Ladder, load_ladder
+from paceline.lab.trial import vary
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+
+MADE = {
+    "none": (),
+    "source": (("data.source.name", "folder"), ("data.source.root", "photos")),
+    "pack": (("data.source.name", "pack"), ("data.source.root", "data/source.pack")),
+    "pack-256": (("data.source.name", "pack"), ("data.source.root", "data/source-256.pack")),
+    "lmdb": (("data.source.name", "lmdb"), ("data.source.root", "data/source.lmdb")),
+}
+
+
+def climbed(ladder: Ladder, dropped: set[str]) -> Recipe:
+    """Return the recipe at the top, after each rung was laid over those that were kept."""
+    recipe = load(ladder.recipe, Patch((("data.source.root", "photos"),))).recipe
+    patch = Patch()
+    for rung in ladder.rungs:
+        laid = lay(recipe, patch, Patch((*MADE[rung.data], *rung.patch.assignments)))
+        vary(recipe, laid)
+        patch = patch if rung.name in dropped else laid
+    return vary(recipe, patch)
+
+
+@pytest.mark.parametrize("name", ["quant", "data"])
+def test_rungs_fit_whichever_of_those_below_were_dropped(name: str) -> None:
+    ladder = load_ladder(name)
+    may_fall = [rung.name for rung in ladder.rungs[1:] if rung.keep != "always"]
+    assert len(may_fall) > 5
+    one = [{name} for name in may_fall]
+    for dropped in (set(), set(may_fall), *one, *(set(may_fall) - each for each in one)):
+        climbed(ladder, dropped)
+
+
+def test_the_ladder_of_the_study_reads_from_a_cold_disk_and_ends_with_our_pack() -> None:
+    rungs = load_ladder("quant").rungs
+    assert [rung.name for rung in rungs if rung.cache == "cold"] == [
+        "JPEG from disk",
+        "LMDB, sequential",
+        "LMDB, shuffled",
+    ]
+    assert [rung.data for rung in rungs[:4]] == ["none", "lmdb", "lmdb", "source"]
+    assert [rung.data for rung in rungs[-2:]] == ["pack", "pack-256"]
+    top = climbed(load_ladder("quant"), set())
+    assert (top.data.order, top.data.stage, top.data.source.name) == ("random", "off", "pack")
+
+
+def test_no_settings_that_contradict_one_another_are_taken_for_a_rung() -> None:
+    """What the test above rests on: a rung that does not fit is an error."""
+    with pytest.raises(RecipeError, match="dataparallel"):
+        recipe = load("quant/resnet18-imagenet", Patch()).recipe
+        vary(recipe, Patch((("train.precision", "amp"), ("parallel.strategy", "dataparallel"))))

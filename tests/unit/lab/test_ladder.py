@@ -1,0 +1,361 @@
+"""A ladder is climbed in pairs: what is faster and trains alike is kept, all others stay in the table with a reason."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import DataError
+from paceline.core.results import (
+    AccountResult,
+    MemoryResult,
+    RunResult,
+    StageResult,
+    ThroughputResult,
+    TimeResult,
+)
+from paceline.core.rundir import RunDir
+from paceline.lab.ladder import Climber, Here
+from paceline.lab.prepared import Prepared
+from paceline.lab.rungs import Ladder, Rung
+from paceline.lab.runner import Runner, TrialError
+from paceline.lab.trial import folder_name, vary
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema.source import Pack
+
+TWO_CORES = Here(gpus=0, cores=2, ranks=1)
+RECIPE = load("digits", Patch((("measure.warmup_steps", 0),))).recipe
+STEPS = 4
+FASTER = {"train.precision=bf16": 2.0, "optim.nesterov=false": 0.5, "data.source.name=pack": 4.0}
+"""How many times as fast a setting makes the machine below."""
+SCATTER = (1.0, 1.01, 0.99)
+"""By the number of the run, so that ratios within a pair do not scatter."""
+
+
+@dataclass
+class Machine:
+    """Runs a recipe without training it: its speed is that of its settings, its loss 2, or 3 at a `TRAINS` setting."""
+
+    commands: list[list[str]] = field(default_factory=list)
+    fails: dict[str, tuple[int, str]] = field(default_factory=dict)
+    loss: dict[str, float] = field(default_factory=dict)
+    scatter: dict[str, Sequence[float]] = field(default_factory=dict)
+    verdict: dict[str, str] = field(default_factory=lambda: {"bottleneck": "unknown", "evidence": "None.", "try": ""})
+
+    def start(self, command: Sequence[str]) -> "Child":
+        self.commands.append(list(command))
+        return Child(self, list(command))
+
+    @property
+    def folders(self) -> list[str]:
+        return [Path(command[command.index("--run-dir") + 1]).name for command in self.commands]
+
+
+@dataclass
+class Child:
+    machine: Machine
+    command: list[str]
+    returncode: int | None = None
+
+    def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
+        words = self.command[self.command.index("train") + 2 :]
+        self.returncode, said = next(
+            (self.machine.fails[word] for word in words if word in self.machine.fails), (0, "")
+        )
+        if not self.returncode:
+            self._write(words)
+        return None, said
+
+    def _write(self, words: list[str]) -> None:
+        folder = Path(words[words.index("--run-dir") + 1])
+        folder.mkdir(parents=True)
+        turn = int(folder.name.rpartition("-")[2])
+        rate = 100.0 * SCATTER[turn - 1]
+        for word in words:
+            rate *= FASTER.get(word, 1.0) * self.machine.scatter.get(word, (1.0, 1.0, 1.0))[turn - 1]
+        loss = next((self.machine.loss[word] for word in words if word in self.machine.loss), 2.0)
+        (folder / "steps.jsonl").write_text(json.dumps({"step": STEPS, "loss": loss}) + "\n", encoding="utf-8")
+        patch = Patch.parse([word for word in words if "=" in word])
+        ranks = int(words[words.index("--ranks") + 1])
+        RunDir(folder).write_result(result(rate, vary(RECIPE, patch).hash, ranks, self.machine.verdict))
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        raise AssertionError("nothing is waited for that has ended")
+
+    def terminate(self) -> None:
+        raise AssertionError("nothing is ended that has ended")
+
+    kill = terminate
+
+
+def result(rate: float, recipe_hash: str, ranks: int, verdict: dict[str, str]) -> RunResult:
+    step_s = RECIPE.data.batch_size / rate
+    return RunResult(
+        status="completed",
+        recipe_hash=recipe_hash,
+        world_size=ranks,
+        epochs=1.0,
+        steps=STEPS,
+        images_seen=STEPS * RECIPE.data.batch_size,
+        eval=None,
+        best=None,
+        throughput=ThroughputResult(images_per_s=rate, spread=(rate, rate), n=1, excluded_s=0),
+        time=TimeResult(wall_s=9.0, startup_s=3.0, train_s=5.0, eval_s=0, checkpoint_s=0, to_target_s=None),
+        stages={"forward": StageResult(host_s=STEPS * step_s, device_s=STEPS * step_s, share=1.0)},
+        account=AccountResult(
+            wall_s=9.0,
+            start_up_s=2.0,
+            compile_s=1.0,
+            warmup_s=0.0,
+            stages_s=5.0,
+            counted_steps=STEPS,
+            pauses={},
+            finish_s=0.0,
+            residual_s=1.0,
+            explained=0.9,
+        ),
+        memory=MemoryResult(host_bytes=1000),
+        verdict=verdict,
+        lr="0.1",
+        weights_sha256="ab",
+        provenance={"device": "cpu", "logical_cores": 2},
+    )
+
+
+@pytest.fixture
+def climbing(tmp_path):
+    """Return a function that climbs rungs on a machine, and what it said on the way."""
+    said: list[str] = []
+
+    def climb(rungs, machine, *, repeats=3, goes_on=False, here=TWO_CORES, prepare=None, propose=None):
+        runner = Runner(
+            RECIPE,
+            tmp_path / "measured.yaml",
+            here.ranks,
+            place=lambda trial, repeat: tmp_path / "trials" / folder_name(trial, RECIPE, trial.ranks, repeat),
+            start=machine.start,
+            goes_on=True,
+        )
+        climber = Climber(
+            ladder=Ladder("own", "", "digits", STEPS, None, repeats, tuple(rungs), goes_on),
+            recipe=RECIPE,
+            runner=runner,
+            here=here,
+            repeats=repeats,
+            root=tmp_path,
+            prepare=prepare or (lambda form: pytest.fail("nothing is to be made")),
+            propose=propose or (lambda recipe, standing: "nothing is left"),
+            say=said.append,
+        )
+        return climber.climb()
+
+    climb.said = said
+    return climb
+
+
+BASE = Rung(name="base")
+BF16 = Rung(name="bf16", set={"train.precision": "bf16"}, expects=("forward",))
+SLOWER = Rung(name="plain", set={"optim.nesterov": False})
+SAME = Rung(name="rare", set={"log.every": "50st"})
+
+
+def test_what_is_faster_is_kept_and_what_is_not_is_dropped_with_the_reason(climbing):
+    climbed = climbing([BASE, BF16, SLOWER, SAME], Machine())
+    assert [(rung.name, rung.status) for rung in climbed.rungs] == [
+        ("base", "kept"),
+        ("bf16", "kept"),
+        ("plain", "dropped"),
+        ("rare", "dropped"),
+    ]
+    _, bf16, plain, rare = climbed.rungs
+    assert bf16.why == "faster: 2.00x (2.00 to 2.00) in 3 pairs"
+    assert plain.why == "slower: 0.50x (0.50 to 0.50) in 3 pairs"
+    assert rare.why == "no gain to be told: 1.00x (1.00 to 1.00) in 3 pairs"
+    assert (climbed.best.name, climbed.best.patch) == ("bf16", BF16.patch)
+
+
+def test_a_rung_stands_on_the_last_one_that_was_kept(climbing):
+    machine = Machine()
+    climbed = climbing([BASE, SLOWER, BF16, SAME], machine)
+    assert [rung.below for rung in climbed.rungs] == ["", "base", "base", "bf16"]
+    last = [command for command in machine.commands if "04-rare" in command[command.index("--run-dir") + 1]]
+    assert all("train.precision=bf16" in command and "optim.nesterov=false" not in command for command in last)
+
+
+def test_ratios_over_the_first_are_products_of_those_that_were_kept(climbing):
+    _, bf16, plain = climbing([BASE, BF16, SLOWER], Machine()).rungs
+    assert bf16.over_first.value == pytest.approx(2.0, rel=1e-12)  # rounding of logarithms
+    assert plain.over_first.value == pytest.approx(1.0, rel=1e-12)
+
+
+def test_pairs_swap_their_order_and_share_their_seed(climbing):
+    machine = Machine()
+    climbing([BASE, BF16], machine)
+    order = [name.split("-")[1] for name in machine.folders]
+    assert order == ["base"] * 3 + ["below", "bf16", "bf16", "below", "below", "bf16"]
+    seeds = [next(word for word in command if word.startswith("seed=")) for command in machine.commands]
+    assert seeds == ["seed=0", "seed=1", "seed=2", "seed=0", "seed=0", "seed=1", "seed=1", "seed=2", "seed=2"]
+
+
+def test_no_gain_is_claimed_where_pairs_scatter(climbing):
+    machine = Machine(scatter={"log.every=50st": (1.3, 0.9, 1.2)})
+    rare = climbing([BASE, SAME], machine).rungs[1]
+    assert rare.over_below.value > 1.1
+    assert rare.status == "dropped"
+    assert rare.why.startswith("no gain to be told: 1.12x")
+
+
+def test_what_trains_otherwise_is_dropped_however_fast_it_is(climbing):
+    rung = BF16.model_copy(update={"keep": "always"})
+    bf16 = climbing([BASE, rung], Machine(loss={"train.precision=bf16": 3.0})).rungs[1]
+    assert (bf16.status, bf16.parity.verdict) == ("dropped", "differs")
+    assert bf16.why.startswith("trains otherwise: loss +50.00% (+50.00% to +50.00%) in 3 pairs: beyond 2%")
+
+
+def test_what_is_meant_to_train_otherwise_is_not_judged_by_it(climbing):
+    rung = BF16.model_copy(update={"parity": "free"})
+    bf16 = climbing([BASE, rung], Machine(loss={"train.precision=bf16": 3.0})).rungs[1]
+    assert (bf16.status, bf16.parity) == ("kept", None)
+
+
+def test_a_rung_that_is_always_kept_is_however_slow(climbing):
+    plain = climbing([BASE, SLOWER.model_copy(update={"keep": "always"})], Machine()).rungs[1]
+    assert (plain.status, plain.why) == ("kept", "slower, and kept however fast it is: 0.50x (0.50 to 0.50) in 3 pairs")
+
+
+def test_a_single_pair_proves_no_gain(climbing):
+    bf16 = climbing([BASE, BF16], Machine(), repeats=1).rungs[1]
+    assert (bf16.status, bf16.why) == ("dropped", "no gain to be told: 2.00x in 1 pair")
+
+
+def test_a_rung_that_fails_is_told_and_the_others_go_on(climbing):
+    machine = Machine(fails={"optim.nesterov=false": (1, "error: broke\n"), "log.every=50st": (2, "error: refused\n")})
+    climbed = climbing([BASE, SLOWER, SAME, BF16], machine)
+    assert [(rung.status, rung.why) for rung in climbed.rungs[1:3]] == [("failed", "broke"), ("left_out", "refused")]
+    assert climbed.rungs[3].status == "kept"
+    assert climbed.rungs[1].images_per_s is None
+
+
+def test_a_rung_is_not_run_again_once_it_has_failed(climbing):
+    machine = Machine(fails={"optim.nesterov=false": (1, "error: broke\n")})
+    climbing([BASE, SLOWER], machine)
+    assert len(machine.commands) == 3 + 2  # the first rung, and one pair
+
+
+def test_a_first_rung_that_fails_ends_the_ladder_with_its_exit_code(climbing):
+    with pytest.raises(TrialError, match="own: plain: broke") as raised:
+        climbing([SLOWER, BF16], Machine(fails={"optim.nesterov=false": (3, "error: broke\n")}))
+    assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("rung", "here", "why"),
+    [
+        ({"on": "cuda"}, Here(0, 2, 1), "only helps with a GPU, and there is none"),
+        ({"on": "cpu"}, Here(1, 2, 1), "only helps without a GPU"),
+        ({"on": "ranks"}, Here(0, 2, 1), "only helps with more than one rank (add --ranks 2)"),
+        ({"ranks": 4}, Here(0, 2, 1), "needs 4 cores (2 here)"),
+        ({"ranks": 2}, Here(1, 8, 1), "needs 2 GPUs (1 here)"),
+        ({"set": {"seed": 0}}, Here(0, 2, 1), "changes nothing: base has all of it here already"),
+        ({"set": {"train.precison": "bf16"}}, Here(0, 2, 1), "train.precison: is not a field"),
+        ({"ranks": 2, "set": {"data.batch_size": 3}}, Here(0, 2, 1), "data.batch_size: 3 does not divide"),
+    ],
+)
+def test_what_does_not_fit_is_left_out_before_anything_runs(climbing, rung, here, why):
+    machine = Machine()
+    left_out = climbing([BASE, Rung(name="rung", **rung)], machine, here=here).rungs[1]
+    assert left_out.status == "left_out"
+    assert left_out.why.startswith(why)
+    assert len(machine.commands) == 3
+
+
+def test_ranks_of_a_rung_hold_for_those_above_it(climbing):
+    machine = Machine()
+    rungs = [BASE, Rung(name="two", ranks=2, keep="always", parity="free"), BF16]
+    climbed = climbing(rungs, machine)
+    ranks = [command[command.index("--ranks") + 1] for command in machine.commands]
+    assert ranks == ["1"] * 3 + ["1", "2", "2", "1", "1", "2"] + ["2"] * 6
+    assert climbed.best.ranks == 2
+
+
+def test_nothing_that_is_there_is_run_again(climbing):
+    first = climbing([BASE, BF16], Machine())
+    again = Machine()
+    assert climbing([BASE, BF16, SAME], again).rungs[:2] == first.rungs
+    assert {name.split("-")[0] for name in again.folders} == {"03"}
+    assert climbing.said.count("02 bf16, run 1 of 3, known: 200 images/s") == 1
+
+
+def test_data_are_made_once_a_rung_and_read_by_those_above_until_the_source_is_asked_for(climbing):
+    made = []
+
+    def prepare(form):
+        made.append(form)
+        return Prepared(Pack(root="/made.pack"), 12.5, 100)
+
+    back = Rung(name="back", data="source", keep="always")
+    machine = Machine()
+    _, packed, bf16, last = climbing(
+        [BASE, Rung(name="packed", data="pack"), BF16, back], machine, prepare=prepare
+    ).rungs
+    assert (made, packed.prepare_s, bf16.prepare_s) == (["pack"], 12.5, 0.0)
+    assert packed.patch == ("data.source.name=pack", "data.source.root=/made.pack")
+    reads = {
+        name[:2] + name.split("-")[1]: command for name, command in zip(machine.folders, machine.commands, strict=True)
+    }
+    assert "data.source.name=pack" in reads["03bf16"]
+    assert "data.source.name=pack" not in reads["04back"]
+    assert "train.precision=bf16" in reads["04back"]
+    assert last.over_below.value == pytest.approx(0.25, rel=1e-12)  # rounding of logarithms
+
+
+def test_data_that_cannot_be_made_leave_the_rung_out(climbing):
+    def prepare(form):
+        raise DataError("/data: is gone (mend it)")
+
+    packed = climbing([BASE, Rung(name="packed", data="pack")], Machine(), prepare=prepare).rungs[1]
+    assert (packed.status, packed.why) == ("left_out", "/data: is gone (mend it)")
+
+
+def test_a_result_has_what_its_runs_measured(climbing):
+    bf16 = climbing([BASE, BF16], Machine()).rungs[1]
+    assert bf16.images_per_s.value == pytest.approx(200.0, rel=1e-12)  # rounding of a mean of three
+    assert bf16.spread == (198.0, 202.0)
+    assert (bf16.host_bytes, bf16.device_bytes, bf16.startup_s, bf16.compile_s) == (1000, None, 3.0, 1.0)
+    below_s, here_s = bf16.shrank["forward"]
+    assert below_s == pytest.approx(2 * here_s, rel=1e-12)
+    assert bf16.stages == {"forward": here_s}
+    assert [Path(run).parts[0] for run in bf16.runs] == ["trials"] * 6
+
+
+def test_a_step_is_as_long_as_its_own_batch_takes(climbing):
+    rung = Rung(name="base", set={"data.batch_size": 50})
+    assert climbing([rung], Machine(), repeats=1).rungs[0].step_s == 50 / 100
+
+
+def test_a_ladder_that_goes_on_tries_what_is_proposed_until_nothing_is(climbing):
+    proposals = iter([SLOWER, BF16, "bf16 has no more to win"])
+    seen = []
+
+    def propose(recipe, standing):
+        seen.append((standing.name, standing.tried, recipe.train.precision))
+        return next(proposals)
+
+    climbed = climbing([BASE], Machine(), goes_on=True, propose=propose)
+    assert climbed.stopped == "bf16 has no more to win"
+    assert [(rung.name, rung.status) for rung in climbed.rungs[1:]] == [("plain", "dropped"), ("bf16", "kept")]
+    assert seen == [("base", (), "fp32"), ("base", ("plain",), "fp32"), ("bf16", ("plain", "bf16"), "bf16")]
+
+
+def test_data_that_two_rungs_read_were_made_once(climbing):
+    prepared = Prepared(Pack(root="/made.pack"), 12.5, 100)
+    rungs = [BASE, Rung(name="packed", data="pack"), BF16.model_copy(update={"data": "pack"})]
+    climbed = climbing(rungs, Machine(), prepare=lambda form: prepared)
+    assert [rung.prepare_s for rung in climbed.rungs] == [0.0, 12.5, 0.0]
+    assert climbed.rungs[2].status == "kept"

@@ -1,0 +1,119 @@
+"""Data made for trials: once, whole, of this source, and refused where there is nothing to make or no room."""
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paceline.core.errors import DataError, RecipeError
+from paceline.data.identity import dataset_digest
+from paceline.data.sources.build import build_datasets
+from paceline.lab import prepared
+from paceline.lab.prepared import Form, Prepared, prepare
+from paceline.recipe.schema.data import Data
+from paceline.recipe.schema.source import Folder, Synthetic
+
+FORMS: tuple[Form, ...] = ("pack", "pack-256", "lmdb")
+
+
+def write_photographs(root: Path, size: tuple[int, int] = (300, 280)) -> Path:
+    noise = np.random.default_rng(0).integers(0, 256, (8, *size, 3), dtype=np.uint8)
+    for number, pixels in enumerate(noise):
+        path = root / ("train", "val")[number % 2] / ("cat", "dog")[number // 4] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return root
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    return Data(source=Folder(root=str(write_photographs(tmp_path / "photos"))))
+
+
+def made(form: Form, data: Data, folder: Path, ticks: Iterator[float] | None = None) -> Prepared:
+    """Make it with a clock that goes on by one second each time it is looked at."""
+    if form == "lmdb":
+        pytest.importorskip("lmdb", reason="the package lmdb is not installed: pip install lmdb")
+    clock = ticks or map(float, count())
+    return prepare(form, data, folder, workers=1, now=lambda: next(clock))
+
+
+def contents(section) -> list[tuple[bytes, int]]:
+    train = build_datasets(section, may_download=False).train
+    return [train.read(index) for index in range(len(train))]
+
+
+def digest_of(section) -> str:
+    return dataset_digest(build_datasets(section, may_download=False))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_made_holds_the_samples_of_the_source_in_its_order(form: Form, data: Data, tmp_path: Path) -> None:
+    found = made(form, data, tmp_path / "data")
+    assert found.seconds == 1.0 and not found.is_known
+    assert found.num_bytes > 0
+    expected, there = contents(data.source), contents(found.section)
+    assert [label for _, label in there] == [label for _, label in expected] and len(there) == 4
+    if form == "lmdb":  # a pack gives other bytes of the same coefficients, or other pixels
+        assert there == expected
+    if form != "pack-256":
+        assert digest_of(found.section) == digest_of(data.source)
+
+
+def test_photographs_are_packed_as_they_are_or_with_short_sides_of_256_px(data: Data, tmp_path: Path) -> None:
+    whole, small = (made(form, data, tmp_path / "data") for form in ("pack", "pack-256"))
+    sizes = []
+    for each in (whole, small):
+        train = build_datasets(each.section, may_download=False).train
+        sizes.append(min(train.heights.tolist() + train.widths.tolist()))
+    assert sizes == [280, 256] and small.num_bytes < whole.num_bytes
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_whole_is_used_again_and_keeps_its_seconds(form: Form, data: Data, tmp_path: Path) -> None:
+    first = made(form, data, tmp_path / "data")
+    out = Path(first.section.root)
+    written = out.stat().st_mtime_ns
+    again = made(form, data, tmp_path / "data", ticks=iter(()))  # the clock is not looked at
+    assert again.is_known and (again.seconds, again.num_bytes) == (first.seconds, first.num_bytes)
+    assert out.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("damage", ["no record", "half a record", "begun", "of other images", "cut short"])
+def test_what_is_not_known_to_be_whole_is_made_anew(damage: str, data: Data, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    out = Path(made("pack", data, folder).section.root)
+    record = out.with_name(f"{out.name}.json")
+    match damage:
+        case "no record":
+            record.unlink()
+        case "half a record":
+            record.write_text('{"made_from": ')
+        case "begun":
+            record.unlink()
+            out.rename(out.with_name(f".{out.name}.part"))
+        case "of other images":
+            next((tmp_path / "photos" / "train").rglob("*.jpg")).rename(tmp_path / "photos" / "train" / "cat" / "x.jpg")
+        case "cut short":
+            out.write_bytes(out.read_bytes()[:-1])
+    found = made("pack", data, folder)
+    assert not found.is_known and found.seconds == 1.0
+    assert digest_of(found.section) == digest_of(data.source)
+    assert made("pack", data, folder).is_known
+    assert sorted(path.name for path in folder.iterdir()) == ["source.pack", "source.pack.json"]
+
+
+def test_pixels_in_memory_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"^data\.source\.name: synthetic is pixels in memory .* \(name a folder"):
+        made("pack", Data(source=Synthetic()), tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_too_little_room_is_told_before_anything_is_written(data: Data, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(prepared.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000})())
+    with pytest.raises(DataError, match=r"data: has 1 kB free, and another form of the data takes up to .*--run-dir"):
+        made("pack", data, tmp_path / "data")
+    assert not list((tmp_path / "data").iterdir())

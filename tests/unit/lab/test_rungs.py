@@ -1,0 +1,157 @@
+"""A ladder file says what it says, and what it gets wrong is told with the file and the line."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import RecipeError
+from paceline.lab.laying import lay
+from paceline.lab.rungs import is_ladder, ladder_names, load_ladder
+from paceline.lab.trial import vary
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+
+FULL = """# Two rungs on digits.
+recipe: digits
+steps: 7
+warmup_steps: 3
+repeats: 2
+rungs:
+  - name: base
+  - name: bf16
+    explains: half the bits
+    set: {train.precision: bf16}
+    expects: [forward, backward]
+    on: cpu
+    ranks: 2
+    keep: always
+    data: pack
+    cache: cold
+    parity: free
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Return a function that writes a ladder file and returns its name."""
+
+    def write(text: str, name: str = "own.yaml") -> str:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_a_file_gives_all_it_says(written):
+    ladder = load_ladder(written(FULL))
+    assert (ladder.name, ladder.summary, ladder.recipe) == ("own", "Two rungs on digits.", "digits")
+    assert (ladder.steps, ladder.warmup_steps, ladder.repeats, ladder.goes_on) == (7, 3, 2, False)
+    base, bf16 = ladder.rungs
+    assert (base.patch, base.keep, base.data, base.cache, base.parity) == (Patch(), "if-faster", "none", "warm", "same")
+    assert bf16.patch == Patch((("train.precision", "bf16"),))
+    assert (bf16.expects, bf16.on, bf16.ranks) == (("forward", "backward"), "cpu", 2)
+    assert (bf16.keep, bf16.data, bf16.cache, bf16.parity) == ("always", "pack", "cold", "free")
+
+
+def test_what_is_not_said_is_left_to_the_recipe_and_to_defaults(written):
+    ladder = load_ladder(written("recipe: digits\nrungs: [{name: base}]\n"))
+    assert (ladder.summary, ladder.warmup_steps, ladder.steps, ladder.repeats) == ("", None, 50, 3)
+
+
+def test_a_recipe_file_is_looked_for_beside_the_ladder(written, tmp_path):
+    ladder = load_ladder(written("recipe: mine.yaml\nrungs: [{name: base}]\n"))
+    assert ladder.recipe == str(tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("recipe: d\nrungs:\n  - name: a\n  - name: b\n    explain: x\n", ":5: rungs[1].explain: is not a field (did"),
+        (
+            "recipe: d\nrungs:\n  - name: a\n    expects: [foward]\n",
+            ":4: rungs[0].expects.0: 'foward' is no stage (did",
+        ),
+        ("recipe: d\nrungs:\n  - name: a\n    on: gpu\n", ":4: rungs[0].on: 'gpu' should be 'any', 'cuda', 'cpu' or"),
+        ("recipe: d\nrungs:\n\n  - explains: a\n", ":4: rungs[0].name: is needed (write `name: ...`)"),
+        ("recipe: d\nrungs: []\n", ":2: rungs: has no rung"),
+        ("rungs: [{name: a}]\n", ":1: recipe: is needed (write `recipe: ...`)"),
+        ("recipe: d\nrungs: [{name: a}, {name: a}]\n", ":1: rungs: two are called 'a' (rename one)"),
+        ("recipe: d\nstep: 3\nrungs: [{name: a}]\n", ":2: step: is not a field (did you mean 'steps'?)"),
+        ("recipe: d\nsteps: 0\nrungs: [{name: a}]\n", ":2: steps: 0 should be greater than 0"),
+        ("recipe: d\nrungs: [3]\n", ":2: rungs[0]: 3 should be a mapping"),
+        ("recipe: d\nrungs: 3\n", ":2: rungs: 3 should be a list"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_one_line_with_the_file_and_the_line(written, text, told):
+    name = written(text)
+    with pytest.raises(RecipeError) as raised:
+        load_ladder(name)
+    assert str(raised.value).startswith(f"{name}{told}")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_name_that_is_no_ladder_is_told_with_the_closest(tmp_path):
+    with pytest.raises(RecipeError, match=r"'cup': is no ladder \(did you mean 'cpu'\?\): it is one of auto, "):
+        load_ladder("cup")
+    with pytest.raises(RecipeError, match=r"none.yaml: no such ladder file \(see `paceline ladder --list`\)"):
+        load_ladder(str(tmp_path / "none.yaml"))
+
+
+def test_a_ladder_is_told_from_a_recipe_by_its_name():
+    assert is_ladder("cpu")
+    assert is_ladder("own.yaml")
+    assert not is_ladder("digits")
+
+
+@pytest.mark.parametrize("name", ladder_names())
+def test_a_shipped_ladder_has_a_summary_and_rungs_that_explain_themselves(name):
+    ladder = load_ladder(name)
+    assert 20 < len(ladder.summary) < 120
+    assert ladder.summary.endswith(".")
+    assert all(rung.explains for rung in ladder.rungs)
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu", "ddp-post", "sc20"])
+def test_each_rung_of_a_shipped_ladder_fits_its_recipe_and_those_below(name):
+    ladder = load_ladder(name)
+    recipe = load(ladder.recipe).recipe
+    patch, seen = Patch(), set()
+    for rung in ladder.rungs:
+        if rung.on != "any":  # it is dropped where it is not faster, and what stands on it must fit without it
+            assert vary(recipe, lay(recipe, patch, rung.patch)) != vary(recipe, patch)
+            continue
+        patch = lay(recipe, patch, rung.patch)
+        seen.add(vary(recipe, patch).hash)
+    assert len(seen) == sum(rung.on == "any" for rung in ladder.rungs)
+
+
+def test_the_ladders_of_the_tutorials_and_of_a_cpu_are_shipped():
+    assert {"auto", "cpu", "data", "ddp-post", "quant", "sc20"} <= set(ladder_names())
+
+
+def test_fields_of_a_variant_go_when_another_is_chosen():
+    recipe = load("digits").recipe
+    below = Patch((("optim.name", "adam"), ("optim.betas", [0.8, 0.9]), ("seed", 3)))
+    laid = lay(recipe, below, Patch((("optim.name", "sgd"), ("optim.lr", 0.2))))
+    assert laid == Patch((("seed", 3), ("optim.name", "sgd"), ("optim.lr", 0.2)))
+    assert vary(recipe, laid).optim.name == "sgd"
+
+
+def test_fields_of_a_variant_stay_where_the_same_one_is_named_again():
+    recipe = load("digits").recipe
+    below = Patch((("optim.name", "adam"), ("optim.lr", 0.3)))
+    laid = lay(recipe, below, Patch((("optim.name", "adam"),)))
+    assert vary(recipe, laid).optim.lr == 0.3
+
+
+def test_what_is_said_last_holds():
+    recipe = load("digits").recipe
+    laid = lay(recipe, Patch((("seed", 3), ("optim.lr", 0.3))), Patch((("seed", 4),)))
+    assert laid == Patch((("optim.lr", 0.3), ("seed", 4)))
+
+
+def test_a_tilde_in_the_name_of_a_file_is_home(monkeypatch, tmp_path):
+    (tmp_path / "own.yaml").write_text("recipe: digits\nrungs: [{name: a}]\n", encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_ladder("~/own.yaml").name == Path("own.yaml").stem
