@@ -1,0 +1,139 @@
+"""Does `paceline tune` find what an exhaustive grid finds, within 3 %, in a quarter of its trials?
+
+    python benchmarks/tune_vs_grid.py digits --json benchmarks/results/tune-vs-grid-digits.json
+    python benchmarks/tune_vs_grid.py cifar10 --root ~/data/cifar10 --json benchmarks/results/tune-vs-grid-cifar10.json
+
+Both search the same space from its slow corner. The grid runs every setting once, and its fastest is what it found; as
+the fastest of many single runs is also the luckiest, what both found is then compared in pairs of fresh runs. Started
+again with the same --folder, it goes on where it was stopped.
+"""
+
+import argparse
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import record
+
+from paceline.cli.tune import tune
+from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.experiments.tuning import TuneResult
+from paceline.core.interval import ratio_of
+from paceline.lab.measuring import measuring_patch
+from paceline.lab.runner import Runner
+from paceline.lab.trial import Trial, folder_name, vary, words_of, write_recipe
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+
+SPACE: dict[str, tuple[Any, ...]] = {
+    "train.precision": ("fp32", "bf16"),
+    "model.memory_format": ("contiguous", "auto"),
+    "optim.implementation": ("loop", "foreach", "auto"),
+    "parallel.threads": (1, "auto"),
+    "data.workers": (1, "auto"),
+}
+"""The first value of each is the slow corner that the search starts from."""
+RECIPES = {
+    "digits": ("digits", ["measure.warmup_steps=5"]),
+    "cifar10": (
+        "cifar10-resnet18",
+        ["measure.warmup_steps=3", "model.width=0.25", "data.batch_size=128"],
+    ),
+}
+LEAST = 0.97
+"""Of the grid's best: what the search may fall short of it by."""
+
+
+def main() -> None:
+    """Run both, and write what they found."""
+    asked = _asked()
+    name, words = RECIPES[asked.recipe]
+    words = [*words, *([f"data.source.root={asked.root}"] if asked.root else [])]
+    corner = [f"{path}={values[0]}" for path, values in SPACE.items()]
+    folder = Path(asked.folder or tempfile.mkdtemp(prefix="tune-vs-grid-"))
+    num_settings = len(list(settings()))
+    found = searched([name, *words, *corner], folder / "tune", asked.steps, budget=num_settings // 4)
+
+    recipe = load(name, Patch.parse([*words, *corner])).recipe
+    measured = vary(recipe, measuring_patch(recipe, asked.steps, Patch(), lr_share=0.1))
+    runner = runner_of(measured, folder / "grid")
+    rates = {
+        tuple(words_of(patch)): rate(runner, f"grid-{number}", patch, 1) for number, patch in enumerate(settings())
+    }
+    best = Patch.parse(list(max(rates.items(), key=lambda each: each[1])[0]))
+    ours = Patch.parse(list(found.best_patch))
+    pairs = [
+        (rate(runner, "tuned", ours, turn), rate(runner, "grid-best", best, turn)) for turn in range(1, asked.pairs + 1)
+    ]
+    ratio = ratio_of([one for one, _ in pairs], [other for _, other in pairs])
+    print(f"tune: {found.trials} runs; grid: {num_settings}; tuned is {ratio.value:.3f}x the grid's best")
+    record.write(
+        asked.json,
+        {
+            **record.provenance(),
+            "recipe": asked.recipe,
+            "space": {path: list(values) for path, values in SPACE.items()},
+            "tune": {"runs": found.trials, "patch": list(found.best_patch), "gain": found.gain and found.gain.value},
+            "grid": {"runs": num_settings, "patch": words_of(best), "images_per_s": max(rates.values())},
+            "slowest_images_per_s": min(rates.values()),
+            "tuned_over_grid_best": ratio.model_dump(),
+            "holds": ratio.value >= LEAST and found.trials <= num_settings / 4,
+        },
+    )
+
+
+def settings() -> Iterator[Patch]:
+    """Yield every setting of the space."""
+    for values in itertools.product(*SPACE.values()):
+        yield Patch(tuple(zip(SPACE, values, strict=True)))
+
+
+def searched(words: Sequence[str], folder: Path, steps: int, budget: int) -> TuneResult:
+    """Return what the search has found, with single pairs, as the grid has single runs."""
+    space = [f"{path}={','.join(str(value) for value in values)}" for path, values in SPACE.items()]
+    code = tune(
+        list(words), "1", folder, steps=steps, repeats=1, vary=space, allow_batch=False, budget=budget, as_json=False
+    )
+    found = ExperimentDir(folder).read()
+    assert code == 0 and isinstance(found, TuneResult)
+    return found
+
+
+def runner_of(recipe: Recipe, folder: Path) -> Runner:
+    """Return what runs the settings of the grid, each in a folder of its own."""
+    recipe_file = folder / "measured.yaml"
+    write_recipe(recipe, recipe_file)
+    return Runner(
+        recipe,
+        recipe_file,
+        ranks=1,
+        place=lambda trial, repeat: folder / folder_name(trial, recipe, 1, repeat),
+        goes_on=True,
+    )
+
+
+def rate(runner: Runner, name: str, patch: Patch, turn: int) -> float:
+    """Return images/s of one run."""
+    outcome = runner.run(Trial(name, patch), turn)
+    if outcome.result is None:
+        raise SystemExit(f"{name}: {' '.join(words_of(patch))}: {outcome.error}")
+    print(f"{name}, turn {turn}: {outcome.result.throughput.images_per_s:,.0f} images/s", flush=True)
+    return outcome.result.throughput.images_per_s
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("recipe", choices=sorted(RECIPES))
+    parser.add_argument("--root", default="", help="folder of the data set")
+    parser.add_argument("--folder", default="", help="where runs are written and found again (a temporary one)")
+    parser.add_argument("--steps", type=int, default=20, help="steps that are counted in a run")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of runs of what both have found")
+    parser.add_argument("--json", type=Path, required=True, help="file to write")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Show what tuning came to: a table of what was tried for a person, `experiment.json` for a program."""
+
+import shlex
+from collections.abc import Iterator
+
+from paceline.cli.show import print_rows
+from paceline.cli.tables import print_table
+from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.experiments.tuning import TriedResult, TuneResult
+from paceline.core.interval import Interval
+from paceline.core.units import count
+from paceline.data.sources.places import printable
+
+
+def show_tune(result: TuneResult, folder: ExperimentDir, *, as_json: bool) -> None:
+    """Print what was found."""
+    if as_json:
+        print(result.model_dump_json(indent=2))
+        return
+    if result.tried:
+        headings = ("round", "setting", "images/s", "outcome", "why")
+        title = f"what was tried over {result.recipe}, on {count(result.ranks, 'rank')}"
+        print_table(title, headings, map(_row, result.tried), words=("setting", "outcome", "why"))
+    print_rows(list(_facts(result, folder)), f"tuned {result.recipe}")
+
+
+def _row(tried: TriedResult) -> tuple[str, ...]:
+    speed = "" if tried.images_per_s is None else f"{tried.images_per_s:,.0f}"
+    return str(tried.round), tried.name, speed, tried.status.replace("_", " "), tried.why
+
+
+def _facts(result: TuneResult, folder: ExperimentDir) -> Iterator[tuple[str, str]]:
+    yield "as it was", f"{_interval(result.first)} images/s"
+    if result.gain is None:
+        yield "faster", "nothing was"
+    else:
+        yield "tuned", f"{_interval(result.best)} images/s, {_times(result.gain)}"
+        yield "settings", " ".join(result.best_patch)
+    if result.verdict:
+        yield "held back by", f"{result.verdict.get('bottleneck', '')}. {result.verdict.get('evidence', '')}"
+    yield "search", f"{count(result.trials, 'run')}, of {result.grid:,} settings; {result.stopped}"
+    yield "recipe", f"paceline train {shlex.quote(result.recipe_file)}"
+    yield "report", printable(folder.report)
+
+
+def _interval(measured: Interval) -> str:
+    if measured.low is None:
+        return f"{measured.value:,.0f}"
+    return f"{measured.value:,.0f} ({measured.low:,.0f} to {measured.high:,.0f})"
+
+
+def _times(ratio: Interval) -> str:
+    bounds = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{ratio.value:.2f}x as fast{bounds}"

@@ -1,0 +1,252 @@
+"""`paceline tune`: the fastest settings of a recipe on this machine, found by short runs, and a recipe with them.
+
+The folder of a search holds one run directory a run; the same command goes on where it was stopped.
+"""
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.cli.show_tune import show_tune
+from paceline.cli.telling import telling
+from paceline.cli.words import count_ranks, split_words
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.experiments.folder import ExperimentDir, open_experiment
+from paceline.core.experiments.tuning import TuneResult
+from paceline.core.interval import Interval
+from paceline.core.rundir import RunDir
+from paceline.core.units import count
+from paceline.lab.duel import Bench
+from paceline.lab.measuring import measuring_patch
+from paceline.lab.runner import Runner, interrupted_by
+from paceline.lab.space import Space, build_space
+from paceline.lab.trial import folder_name, vary, words_of, write_recipe
+from paceline.lab.tune import Found, Search
+from paceline.lab.tuned import tuned_text, write_tuned
+from paceline.parallel.environ import world_from_environ
+from paceline.recipe.load import Loaded, load
+from paceline.recipe.patch import Patch
+from paceline.recipe.plan import divide_batch
+from paceline.recipe.schema import Recipe
+
+_MEASURED: Final = "measured.yaml"
+_TUNED: Final = "tuned.yaml"
+_LR_SHARE: Final = 0.1
+"""Of the peak learning rate, as in ladders: enough for a loss to fall, and to show what trains otherwise."""
+_LIMIT_S: Final = 1800.0
+"""Longest that a run may take: settings that hang, or compile for longer, are not fast ones."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be tuned: `recipe` is the measured form of the one that was loaded by `name` and what was `said`."""
+
+    name: str
+    said: Patch
+    loaded: Loaded
+    recipe: Recipe
+    space: Space
+    vary: tuple[str, ...]
+    allow_batch: bool
+    ranks: int
+    steps: int
+    repeats: int
+    budget: int | None
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """All that the runs depend on, as JSON has it."""
+        space = {"vary": list(self.vary), "allow_batch": self.allow_batch}
+        length = {"ranks": self.ranks, "steps": self.steps, "repeats": self.repeats, "budget": self.budget}
+        return {"verb": "tune", "recipe": self.recipe.to_dict(), **space, **length}
+
+    def lay(self, patch: Patch) -> Recipe | None:
+        """Return the measured recipe with a patch over it; None where the patch does not fit it or the recipe."""
+        try:
+            vary(self.loaded.recipe, patch)
+            varied = vary(self.recipe, patch)
+            divide_batch(varied, self.ranks)
+        except RecipeError:
+            return None
+        return varied
+
+
+def tune(
+    words: list[str],
+    ranks: str,
+    run_dir: Path | None,
+    *,
+    steps: int,
+    repeats: int,
+    vary: list[str],
+    allow_batch: bool,
+    budget: int | None,
+    as_json: bool,
+) -> int:
+    """Do what `paceline tune` was asked for; return the exit code."""
+    name, said = split_words(words)
+    _refuse(said)
+    asked = _ask(name, said, ranks, vary, allow_batch=allow_batch, steps=steps, repeats=repeats, budget=budget)
+    out = sys.stderr if as_json else sys.stdout
+    folder = open_experiment(
+        f"tune-{asked.loaded.name}",
+        asked.plain,
+        run_dir,
+        datetime.now().astimezone(),
+        lambda line: print(line, file=out, flush=True),
+    )
+    with RunDir(folder.path).lock():
+        result = _known(folder) or _search(asked, folder, as_json=as_json)
+    show_tune(result, folder, as_json=as_json)
+    return 0
+
+
+def _refuse(said: Patch) -> None:
+    """Raise `RecipeError` for a length, for a clock that is off, and for ranks that others have started."""
+    for path, value in said.assignments:
+        if path in ("train.steps", "train.epochs"):
+            raise RecipeError(f"{path}: {value} has no effect on a search (leave it out, or set --steps)")
+        if path == "measure.clock" and value == "off":
+            raise RecipeError("measure.clock: off leaves nothing to compare (leave it out)")
+    launcher = world_from_environ(os.environ).launcher
+    if launcher != "single":
+        fix = "start it without, with --ranks"
+        raise RecipeError(f"tune: starts ranks of its own, and {launcher} has started these ({fix})")
+
+
+def _ask(
+    name: str,
+    said: Patch,
+    ranks: str,
+    words: list[str],
+    *,
+    allow_batch: bool,
+    steps: int,
+    repeats: int,
+    budget: int | None,
+) -> _Asked:
+    loaded = load(name, said)
+    least = 2 + 2 * repeats
+    if budget is not None and budget < least:
+        needs = f"the recipe, one change, and {count(repeats, 'pair')}"
+        raise RecipeError(f"--budget: {budget} is less than the {least} runs of {needs} (raise it, or lower --repeats)")
+    measured = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said, lr_share=_LR_SHARE))
+    num_ranks = count_ranks(ranks, os.environ)
+    divide_batch(measured, num_ranks)
+    return _Asked(
+        name=name,
+        said=said,
+        loaded=loaded,
+        recipe=measured,
+        space=build_space(words, measured, allow_batch=allow_batch),
+        vary=tuple(words),
+        allow_batch=allow_batch,
+        ranks=num_ranks,
+        steps=steps,
+        repeats=repeats,
+        budget=budget,
+    )
+
+
+def _known(folder: ExperimentDir) -> TuneResult | None:
+    """Return what was found before, where it is all there."""
+    if not folder.result.exists():
+        return None
+    found = folder.read()
+    return found if isinstance(found, TuneResult) else None
+
+
+def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResult:
+    """Search, and write the tuned recipe, what was found, tables and the report."""
+    from paceline.cli.report import leave_report
+    from paceline.report.experiments import write_tables
+
+    out = sys.stderr if as_json else sys.stdout
+    write_recipe(asked.loaded.recipe, folder.recipe)
+    write_recipe(asked.recipe, folder.path / _MEASURED)
+    with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, asked.budget) as (begins, say):
+        most = "" if asked.budget is None else f"up to {count(asked.budget, 'run')}, "
+        say(f"tuning {asked.loaded.name}: {most}{count(asked.repeats, 'pair')} of runs for what looks faster")
+        runner = Runner(
+            asked.recipe,
+            folder.path / _MEASURED,
+            asked.ranks,
+            place=lambda trial, repeat: folder.trials / folder_name(trial, asked.recipe, asked.ranks, repeat),
+            begins=begins,
+            goes_on=True,
+            limit_s=_LIMIT_S,
+        )
+        found = Search(
+            bench=Bench(asked.recipe, runner.run),
+            space=asked.space,
+            vary=asked.lay,
+            steps=asked.steps,
+            repeats=asked.repeats,
+            budget=asked.budget,
+            say=say,
+        ).search()
+    _write_tuned(asked, found, folder.path / _TUNED)
+    result = _result(asked, found, folder)
+    folder.write(result)
+    write_tables(folder, result)
+    leave_report(RunDir(folder.path))
+    return result
+
+
+def _write_tuned(asked: _Asked, found: Found, path: Path) -> None:
+    """Write the recipe that has won, which is the loaded one with the best patch over it."""
+    comments = {
+        path: f"{tried.name}: {tried.why}"
+        for tried in found.tried
+        if tried.status == "won"
+        for path, _ in Patch.parse(list(tried.patch)).assignments
+    }
+    header = f"{asked.loaded.name}, tuned: {_gain(found.gain)} over {count(found.trials, 'run')}."
+    patch = Patch((*asked.said.assignments, *found.patch.assignments))
+    write_tuned(path, tuned_text(asked.name, patch, comments, header))
+    tuned = load(str(path)).recipe
+    assert tuned == vary(asked.loaded.recipe, found.patch), f"{path} is another recipe than the one that has won"
+
+
+def _gain(gain: Interval | None) -> str:
+    if gain is None:
+        return "nothing was faster"
+    bounds = "" if gain.low is None else f" ({gain.low:.2f} to {gain.high:.2f})"
+    return f"{gain.value:.2f}x as fast{bounds}"
+
+
+def _result(asked: _Asked, found: Found, folder: ExperimentDir) -> TuneResult:
+    return TuneResult(
+        recipe=asked.loaded.name,
+        recipe_hash=asked.loaded.recipe.hash,
+        ranks=asked.ranks,
+        steps=asked.steps,
+        warmup_steps=asked.recipe.measure.warmup_steps,
+        repeats=asked.repeats,
+        first=found.first,
+        best=found.best,
+        gain=found.gain,
+        best_patch=tuple(words_of(found.patch)),
+        recipe_file=str(folder.path / _TUNED),
+        tried=found.tried,
+        trials=found.trials,
+        grid=found.grid,
+        stopped=found.stopped,
+        wall_s=sum(_wall_s(path) for path in sorted(folder.trials.iterdir())),
+        command=("paceline", *sys.argv[1:]),
+        provenance=found.best_run.provenance,
+        first_verdict=found.first_run.verdict,
+        verdict=found.best_run.verdict,
+    )
+
+
+def _wall_s(path: Path) -> float:
+    """Return how long a run took, 0 where it has failed."""
+    try:
+        return RunDir(path).read_result().time.wall_s
+    except PacelineError:
+        return 0.0

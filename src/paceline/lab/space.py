@@ -1,0 +1,104 @@
+"""What a search may change: the moves of the list that could win something, or values that a person has named. Pure."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from paceline.core.errors import RecipeError
+from paceline.core.results import RunResult
+from paceline.lab.moves import WORTH, Move, Place, moves_for, named
+from paceline.lab.trial import vary
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+from paceline.recipe.yamlfile import read_value
+
+_FIXED = ("seed", "train.steps", "train.epochs", "train.eval", "measure.", "checkpoint.", "data.replay", "model.name")
+
+
+class Space(Protocol):
+    """The settings that a search may try over the best that it knows."""
+
+    def moves(self, best: Recipe, result: RunResult) -> Sequence[Move]:
+        """Return what may be tried over the recipe `best`, whose run came to `result`, the most promising first."""
+        ...
+
+
+@dataclass(frozen=True)
+class FromVerdict:
+    """The list of moves, in the order that the verdict of the best run says, without those that can win nothing."""
+
+    allow_batch: bool = False
+
+    def moves(self, best: Recipe, result: RunResult) -> Sequence[Move]:
+        """Return moves that cure the bottleneck, or shrink stages that take enough of a step to be worth a run.
+
+        A stage that takes a share s of a step cannot make it faster than 1 / (1 - s) times (Amdahl 1967).
+        """
+        found = moves_for(best, Place.of(result), result.verdict, allow_batch=self.allow_batch)
+        return [move for move in found if _can_win(move, result)]
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """Values by dotted path, each of which is a move of its own; their product is the grid."""
+
+    values: Mapping[str, tuple[Any, ...]]
+
+    def moves(self, best: Recipe, result: RunResult) -> Sequence[Move]:
+        """Return the values that `best` does not have."""
+        found = (named(best, path, value) for path, values in self.values.items() for value in values)
+        return [move for move in found if move is not None]
+
+
+def build_space(words: Sequence[str], recipe: Recipe, *, allow_batch: bool) -> Space:
+    """Return the space of `KEY=V1,V2,...` words, or that of the list of moves without any.
+
+    Raise `RecipeError` for a path or a value that the recipe does not take, and for what a search must not change.
+    """
+    if not words:
+        return FromVerdict(allow_batch)
+    values: dict[str, tuple[Any, ...]] = {}
+    for word in words:
+        path, chosen = _read(word)
+        _check(path, chosen, recipe, allow_batch=allow_batch)
+        values[path] = (*values.get(path, ()), *chosen)
+    return ByHand(values)
+
+
+def grid_of(moves: Iterable[Move]) -> int:
+    """Return how many settings there are: the product over what excludes each other, "as it is" counted with each."""
+    groups: list[tuple[frozenset[str], int]] = []
+    for move in moves:
+        keys, num_moves, others = move.keys, 1, []
+        for known, number in groups:
+            if known & keys:
+                keys, num_moves = keys | known, num_moves + number
+            else:
+                others.append((known, number))
+        groups = [*others, (keys, num_moves)]
+    return math.prod(1 + number for _, number in groups)
+
+
+def _can_win(move: Move, result: RunResult) -> bool:
+    if result.verdict.get("bottleneck") in move.cures or not move.expects:
+        return True
+    share = sum(result.stages[name].share for name in move.expects if name in result.stages)
+    return share >= 1 - 1 / WORTH
+
+
+def _read(word: str) -> tuple[str, tuple[Any, ...]]:
+    path, equals, text = word.partition("=")
+    found = read_value(f"[{text}]", "--vary") if equals and text else None
+    if not path or not found:
+        raise RecipeError(f"--vary: {word!r} names no values (write KEY=V1,V2, such as data.workers=1,2,4)")
+    return path, tuple(found)
+
+
+def _check(path: str, values: tuple[Any, ...], recipe: Recipe, *, allow_batch: bool) -> None:
+    if path.startswith(_FIXED):
+        raise RecipeError(f"--vary: {path} is no setting to tune for speed (leave it out)")
+    if path == "data.batch_size" and not allow_batch:
+        raise RecipeError(f"--vary: {path} changes what is trained (add --allow-batch, and the rate follows)")
+    for value in values:
+        vary(recipe, Patch(((path, value),)))

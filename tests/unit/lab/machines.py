@@ -1,0 +1,68 @@
+"""A made-up machine: how fast it trains a recipe, and to which loss, are functions of the recipe."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.core.results import RunResult, StageResult, ThroughputResult, TimeResult
+from paceline.core.rundir import RunDir
+from paceline.lab.trial import Outcome, Trial, folder_name, vary
+from paceline.recipe.schema import Recipe
+
+
+def compute_shares(recipe: Recipe) -> dict[str, float]:
+    return {"forward": 0.4, "backward": 0.6}
+
+
+@dataclass
+class Machine:
+    """Runs trials over `recipe` at once; what `fails` returns is the error of a run, "" for one that ends well."""
+
+    recipe: Recipe
+    root: Path
+    speed: Callable[[Recipe], float]
+    loss: Callable[[Recipe], float] = lambda recipe: 2.0
+    fails: Callable[[Recipe], str] = lambda recipe: ""
+    shares: Callable[[Recipe], dict[str, float]] = compute_shares
+    made: list[tuple[Trial, int]] = field(default_factory=list)
+
+    def run(self, trial: Trial, repeat: int) -> Outcome:
+        """Write what a run leaves, and return how it ended."""
+        self.made.append((trial, repeat))
+        recipe = vary(self.recipe, trial.patch)
+        rundir = RunDir(self.root / "trials" / folder_name(trial, self.recipe, 1, repeat))
+        assert not rundir.path.exists(), f"{rundir.path} is two runs"
+        rundir.path.mkdir(parents=True)
+        error = self.fails(recipe)
+        if error:
+            return Outcome(trial, repeat, rundir, None, error, 1, error)
+        self._write_losses(rundir, recipe)
+        return Outcome(trial, repeat, rundir, self._result(recipe))
+
+    def _write_losses(self, rundir: RunDir, recipe: Recipe) -> None:
+        records = ({"step": step, "loss": self.loss(recipe)} for step in range(10, int(recipe.train.steps) + 1, 10))
+        rundir.steps.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+    def _result(self, recipe: Recipe) -> RunResult:
+        rate = self.speed(recipe)
+        return RunResult(
+            status="completed",
+            recipe_hash=recipe.hash,
+            world_size=1,
+            epochs=1.0,
+            steps=int(recipe.train.steps),
+            images_seen=100,
+            eval=None,
+            best=None,
+            throughput=ThroughputResult(images_per_s=rate, spread=(rate, rate), n=3, excluded_s=0),
+            time=TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0, checkpoint_s=0, to_target_s=None),
+            stages={
+                name: StageResult(host_s=share, device_s=share, share=share)
+                for name, share in self.shares(recipe).items()
+            },
+            verdict={"bottleneck": "compute-bound", "evidence": "made up", "ceiling": "", "try": ""},
+            lr="0.1",
+            weights_sha256="ab",
+            provenance={"device": "cpu", "logical_cores": 4},
+        )

@@ -1,0 +1,80 @@
+"""Pairs of runs settle what is faster; what failed, and what cannot be compared, is said."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.rundir import RunDir
+from paceline.lab.duel import Bench, Duel, failure_of, fight
+from paceline.lab.measuring import measuring_patch
+from paceline.lab.trial import Outcome, Trial, vary
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+
+from .machines import Machine
+
+DIGITS = load("digits").recipe
+MEASURED = vary(DIGITS, measuring_patch(DIGITS, 20, Patch(), lr_share=0.1))
+BF16 = Patch((("train.precision", "bf16"),))
+
+
+def is_bf16(recipe: Recipe) -> bool:
+    return recipe.train.precision == "bf16"
+
+
+def speed(recipe: Recipe) -> float:
+    return (150.0 if is_bf16(recipe) else 100.0) * (1 + 0.01 * recipe.seed)
+
+
+def fought(machine: Machine, *, repeats: int = 2, is_same: bool = True) -> Duel:
+    bench = Bench(MEASURED, machine.run)
+    return fight(bench, ("best", "other"), (Patch(), BF16), steps=20, repeats=repeats, is_same=is_same)
+
+
+def test_a_drift_that_meets_both_of_a_pair_is_no_doubt(tmp_path: Path) -> None:
+    duel = fought(Machine(MEASURED, tmp_path, speed), repeats=3)
+    assert duel.status == "won"
+    assert duel.ratio is not None and duel.ratio.low == pytest.approx(1.5)
+    assert (len(duel.champion), len(duel.challenger), len(duel.runs)) == (3, 3, 3)
+    assert duel.parity is not None and duel.parity.verdict == "same"
+
+
+@pytest.mark.parametrize(("gap", "status"), [(1.0, "won"), (1.019, "won"), (1.021, "differs"), (0.97, "differs")])
+def test_the_losses_of_one_pair_have_to_agree_within_the_tolerance(gap: float, status: str, tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, speed, loss=lambda recipe: 2.0 * (gap if is_bf16(recipe) else 1.0))
+    assert fought(machine, repeats=1).status == status
+
+
+def test_what_may_train_otherwise_is_judged_by_speed_alone(tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, speed, loss=lambda recipe: 9.0 if is_bf16(recipe) else 1.0)
+    duel = fought(machine, is_same=False)
+    assert (duel.status, duel.parity) == ("won", None)
+
+
+def test_a_pair_ends_with_the_first_run_that_fails(tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, speed, fails=lambda recipe: "it broke" if is_bf16(recipe) else "")
+    duel = fought(machine, repeats=3)
+    assert (duel.status, duel.why, duel.ratio, duel.runs) == ("failed", "it broke", None, ())
+    assert len(machine.made) == 2
+
+
+def test_the_one_it_was_compared_with_is_named_where_that_fails(tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, speed, fails=lambda recipe: "" if is_bf16(recipe) else "CUDA out of memory")
+    duel = fought(machine)
+    assert (duel.status, duel.why) == ("failed", "what it was compared with has failed: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", "no_room"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8", "no_room"),
+        ("was killed by signal 9", "no_room"),
+        ("rank 1 of 2 was killed by SIGKILL, so all ranks were ended", "no_room"),
+        ("was killed by signal 11", "failed"),
+        ("data.loader: native reads packs, and this is digits", "failed"),
+    ],
+)
+def test_running_out_of_memory_is_told_from_other_failures(error: str, status: str) -> None:
+    assert failure_of(Outcome(Trial("one"), 1, RunDir(Path("one")), None, error, 1))[0] == status

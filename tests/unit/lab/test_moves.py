@@ -1,0 +1,133 @@
+"""Moves fit the recipe and the machine they are proposed for, and come in the order that a verdict calls for."""
+
+import pytest
+
+from paceline.lab.moves import Place, batch_move, ceiling_of, moves_for, named, next_move
+from paceline.lab.rungs import Rung
+from paceline.lab.trial import vary, words_of
+from paceline.recipe.load import load, preset_names
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+
+DIGITS = load("digits").recipe
+CPU = Place("cpu", 1, 4)
+GPU = Place("cuda", 1, 16)
+PLACES = (CPU, GPU, Place("cuda", 4, 8), Place("cpu", 2, 1))
+BOTTLENECKS = ("input-bound", "copy-bound", "compute-bound", "launch-bound", "communication-bound", "straggler-bound")
+
+
+def judged(bottleneck: str, to_try: str = "", ceiling: str = "") -> dict[str, str]:
+    return {"bottleneck": bottleneck, "evidence": "", "ceiling": ceiling, "try": to_try}
+
+
+def names(recipe: Recipe, place: Place, verdict: dict[str, str], *, allow_batch: bool = False) -> list[str]:
+    return [move.name for move in moves_for(recipe, place, verdict, allow_batch=allow_batch)]
+
+
+def presets() -> list[Recipe]:
+    """Return all shipped recipes; those of files get a root."""
+    found = []
+    for name in preset_names():
+        try:
+            found.append(load(name).recipe)
+        except ValueError:
+            found.append(load(name, Patch.parse(["data.source.root=/data"])).recipe)
+    return found
+
+
+def test_every_move_over_every_shipped_recipe_fits_it_and_changes_it() -> None:
+    num_moves = 0
+    for recipe in presets():
+        for place in PLACES:
+            found = moves_for(recipe, place, judged("input-bound", "data.workers=3"), allow_batch=True)
+            assert len({move.name for move in found}) == len(found)
+            assert len({tuple(words_of(move.patch)) for move in found}) == len(found)
+            for move in found:
+                assert vary(recipe, move.patch) != recipe
+                assert Patch.parse(words_of(move.patch)) == move.patch
+                num_moves += 1
+    assert num_moves > 1000
+
+
+def test_every_move_can_be_a_rung_of_a_ladder() -> None:
+    checked = 0
+    for place in PLACES:
+        for move in moves_for(DIGITS, place, judged("input-bound", "data.workers=3"), allow_batch=True):
+            rung = Rung(name=move.name, explains=move.explains, set=dict(move.patch.assignments), expects=move.expects)
+            checked += rung.patch == move.patch
+    assert checked > 20
+
+
+@pytest.mark.parametrize("bottleneck", BOTTLENECKS)
+def test_what_cures_the_bottleneck_comes_before_all_others(bottleneck: str) -> None:
+    place = Place("cuda", 4, 8)
+    cures = [bottleneck in move.cures for move in moves_for(DIGITS, place, judged(bottleneck), allow_batch=True)]
+    assert any(cures)
+    assert cures == sorted(cures, reverse=True)
+
+
+def test_what_the_verdict_advises_comes_first_and_is_not_proposed_twice() -> None:
+    advised = names(DIGITS, GPU, judged("input-bound", "data.workers=9"))
+    assert advised[0] == "workers-9"
+    known = names(DIGITS, GPU, judged("input-bound", "data.workers=8"))
+    assert known[0] == "workers-8"
+    assert sorted(known) == sorted(names(DIGITS, GPU, judged("input-bound")))
+
+
+@pytest.mark.parametrize("to_try", ["train.eval_every=4ep", "checkpoint.every=4ep", "measure.warmup_steps=0"])
+def test_advice_about_what_is_no_step_is_no_move(to_try: str) -> None:
+    verdict = judged("evaluation-bound", to_try)
+    assert names(DIGITS, CPU, verdict) == names(DIGITS, CPU, judged("evaluation-bound"))
+
+
+def test_a_move_needs_the_machine_that_it_is_for() -> None:
+    on_cpu, on_gpu = names(DIGITS, CPU, judged("compute-bound")), names(DIGITS, GPU, judged("compute-bound"))
+    assert {"precision-bf16", "threads-2"} <= set(on_cpu)
+    assert {"precision-amp", "compile-reduce-overhead", "augment-on-device"} <= set(on_gpu)
+    assert not {*on_cpu} & {"precision-amp", "compile-reduce-overhead", "augment-on-device", "compression-bf16"}
+    assert not {*on_gpu} & {"precision-bf16", "threads-2", "compression-bf16"}
+    assert "compression-bf16" in names(DIGITS, Place("cuda", 2, 8), judged("communication-bound"))
+
+
+def test_another_batch_is_proposed_only_where_it_is_allowed() -> None:
+    assert not [name for name in names(DIGITS, GPU, judged("compute-bound")) if name.startswith("batch-")]
+    assert "batch-256" in names(DIGITS, GPU, judged("compute-bound"), allow_batch=True)
+
+
+@pytest.mark.parametrize(("words", "lr"), [([], 0.2), (["optim.name=adamw"], 1e-3 * 2**0.5)])
+def test_the_learning_rate_follows_a_larger_batch(words: list[str], lr: float) -> None:
+    from paceline.recipe.plan import lr_factor
+
+    recipe = load("digits", Patch.parse(words)).recipe
+    move = batch_move(recipe, 256)
+    larger = vary(recipe, move.patch)
+    assert move.parity == "free"
+    assert larger.data.batch_size == 256
+    assert larger.optim.lr * lr_factor(larger) == pytest.approx(lr if words else recipe.optim.lr * 2, rel=1e-6)
+
+
+def test_a_rule_that_the_recipe_has_for_its_learning_rate_stands() -> None:
+    said = Patch.parse(["optim.lr_scaling=sqrt", "optim.base_batch_size=64"])
+    assert words_of(batch_move(load("digits", said).recipe, 256).patch) == ["data.batch_size=256"]
+
+
+def test_the_next_move_cures_the_bottleneck_and_was_not_tried() -> None:
+    verdict = judged("compute-bound")
+    first = next_move(DIGITS, CPU, verdict, ())
+    assert first is not None and first.name == "precision-bf16"
+    second = next_move(DIGITS, CPU, verdict, ("precision-bf16",))
+    assert second is not None and second.name == "compile-default"
+    cures = [move.name for move in moves_for(DIGITS, CPU, verdict) if "compute-bound" in move.cures]
+    assert next_move(DIGITS, CPU, verdict, cures) is None
+    assert next_move(DIGITS, CPU, judged("evaluation-bound"), ()) is None
+
+
+def test_a_ceiling_is_read_from_the_verdict() -> None:
+    assert ceiling_of(judged("input-bound", ceiling="at most 1.04x without waiting, all else unchanged")) == 1.04
+    assert ceiling_of(judged("compute-bound")) is None
+
+
+def test_a_value_that_the_recipe_has_is_no_move() -> None:
+    assert named(DIGITS, "train.precision", "fp32") is None
+    move = named(DIGITS, "train.precision", "bf16")
+    assert move is not None and move.name == "train.precision=bf16"

@@ -1,0 +1,62 @@
+"""The ladder `auto` takes the moves that a verdict calls for, and ends where there is too little to win."""
+
+import pytest
+
+from paceline.core.results import RunResult, ThroughputResult, TimeResult
+from paceline.lab.ladder import Standing
+from paceline.lab.proposing import propose
+from paceline.lab.rungs import Rung
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+
+RECIPE = load("digits").recipe
+
+
+@pytest.fixture
+def standing():
+    """Return a function that gives a rung that stands, with a verdict and what was tried above it."""
+
+    def stand(bottleneck: str, ceiling: str = "", tried: tuple[str, ...] = ()) -> Standing:
+        result = RunResult(
+            status="completed",
+            recipe_hash=RECIPE.hash,
+            world_size=1,
+            epochs=1.0,
+            steps=5,
+            images_seen=640,
+            eval=None,
+            best=None,
+            throughput=ThroughputResult(images_per_s=100, spread=(100, 100), n=1, excluded_s=0),
+            time=TimeResult(wall_s=4, startup_s=1, train_s=2, eval_s=0, checkpoint_s=0, to_target_s=None),
+            stages={},
+            verdict={"bottleneck": bottleneck, "evidence": "It is.", "ceiling": ceiling, "try": ""},
+            lr="0.1",
+            weights_sha256="ab",
+            provenance={"device": "cpu", "logical_cores": 2},
+        )
+        return Standing("base", Patch(), 1, is_cold=False, results=(result,), tried=tried)
+
+    return stand
+
+
+def test_what_cures_the_bottleneck_is_proposed_as_a_rung(standing):
+    rung = propose(RECIPE, standing("compute-bound"))
+    assert isinstance(rung, Rung)
+    assert (rung.name, rung.set, rung.parity) == ("precision-bf16", {"train.precision": "bf16"}, "same")
+    assert "forward" in rung.expects
+    assert rung.explains
+
+
+def test_what_was_tried_is_not_proposed_again_and_at_last_nothing_is(standing):
+    tried: tuple[str, ...] = ()
+    while isinstance(rung := propose(RECIPE, standing("compute-bound", tried=tried)), Rung):
+        assert rung.name not in tried
+        tried = (*tried, rung.name)
+    assert len(tried) > 1
+    assert rung == "base is compute-bound, and no setting is left that may help"
+
+
+def test_a_ceiling_of_a_few_percent_ends_it(standing):
+    why = propose(RECIPE, standing("input-bound", "at most 1.02x without waiting for data, all else unchanged"))
+    assert why == "base is input-bound, and without that there are less than 3.0 % to win"
+    assert isinstance(propose(RECIPE, standing("input-bound", "at most 1.5x without waiting for data")), Rung)

@@ -1,0 +1,272 @@
+"""A search finds what is faster and trains as before, with few runs, and says what became of all that it tried."""
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import RecipeError
+from paceline.lab.duel import Bench
+from paceline.lab.measuring import measuring_patch
+from paceline.lab.runner import TrialError
+from paceline.lab.space import ByHand, FromVerdict, Space, build_space, grid_of
+from paceline.lab.trial import vary, words_of
+from paceline.lab.tune import Found, Search
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+
+from .machines import Machine
+
+DIGITS = load("digits").recipe
+MEASURED = vary(DIGITS, measuring_patch(DIGITS, 20, Patch(), lr_share=0.1))
+
+
+def tuned(machine: Machine, space: Space, *, repeats: int = 2, budget: int | None = None) -> Found:
+    def lay(patch: Patch) -> Recipe | None:
+        try:
+            return vary(MEASURED, patch)
+        except RecipeError:
+            return None
+
+    return Search(Bench(MEASURED, machine.run), space, lay, 20, repeats, budget, lambda line: None).search()
+
+
+def outcomes(found: Found) -> dict[str, str]:
+    return {tried.name: tried.status for tried in found.tried}
+
+
+def by_hand(*words: str) -> Space:
+    return build_space(words, MEASURED, allow_batch=False)
+
+
+def noisy(speed: Callable[[Recipe], float], share: float = 0.005) -> Callable[[Recipe], float]:
+    """Return a speed that scatters by so much, from run to run, the same in every test."""
+    draw = random.Random(0)
+    return lambda recipe: speed(recipe) * math.exp(draw.gauss(0, share))
+
+
+def product(recipe: Recipe) -> float:
+    """A machine on which what helps, helps whatever else is set: 2.4 times at best."""
+    precision = {"fp32": 1.0, "bf16": 1.6, "fp64": 0.4}[recipe.train.precision]
+    pieces = {1: 1.0, 2: 1.2, 4: 1.5}.get(recipe.train.accumulate, 0.9)
+    layout = {"auto": 1.0, "contiguous": 0.8, "channels_last": 1.0}[recipe.model.memory_format]
+    return 100 * precision * pieces * layout
+
+
+WORDS = ("train.precision=fp32,bf16,fp64", "train.accumulate=1,2,4,8", "model.memory_format=auto,contiguous")
+
+
+def test_the_best_of_a_grid_is_found_in_less_than_half_of_its_trials(tmp_path: Path) -> None:
+    found = tuned(Machine(MEASURED, tmp_path, noisy(product)), by_hand(*WORDS), repeats=1)
+    grid = [
+        product(
+            vary(MEASURED, Patch((("train.precision", one), ("train.accumulate", two), ("model.memory_format", x))))
+        )
+        for one, two, x in itertools.product(("fp32", "bf16", "fp64"), (1, 2, 4, 8), ("auto", "contiguous"))
+    ]
+    assert found.grid == len(grid)
+    assert product(vary(MEASURED, found.patch)) == max(grid)
+    assert found.trials < len(grid) / 2
+    assert sorted(words_of(found.patch)) == ["train.accumulate=4", "train.precision=bf16"]
+    assert found.gain is not None and found.gain.value == pytest.approx(2.4, rel=0.03)  # four times the scatter
+
+
+SPACE: dict[str, tuple[str, ...]] = {
+    "train.precision": ("fp32", "bf16"),
+    "model.memory_format": ("contiguous", "auto"),
+    "optim.implementation": ("loop", "foreach", "auto"),
+    "parallel.threads": ("1", "auto"),
+    "data.workers": ("1", "auto"),
+}
+
+
+def made_up(seed: int) -> Callable[[dict[str, str]], float]:
+    """Return a machine on which each value has an effect of its own (about 20 %) and each pair of them (1.5 %)."""
+
+    def effect(*values: str) -> float:
+        mean, scatter = (0.1, 0.2) if len(values) == 1 else (0.0, 0.015)
+        return random.Random(f"{seed} {values}").gauss(mean, scatter)  # text, as a tuple's hash is another each time
+
+    def speed(setting: dict[str, str]) -> float:
+        words = [f"{path}={value}" for path, value in setting.items()]
+        return 100 * math.exp(sum(effect(*some) for size in (1, 2) for some in itertools.combinations(words, size)))
+
+    return speed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_settings_within_3_percent_of_the_best_of_a_grid_are_found_in_a_quarter_of_its_trials(
+    seed: int, tmp_path: Path
+) -> None:
+    speed = made_up(seed)
+
+    def of(recipe: Recipe) -> float:
+        return speed({path: str(reduce(getattr, path.split("."), recipe)) for path in SPACE})
+
+    corner = Patch.parse([f"{path}={values[0]}" for path, values in SPACE.items()])
+    measured = vary(MEASURED, corner)
+    grid = [speed(dict(zip(SPACE, values, strict=True))) for values in itertools.product(*SPACE.values())]
+    words = [f"{path}={','.join(values)}" for path, values in SPACE.items()]
+    space = build_space(words, measured, allow_batch=False)
+    machine = Machine(measured, tmp_path, noisy(of))
+    bench = Bench(measured, machine.run)
+    found = Search(bench, space, lambda patch: vary(measured, patch), 20, 1, len(grid) // 4, lambda line: None).search()
+    assert len(grid) == 48
+    assert found.trials <= len(grid) / 4
+    assert of(vary(measured, found.patch)) >= 0.97 * max(grid)
+
+
+def test_what_helps_only_beside_something_else_is_found_in_a_later_round(tmp_path: Path) -> None:
+    def speed(recipe: Recipe) -> float:
+        is_fast = recipe.train.precision == "bf16"
+        return 100 * (1.5 if is_fast else 1.0) * (1.3 if is_fast and recipe.train.accumulate == 2 else 1.0)
+
+    found = tuned(Machine(MEASURED, tmp_path, speed), by_hand("train.precision=bf16", "train.accumulate=2"))
+    assert dict(found.patch.assignments) == {"train.precision": "bf16", "train.accumulate": 2}
+    assert [(tried.name, tried.round, tried.status) for tried in found.tried] == [
+        ("train.precision=bf16", 1, "won"),
+        ("train.accumulate=2", 1, "no_gain"),
+        ("train.accumulate=2", 2, "won"),
+    ]
+    assert found.tried[-1].over == "train.precision=bf16"
+
+
+def test_what_trains_otherwise_is_not_taken_however_fast_it_is(tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, product, loss=lambda recipe: 3.0 if recipe.train.accumulate > 1 else 2.0)
+    found = tuned(machine, by_hand(*WORDS))
+    assert words_of(found.patch) == ["train.precision=bf16"]
+    assert outcomes(found)["train.precision=bf16 + train.accumulate=4"] == "differs"
+    assert "train.accumulate=4" in outcomes(found)
+
+
+def test_a_larger_batch_is_taken_by_itself_so_that_the_others_are_seen_to_train_alike(tmp_path: Path) -> None:
+    def speed(recipe: Recipe) -> float:
+        return product(recipe) * {128: 1.0, 256: 1.8, 512: 1.7}.get(recipe.data.batch_size, 0.5)
+
+    machine = Machine(MEASURED, tmp_path, speed, loss=lambda recipe: 2.0 * recipe.data.batch_size / 128)
+    found = tuned(machine, build_space([*WORDS, "data.batch_size=256,512"], MEASURED, allow_batch=True))
+    won = [(tried.name, tried.round) for tried in found.tried if tried.status == "won"]
+    together = "train.precision=bf16 + train.accumulate=4"
+    assert won == [("train.precision=bf16", 1), ("train.accumulate=4", 1), (together, 1), ("batch-256", 2)]
+    assert vary(MEASURED, found.patch).optim.lr_scaling == "linear"
+
+
+def test_what_has_no_room_is_no_failure_and_what_fails_is_told(tmp_path: Path) -> None:
+    def fails(recipe: Recipe) -> str:
+        if recipe.train.accumulate == 2:
+            return "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+        if recipe.train.accumulate == 4:
+            return "rank 0 of 2 was killed by SIGKILL, so all ranks were ended"
+        return "data.loader: native: cannot" if recipe.train.accumulate == 8 else ""
+
+    found = tuned(Machine(MEASURED, tmp_path, product, fails=fails), by_hand("train.accumulate=2,4,8"))
+    assert outcomes(found) == {
+        "train.accumulate=2": "no_room",
+        "train.accumulate=4": "no_room",
+        "train.accumulate=8": "failed",
+    }
+    assert found.tried[-1].why == "data.loader: native: cannot"
+    assert found.gain is None and found.patch == Patch()
+
+
+def test_nothing_is_taken_where_nothing_is_faster(tmp_path: Path) -> None:
+    found = tuned(Machine(MEASURED, tmp_path, noisy(lambda recipe: 100)), by_hand(*WORDS), repeats=3)
+    assert found.patch == Patch()
+    assert "won" not in outcomes(found).values()
+    assert found.first == found.best
+
+
+def test_one_pair_has_to_show_two_percent(tmp_path: Path) -> None:
+    def speed(gain: float) -> Callable[[Recipe], float]:
+        return lambda recipe: 100 * (gain if recipe.train.accumulate == 2 else 1.0)
+
+    few = tuned(Machine(MEASURED, tmp_path / "few", speed(1.015)), by_hand("train.accumulate=2"), repeats=1)
+    more = tuned(Machine(MEASURED, tmp_path / "more", speed(1.025)), by_hand("train.accumulate=2"), repeats=1)
+    assert (few.tried[0].status, more.tried[0].status) == ("no_gain", "won")
+
+
+@pytest.mark.parametrize("budget", range(4, 24))
+def test_a_budget_is_never_exceeded(budget: int, tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, noisy(product))
+    found = tuned(machine, by_hand(*WORDS), repeats=1, budget=budget)
+    assert len(machine.made) == found.trials <= budget
+
+
+def test_pairs_are_fresh_runs_on_the_same_samples_with_the_first_place_taken_in_turns(tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, product)
+    tuned(machine, by_hand("train.accumulate=2"), repeats=3)
+    pairs = [
+        (trial.name, vary(MEASURED, trial.patch).seed, repeat)
+        for trial, repeat in machine.made
+        if "pairs" in trial.name
+    ]
+    best, other = "pairs-1-best", "pairs-1-train.accumulate=2"
+    assert pairs == [(best, 0, 1), (other, 0, 1), (other, 1, 2), (best, 1, 2), (best, 2, 3), (other, 2, 3)]
+
+
+def test_the_same_search_again_asks_for_the_same_runs(tmp_path: Path) -> None:
+    made = []
+    for folder in ("one", "other"):
+        machine = Machine(MEASURED, tmp_path / folder, noisy(product))
+        tuned(machine, by_hand(*WORDS))
+        made.append(machine.made)
+    assert made[0] == made[1]
+
+
+def test_a_recipe_that_cannot_be_run_ends_the_search_with_its_own_error(tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, product, fails=lambda recipe: "no such folder")
+    with pytest.raises(TrialError, match="no such folder"):
+        tuned(machine, by_hand(*WORDS))
+
+
+def test_by_the_verdict_moves_of_stages_that_take_nothing_are_not_tried(tmp_path: Path) -> None:
+    found = tuned(Machine(MEASURED, tmp_path, product), FromVerdict())
+    assert "precision-bf16" in outcomes(found) and "accumulate-4" in outcomes(found)
+    assert not [name for name in outcomes(found) if name.startswith(("workers", "loader"))]
+    waits = Machine(
+        MEASURED, tmp_path / "waits", product, shares=lambda recipe: {"data_wait": 0.3, "forward": 0.3, "backward": 0.4}
+    )
+    assert "workers-3" in outcomes(tuned(waits, FromVerdict()))
+
+
+def test_a_setting_that_was_left_for_a_faster_one_is_not_gone_back_to(tmp_path: Path) -> None:
+    found = tuned(Machine(MEASURED, tmp_path, product), by_hand(*WORDS))
+    later = [tried.name for tried in found.tried if tried.round > 1]
+    assert not {"train.precision=fp32", "train.accumulate=1"} & set(later)
+
+
+def test_a_grid_counts_what_excludes_each_other_once(tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, product)
+    assert tuned(machine, by_hand("train.accumulate=1,2,4", "train.precision=bf16")).grid == 3 * 2
+    assert grid_of([]) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("train.precision", "names no values"),
+        ("train.precision=", "names no values"),
+        ("train.precison=bf16", "precison"),
+        ("train.precision=bf16,half", "half"),
+        ("train.steps=10,20", "no setting to tune"),
+        ("seed=1,2", "no setting to tune"),
+        ("data.batch_size=64,256", "--allow-batch"),
+    ],
+)
+def test_a_space_that_cannot_be_is_refused(word: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        by_hand(word)
+
+
+def test_a_batch_by_hand_has_its_learning_rate_follow() -> None:
+    space = build_space(["data.batch_size=64,256"], MEASURED, allow_batch=True)
+    assert isinstance(space, ByHand)
+    result = Machine(MEASURED, Path("unused"), product)._result(MEASURED)
+    moves = space.moves(MEASURED, result)
+    assert [move.name for move in moves] == ["batch-64", "batch-256"]
+    assert all("optim.lr_scaling=linear" in words_of(move.patch) for move in moves)
