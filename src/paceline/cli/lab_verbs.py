@@ -33,3 +33,95 @@ def profile(
         nvtx=nvtx,
         as_json=as_json,
     )
+
+
+def ladder(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="LADDER|KEY=VALUE",
+            help="A shipped ladder or a ladder file (none: auto), then overrides of its recipe.",
+            show_default=False,
+        ),
+    ] = None,
+    ranks: Ranks = "auto",
+    recipe: Annotated[str | None, typer.Option(help="A recipe to climb from, in place of the ladder's own.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where it is written (runs/ladder-NAME-TIME).")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps that are measured in a run (the ladder's).")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Pairs of runs for each rung (the ladder's).")] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="List the ladders, or the rungs of one, and stop.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Lay settings one over the other, and say what each of them buys: kept where it does, dropped where not."""
+    from paceline.cli.ladder import ladder as work
+
+    return work(
+        words or [],
+        ranks,
+        run_dir,
+        recipe=recipe,
+        steps=steps,
+        repeats=repeats,
+        list_only=list_only,
+        as_json=as_json,
+    )
+
+
+def tune(
+    words: Words = None,
+    ranks: Ranks = "auto",
+    run_dir: Annotated[Path | None, typer.Option(help="Where it is written (runs/tune-RECIPE-TIME).")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are measured in the shortest runs.")] = 20,
+    repeats: Annotated[int, typer.Option(min=1, help="Pairs of runs that decide whether a setting stays.")] = 3,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V,V", help="Search only these values of a field; may be given several times."),
+    ] = None,
+    allow_batch: Annotated[
+        bool, typer.Option("--allow-batch", help="Try other batch sizes too, the learning rate following.")
+    ] = False,
+    budget: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many runs.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Find the fastest settings for a recipe on this machine that train as it does; write them as a recipe."""
+    from paceline.cli.tune import tune as work
+
+    return work(
+        words or [],
+        ranks,
+        run_dir,
+        steps=steps,
+        repeats=repeats,
+        vary=vary or [],
+        allow_batch=allow_batch,
+        budget=budget,
+        as_json=as_json,
+    )
+
+
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run directories; those that differ in their seed alone are one group."),
+    ],
+    target: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Accuracy to reach (the recipes' own, else what all runs reach)."),
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(metavar="top1|top5|mean_class_accuracy", help="Which accuracy is judged.")
+    ] = "top1",
+    fail_below: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[METRIC=]VALUE",
+            help="Exit with 1 where a group's speedup, gap, images_per_s or accuracy is lower; for several, again.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as .html, .md or .json as well.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Compare runs: time and epochs to a target, accuracy, and where a speed-up comes from."""
+    from paceline.cli.compare import compare as work
+
+    return work(runs, target=target, metric=metric, fail_below=fail_below or [], out=out, as_json=as_json)

@@ -9,6 +9,7 @@ from paceline import __version__
 from paceline.cli import lab_verbs
 from paceline.cli.arguments import Json, Port, Ranks, Words
 from paceline.cli.data_verbs import data
+from paceline.cli.scale_verb import scale
 
 app = typer.Typer(
     name="paceline",
@@ -106,6 +107,12 @@ def doctor(
 
 
 app.command(epilog="Example: `paceline profile folder data.source.root=~/photos --trace`")(lab_verbs.profile)
+app.command(epilog="Example: `paceline ladder cpu data.source.root=~/cifar10`")(lab_verbs.ladder)
+app.command(epilog="Example: `paceline scale cifar10-resnet18 --ranks 1,2,4 --mode strong`")(scale)
+app.command(epilog="Example: `paceline tune folder data.source.root=~/photos`")(lab_verbs.tune)
+app.command(epilog="Example: `paceline compare runs/b128-* runs/b2048-* --target 0.75 --out compare.html`")(
+    lab_verbs.compare
+)
 
 
 @app.command(epilog="Example: `paceline report runs/digits-20261121-101500 --format md`")

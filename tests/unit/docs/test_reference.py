@@ -12,6 +12,7 @@ import typer.core
 
 from paceline.cli.verbs import app
 from paceline.cli.words import split_words
+from paceline.lab.rungs import load_ladder
 from paceline.recipe.load import load
 
 ROOT = Path(__file__).parents[3]
@@ -66,9 +67,12 @@ def test_every_command_in_the_documents_would_run() -> None:
         recipe = context.params.get("words", context.params.get("overrides")) or []
         if verb == "data":  # it takes files and folders as well, which are not here
             recipe = [word for word in recipe if "=" in word or not set("./") & set(word)]
+        if verb == "ladder":  # its first word is a ladder, whose recipe the others are for
+            name, *recipe = recipe or ["auto"]
+            recipe = [context.params["recipe"] or load_ladder(name).recipe, *recipe]
         load(*split_words(recipe))
         seen.add(verb)
-    assert {"train", "recipes", "data", "doctor"} <= seen
+    assert {"train", "recipes", "data", "doctor", "ladder", "scale", "tune"} <= seen
 
 
 def test_every_recipe_in_the_documents_loads(tmp_path: Path) -> None:
@@ -76,7 +80,7 @@ def test_every_recipe_in_the_documents_loads(tmp_path: Path) -> None:
     assert found
     for text in found:
         (tmp_path / "recipe.yaml").write_text(text)
-        load(str(tmp_path / "recipe.yaml"))
+        (load_ladder if "\nrungs:" in text else load)(str(tmp_path / "recipe.yaml"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
