@@ -4,21 +4,21 @@ The folder of a ladder holds one run directory a run; the same command goes on w
 """
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.cli.experiment import LIMIT_S, experiment, found_before, leave
 from paceline.cli.show_ladder import show_ladder, show_ladders, show_rungs
 from paceline.cli.telling import Begins, Say, telling
 from paceline.cli.words import count_ranks
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.folder import ExperimentDir, open_experiment
+from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.ladder import LadderResult
+from paceline.core.limits import usable_cores
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
 from paceline.lab.ladder import Climbed, Climber, Here
@@ -73,16 +73,8 @@ def ladder(
         _list(name, as_json=as_json)
         return 0
     asked = _ask(load_ladder(name or _AUTO), recipe, said, ranks, steps=steps, repeats=repeats)
-    out = sys.stderr if as_json else sys.stdout
-    folder = open_experiment(
-        f"ladder-{asked.ladder.name}",
-        asked.plain,
-        run_dir,
-        datetime.now().astimezone(),
-        lambda line: print(line, file=out, flush=True),
-    )
-    with RunDir(folder.path).lock():
-        result = _known(folder) or _climb(asked, folder, as_json=as_json)
+    with experiment(f"ladder-{asked.ladder.name}", asked.plain, run_dir, as_json=as_json) as folder:
+        result = found_before(folder, LadderResult) or _climb(asked, folder, as_json=as_json)
     show_ladder(result, folder, as_json=as_json)
     return 0
 
@@ -116,6 +108,10 @@ def _ask(
         raise RecipeError(
             f"ladder: starts ranks of its own, and {world.launcher} has started these (start it without, with --ranks)"
         )
+    for path, value in said.assignments:
+        if path in chosen.rungs[0].set:
+            fix = f"leave it out, or copy the ladder and change its rung {chosen.rungs[0].name!r}"
+            raise RecipeError(f"{path}: {value} has no effect on ladder {chosen.name}, which sets it ({fix})")
     loaded = load(recipe or chosen.recipe, said)
     base = loaded.recipe
     if chosen.warmup_steps is not None and "measure.warmup_steps" not in dict(said.assignments):
@@ -140,31 +136,17 @@ def _refuse(said: Patch) -> None:
             raise RecipeError("measure.clock: off leaves nothing to compare (leave it out)")
 
 
-def _known(folder: ExperimentDir) -> LadderResult | None:
-    """Return what was found before, where it is all there."""
-    if not folder.result.exists():
-        return None
-    found = folder.read()
-    return found if isinstance(found, LadderResult) else None
-
-
 def _climb(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
-    """Run the ladder, write what it came to, and remove the data that were made for it."""
+    """Run the ladder, and write what it came to."""
     out = sys.stderr if as_json else sys.stdout
     write_recipe(asked.loaded.recipe, folder.recipe)
     write_recipe(asked.recipe, folder.path / _MEASURED)
     total = None if asked.ladder.goes_on else asked.repeats * (2 * len(asked.ladder.rungs) - 1)
-    try:
-        with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, total) as (begins, say):
-            say(_plan(asked, total))
-            climbed = _climber(asked, folder, begins, say).climb()
-    except KeyboardInterrupt:
-        print(f"stopped: the same command goes on with {folder.path}", file=sys.stderr)
-        raise
+    with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, total) as (begins, say):
+        say(_plan(asked, total))
+        climbed = _climber(asked, folder, begins, say).climb()
     result = _result(asked, climbed, folder)
-    folder.write(result)
-    shutil.rmtree(folder.data, ignore_errors=True)
-    _leave(folder, result)
+    leave(folder, result)
     return result
 
 
@@ -181,7 +163,7 @@ def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> 
     from paceline.lab.proposing import propose
     from paceline.measure.timing import now_s
 
-    here = Here(gpus=count_gpus(os.environ), cores=len(os.sched_getaffinity(0)), ranks=asked.ranks)
+    here = Here(gpus=count_gpus(os.environ), cores=usable_cores(), ranks=asked.ranks)
 
     def make(form: Form) -> Prepared:
         made = prepare(form, asked.recipe.data, folder.data, workers=here.cores, now=now_s)
@@ -202,6 +184,7 @@ def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> 
         ),
         begins=before,
         goes_on=True,
+        limit_s=LIMIT_S,
     )
     return Climber(
         ladder=asked.ladder,
@@ -237,12 +220,3 @@ def _result(asked: _Asked, climbed: Climbed, folder: ExperimentDir) -> LadderRes
         command=("paceline", *sys.argv[1:]),
         provenance=climbed.best.results[-1].provenance,
     )
-
-
-def _leave(folder: ExperimentDir, result: LadderResult) -> None:
-    """Write tables and the report beside the result."""
-    from paceline.cli.report import leave_report
-    from paceline.report.experiments import write_tables
-
-    write_tables(folder, result)
-    leave_report(RunDir(folder.path))

@@ -7,24 +7,25 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.cli.experiment import LIMIT_S, experiment, found_before, leave
 from paceline.cli.show_tune import show_tune
 from paceline.cli.telling import telling
 from paceline.cli.words import count_ranks, split_words
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.experiments.folder import ExperimentDir, open_experiment
+from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.tuning import TuneResult
 from paceline.core.interval import Interval
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
 from paceline.lab.duel import Bench
+from paceline.lab.laying import lay
 from paceline.lab.measuring import measuring_patch
 from paceline.lab.runner import Runner, interrupted_by
 from paceline.lab.space import Space, build_space
-from paceline.lab.trial import folder_name, vary, words_of, write_recipe
+from paceline.lab.trial import Trial, folder_name, vary, words_of, write_recipe
 from paceline.lab.tune import Found, Search
 from paceline.lab.tuned import tuned_text, write_tuned
 from paceline.parallel.environ import world_from_environ
@@ -37,8 +38,6 @@ _MEASURED: Final = "measured.yaml"
 _TUNED: Final = "tuned.yaml"
 _LR_SHARE: Final = 0.1
 """Of the peak learning rate, as in ladders: enough for a loss to fall, and to show what trains otherwise."""
-_LIMIT_S: Final = 1800.0
-"""Longest that a run may take: settings that hang, or compile for longer, are not fast ones."""
 
 
 @dataclass(frozen=True)
@@ -91,16 +90,8 @@ def tune(
     name, said = split_words(words)
     _refuse(said)
     asked = _ask(name, said, ranks, vary, allow_batch=allow_batch, steps=steps, repeats=repeats, budget=budget)
-    out = sys.stderr if as_json else sys.stdout
-    folder = open_experiment(
-        f"tune-{asked.loaded.name}",
-        asked.plain,
-        run_dir,
-        datetime.now().astimezone(),
-        lambda line: print(line, file=out, flush=True),
-    )
-    with RunDir(folder.path).lock():
-        result = _known(folder) or _search(asked, folder, as_json=as_json)
+    with experiment(f"tune-{asked.loaded.name}", asked.plain, run_dir, as_json=as_json) as folder:
+        result = found_before(folder, TuneResult) or _search(asked, folder, as_json=as_json)
     show_tune(result, folder, as_json=as_json)
     return 0
 
@@ -152,18 +143,9 @@ def _ask(
     )
 
 
-def _known(folder: ExperimentDir) -> TuneResult | None:
-    """Return what was found before, where it is all there."""
-    if not folder.result.exists():
-        return None
-    found = folder.read()
-    return found if isinstance(found, TuneResult) else None
-
-
 def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResult:
-    """Search, and write the tuned recipe, what was found, tables and the report."""
-    from paceline.cli.report import leave_report
-    from paceline.report.experiments import write_tables
+    """Search, and write the tuned recipe and what was found."""
+    from paceline.lab.cache import set_cache
 
     out = sys.stderr if as_json else sys.stdout
     write_recipe(asked.loaded.recipe, folder.recipe)
@@ -171,14 +153,19 @@ def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResul
     with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, asked.budget) as (begins, say):
         most = "" if asked.budget is None else f"up to {count(asked.budget, 'run')}, "
         say(f"tuning {asked.loaded.name}: {most}{count(asked.repeats, 'pair')} of runs for what looks faster")
+
+        def before(trial: Trial, repeat: int) -> None:
+            begins(trial, repeat)
+            set_cache(vary(asked.recipe, trial.patch), is_cold=False)  # the first run would read for all others
+
         runner = Runner(
             asked.recipe,
             folder.path / _MEASURED,
             asked.ranks,
             place=lambda trial, repeat: folder.trials / folder_name(trial, asked.recipe, asked.ranks, repeat),
-            begins=begins,
+            begins=before,
             goes_on=True,
-            limit_s=_LIMIT_S,
+            limit_s=LIMIT_S,
         )
         found = Search(
             bench=Bench(asked.recipe, runner.run),
@@ -191,9 +178,7 @@ def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResul
         ).search()
     _write_tuned(asked, found, folder.path / _TUNED)
     result = _result(asked, found, folder)
-    folder.write(result)
-    write_tables(folder, result)
-    leave_report(RunDir(folder.path))
+    leave(folder, result)
     return result
 
 
@@ -206,7 +191,7 @@ def _write_tuned(asked: _Asked, found: Found, path: Path) -> None:
         for path, _ in Patch.parse(list(tried.patch)).assignments
     }
     header = f"{asked.loaded.name}, tuned: {_gain(found.gain)} over {count(found.trials, 'run')}."
-    patch = Patch((*asked.said.assignments, *found.patch.assignments))
+    patch = lay(asked.loaded.recipe, asked.said, found.patch)
     write_tuned(path, tuned_text(asked.name, patch, comments, header))
     tuned = load(str(path)).recipe
     assert tuned == vary(asked.loaded.recipe, found.patch), f"{path} is another recipe than the one that has won"

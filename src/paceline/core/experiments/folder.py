@@ -18,6 +18,7 @@ from paceline.core.experiments.prediction import PredictionResult
 from paceline.core.experiments.scaling import ScaleResult
 from paceline.core.experiments.tuning import TuneResult
 from paceline.core.rundir import RunDir, write_atomic
+from paceline.core.runlock import LOCK
 
 Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult
 RESULT: Final = "experiment.json"
@@ -83,7 +84,9 @@ class ExperimentDir:
             ) from None
         except (OSError, ValidationError, ValueError) as error:
             reason = str(error).partition("\n")[0]
-            raise PacelineError(f"{self.result}: cannot be read: {reason} (start the experiment again)") from None
+            raise PacelineError(
+                f"{self.result}: cannot be read: {reason} (remove it, and give the same command again)"
+            ) from None
 
 
 def open_experiment(
@@ -99,13 +102,17 @@ def open_experiment(
         folder = known.path if known else RunDir.claim(name, now).path
     else:
         folder = run_dir.expanduser()
-        if folder.exists() and any(folder.iterdir()) and _read_asked(folder) != asked:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {each.name for each in folder.iterdir()}
+        if names <= {LOCK}:
+            write_atomic(folder / _ASKED, json.dumps(asked, indent=2) + "\n")
+        elif _read_asked(folder) == asked:
+            told(f"going on with {folder}")
+        else:
             raise RecipeError(f"--run-dir: {folder} holds something else (name a new folder)")
-    if (folder / _ASKED).exists():
-        told(f"going on with {folder}")
-    else:
-        RunDir(folder).create()
-        write_atomic(folder / _ASKED, json.dumps(asked, indent=2) + "\n")
+    except OSError as error:
+        raise RecipeError(f"--run-dir: {folder} cannot be used: {error.strerror} (name another)") from None
     return ExperimentDir(folder)
 
 

@@ -61,6 +61,16 @@ def test_a_folder_that_is_named_is_gone_on_with_only_where_it_is_the_same(opened
         again({**ASKED, "steps": 50}, run_dir=tmp_path / "mine")
 
 
+def test_a_folder_that_cannot_be_one_is_refused_in_a_line(opened, tmp_path: Path) -> None:
+    again, _ = opened
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"^--run-dir: .*file cannot be used: File exists \(name another\)$"):
+        again(run_dir=tmp_path / "file")
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked" / ".lock").write_text("", encoding="utf-8")
+    assert again(run_dir=tmp_path / "locked").path.name == "locked", "what a kill has left in time is a new folder"
+
+
 def test_what_it_came_to_reads_back_whatever_it_is(tmp_path: Path) -> None:
     folder = ExperimentDir(tmp_path)
     with pytest.raises(PacelineError, match=r"has no experiment\.json \(the experiment has not ended"):

@@ -1,0 +1,69 @@
+"""An experiment's folder is opened, gone on with and left in one way, whatever the verb."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import experiment as verb
+from paceline.cli.experiment import experiment, found_before, leave
+from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.experiments.ladder import LadderResult
+from paceline.core.experiments.prediction import Predicted, PredictionResult
+
+POINT = Predicted(
+    ranks=8,
+    nodes=1,
+    rank_batch=32,
+    images=1e6,
+    time_s=10.0,
+    low_s=9.0,
+    high_s=11.0,
+    step_s=0.1,
+    images_per_s=1e5,
+    efficiency=0.9,
+    gpu_hours=0.02,
+)
+RESULT = PredictionResult(basis="points", source="a.csv", form="T = t", terms={"t": 1.0}, predictions=(POINT,))
+
+
+def test_what_has_ended_is_found_and_only_as_what_it_is(tmp_path: Path) -> None:
+    folder = ExperimentDir(tmp_path)
+    assert found_before(folder, PredictionResult) is None
+    folder.write(RESULT)
+    assert found_before(folder, PredictionResult) == RESULT
+    assert found_before(folder, LadderResult) is None
+
+
+def test_the_result_is_there_only_when_the_tables_are_and_data_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while it writes tables, an experiment is one that has not ended."""
+    folder = ExperimentDir(tmp_path)
+    folder.data.mkdir()
+
+    def killed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("paceline.report.experiments.write_tables", killed)
+        leave(folder, RESULT)
+    assert not folder.result.exists() and not folder.data.exists()
+    leave(folder, RESULT)
+    assert folder.read() == RESULT and folder.table.exists() and folder.markdown.exists() and folder.report.exists()
+
+
+def test_whoever_interrupts_is_told_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), experiment("x", {}, tmp_path / "e", as_json=True):
+        raise KeyboardInterrupt
+    assert capsys.readouterr() == ("", f"stopped: the same command goes on with {tmp_path / 'e'}\n")
+
+
+def test_runs_of_another_torch_are_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = []
+    for version in ("2.11", "2.11", "2.15"):
+        monkeypatch.setattr(verb, "version", lambda name, version=version: version)
+        with experiment("x", {}, None, as_json=True) as folder:
+            folder.recipe.write_text("seed: 0\n", encoding="utf-8")
+            folders.append(folder.path)
+    assert folders[0] == folders[1] != folders[2]
