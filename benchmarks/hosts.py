@@ -27,7 +27,8 @@ from typing import Any, Final
 
 import record
 
-from paceline.lab.predict.from_run import Asked, build_model, predict
+from paceline.lab.predict.asked import Asked
+from paceline.lab.predict.from_run import build_model, predict
 from paceline.lab.predict.measured import Measured, read_collective
 from paceline.lab.predict.networks import from_measured
 from paceline.lab.predict.simulate import Bucket
@@ -97,6 +98,9 @@ def main() -> int:
         from paceline.cli.collective import collective
 
         return collective("auto", asked.collective, as_json=True)
+    caution = caution_of(os.getloadavg()[0], os.cpu_count() or 1)
+    if caution:
+        print(f"warning: {caution}", file=sys.stderr)
     with (
         tempfile.TemporaryDirectory(prefix="paceline-hosts-") as folder,
         hosts(max(UNSEEN), asked.rate, asked.cpu) as made,
@@ -104,8 +108,15 @@ def main() -> int:
         found = measured(made, Path(folder), asked.steps, asked.turns)
     if asked.json:
         shape = {"rate": asked.rate, "cores_a_host": asked.cpu, "words": [*WORDS], "rank_batch": RANK_BATCH}
-        record.write(asked.json, {"benchmark": "hosts", **record.provenance(), **shape, **found})
+        record.write(asked.json, {"benchmark": "hosts", **record.provenance(), "caution": caution, **shape, **found})
     return int(any(abs(each["error"]) > TOLERANCE for each in found["unseen"].values()))
+
+
+def caution_of(load: float, cores: int) -> str:
+    """Return in a sentence that a machine was busy before anything was run on it, "" where it was not."""
+    if load <= cores:
+        return ""
+    return f"{load:.2f} processes wanted {cores} cores before it began: hosts may have had less than their share"
 
 
 def measured(made: Hosts, folder: Path, steps: int, turns: int) -> dict[str, Any]:
@@ -154,7 +165,7 @@ def typical(steps: Sequence[Step]) -> Step:
 def predicted(alone: Step, two: Step, network: Measured, at: Sequence[int] = UNSEEN) -> dict[str, float]:
     """Return the seconds of a step on so many hosts, from those of a run on one and of a run on two."""
     asked = Asked(at=tuple(at), ranks_per_node=1, rank_batch=two.rank_batch, images=two.images)
-    model = build_model(two, from_measured(network), asked, alone)
+    model = build_model(two, from_measured(network), alone)
     return {str(each.ranks): each.step_s for each in predict(model, asked).predictions}
 
 

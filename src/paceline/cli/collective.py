@@ -18,8 +18,10 @@ from paceline.recipe.schema.parallel import Parallel
 def collective(ranks: str, out: Path | None, *, as_json: bool) -> int:
     """Time all-reduces between `ranks` ranks, as those of a job or started here; return the exit code.
 
-    Raise `WorldError` for a single rank, which sends nothing.
+    Raise `WorldError` for a single rank, which sends nothing, and for a file that `--network` would not find.
     """
+    if out is not None and (out.suffix != ".json" or "+" in str(out)):
+        raise WorldError(f"--out: {out} cannot be told from a network's name (name a file such as net.json, without +)")
     world = enter_world()
     num_ranks = ranks_to_start(ranks, world, load(DEFAULT).recipe)
     if num_ranks < 2:

@@ -1,12 +1,10 @@
 """`paceline scale --predict --points FILE`: what other numbers of ranks would take, from a table of what some took."""
 
-import math
-import sys
 from pathlib import Path
 
-from paceline.cli.predict_run import parse_ranks
-from paceline.cli.show_prediction import show_prediction
-from paceline.core.errors import RecipeError
+from paceline.cli.leave_prediction import tell_prediction
+from paceline.cli.predict_words import DEFAULT_RANKS, parse_ranks, refuse
+from paceline.core.units import count
 from paceline.lab.predict.from_points import ask, predict_from
 from paceline.lab.predict.points import read_points
 
@@ -14,32 +12,28 @@ from paceline.lab.predict.points import read_points
 def predict_points(
     points: Path,
     *,
-    at: str,
-    ranks_per_node: int,
+    at: str = DEFAULT_RANKS,
+    ranks_per_node: int | None = None,
     rank_batch: int | None = None,
     images: float | None = None,
     price: float | None = None,
+    run_dir: Path | None = None,
     as_json: bool = False,
 ) -> int:
     """Do what `paceline scale --predict --points` was asked for; return the exit code.
 
-    `price` is that of an hour of a rank. Raise `RecipeError` for an option and `DataError` for a table that cannot be
-    used.
+    Without `ranks_per_node` nodes are as full as the fullest of the table. `price` is that of an hour of a rank. Raise
+    `RecipeError` for an option and `DataError` for a table that cannot be used.
     """
-    _refuse("--ranks-per-node", ranks_per_node, "write how many ranks a node has")
-    _refuse("--rank-batch", rank_batch, "write the images of a rank and step")
-    _refuse("--images", images, "write how many images to predict for")
-    _refuse("--price", price, "write what an hour of a rank costs")
-    ranks = parse_ranks(at)
-    found = read_points(points)
-    asked = ask(found, ranks, ranks_per_node=ranks_per_node, rank_batch=rank_batch, images=images, price=price)
-    show_prediction(
-        predict_from(found, asked, source=str(points), command=("paceline", *sys.argv[1:])), as_json=as_json
-    )
+    refuse({"--ranks-per-node": ranks_per_node, "--rank-batch": rank_batch, "--images": images, "--price": price})
+    ranks, table = parse_ranks(at), read_points(points)
+    on_node = ranks_per_node or max(-(-point.ranks // point.nodes) for point in table)
+    asked = ask(table, ranks, ranks_per_node=on_node, rank_batch=rank_batch, images=images, price=price)
+    found = predict_from(table, asked, source=str(points))
+    if ranks_per_node is None:
+        taken = (
+            f"nodes: {count(on_node, 'rank')} on each, as of the table at most (--ranks-per-node says another number)"
+        )
+        found = found.model_copy(update={"notes": (*found.notes, taken)})
+    tell_prediction(found, asked, run_dir, as_json=as_json)
     return 0
-
-
-def _refuse(option: str, value: float | None, fix: str) -> None:
-    """Raise `RecipeError` where `value` is no finite number above 0."""
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise RecipeError(f"{option}: {value:g} is not above 0 ({fix})")

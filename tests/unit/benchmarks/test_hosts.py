@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from paceline.lab.predict.from_run import Asked, build_model, predict
+from paceline.lab.predict.asked import Asked
+from paceline.lab.predict.from_run import build_model, predict
 from paceline.lab.predict.measured import Measured
 from paceline.lab.predict.networks import from_measured
+from paceline.measure.collective import SIZES
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 
@@ -61,7 +63,7 @@ def test_what_hosts_took_lies_in_the_interval_that_was_told(hosts, recorded):
     network = from_measured(Measured.model_validate(recorded["network"]))
     for num in (3, 4):  # a single step each, which nothing is added to
         asked = Asked(at=(num,), ranks_per_node=1, rank_batch=two.rank_batch, images=num * two.rank_batch)
-        (told,) = predict(build_model(two, network, asked, alone), asked).predictions
+        (told,) = predict(build_model(two, network, alone), asked).predictions
         assert told.low_s < sorted(recorded["unseen"][str(num)]["measured_s"])[1] < told.high_s
 
 
@@ -86,3 +88,17 @@ def test_an_error_is_a_share_of_what_was_measured(hosts):
         "measured_s": [1.0, 5.0, 0.5],
         "error": pytest.approx(0.1),
     }
+
+
+def test_a_machine_that_is_busy_is_told_in_the_record_and_no_reason_to_refuse(hosts):
+    assert hosts.caution_of(2.0, 2) == ""
+    assert hosts.caution_of(2.5, 2).startswith("2.50 processes wanted 2 cores")
+
+
+def test_the_record_is_of_the_code_that_is_here(hosts, recorded):
+    assert (recorded["words"], recorded["rank_batch"]) == ([*hosts.WORDS], hosts.RANK_BATCH)
+    times = Measured.model_validate(recorded["network"]).times
+    assert [each.bytes for each in times] == [*SIZES[: len(times)]]
+    # All but the first size stop it that take more than a quarter of the second that each has.
+    assert all(each.median_s <= 0.25 for each in times[1:-1])
+    assert recorded["seen"]["1"]["buckets"] == []  # one rank sends nothing

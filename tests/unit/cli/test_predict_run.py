@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.predict_run import parse_ranks, predict_run
+from paceline.cli.predict_run import predict_run
+from paceline.cli.predict_words import parse_ranks
 from paceline.core.errors import RecipeError
+from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.prediction import PredictionResult
 from paceline.core.results import RunResult
+from paceline.lab.trial import write_recipe
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
 
 RESULT = {
     "status": "completed",
@@ -42,6 +47,7 @@ def run(tmp_path: Path) -> Path:
     (tmp_path / "result.json").write_text(RunResult.model_validate(RESULT).model_dump_json())
     (tmp_path / "plan.json").write_text(json.dumps({"batch_size": 64, "rank_batch": 64, "train_images": 64_000}))
     (tmp_path / "profile.json").write_text(json.dumps({"cost": {"parameters": 10_000_000}}))
+    write_recipe(load("digits").recipe, tmp_path / "recipe.yaml")
     return tmp_path
 
 
@@ -68,8 +74,36 @@ def test_a_person_is_told_times_efficiency_and_what_dominates(run, capsys):
     for ranks, images in (("8", 64e3), ("4096", 64e7)):
         predict_run(run, at=ranks, network="25gbe", price=2.0, images=images)
     out = capsys.readouterr().out
-    for words in ("4,096", "95 % interval", "cost", "communication", "start-up", "25gbe", "note"):
+    for words in ("4,096", "likely range", "cost", "communication", "start-up", "25gbe", "note"):
         assert words in out, words
+
+
+def test_efficiency_stands_beside_the_time_that_it_is_of(run, capsys):
+    """It counts the start, which a step does not have."""
+    predict_run(run, at="8", network="ndr")
+    whole, step = capsys.readouterr().out.split("speed and cost", 1)
+    assert "efficiency" in whole and "efficiency" not in step
+
+
+def test_a_prediction_is_left_where_it_is_asked_for(run, tmp_path, capsys):
+    folder = tmp_path / "foretold"
+    for _ in range(2):  # the same again is the same folder
+        predict_run(run, at="8", network="ndr", run_dir=folder, as_json=True)
+        assert ExperimentDir(folder).read() == said(capsys)
+    assert all((folder / name).stat().st_size for name in ("table.csv", "table.md", "report.html"))
+    with pytest.raises(RecipeError, match=r"^--run-dir: .* holds something else"):
+        predict_run(run, at="16", network="ndr", run_dir=folder)
+
+
+def test_a_run_alone_of_another_recipe_is_refused(run, tmp_path, capsys):
+    (alone := tmp_path / "alone").mkdir()
+    for name in ("result.json", "plan.json", "profile.json"):
+        (alone / name).write_text((run / name).read_text())
+    write_recipe(load("digits", Patch((("seed", 3),))).recipe, alone / "recipe.yaml")
+    predict_run(run, at="8", network="ndr", alone=alone)
+    write_recipe(load("digits", Patch((("train.precision", "bf16"),))).recipe, alone / "recipe.yaml")
+    with pytest.raises(RecipeError, match=r"^--alone: .*: train\.precision is bf16, and fp32 in "):
+        predict_run(run, at="8", network="ndr", alone=alone)
 
 
 def test_a_longer_run_takes_longer_but_starts_once(run, capsys):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.collective import write
+from paceline.cli.collective import collective, write
 from paceline.cli.show_collective import show_collective
 from paceline.core.errors import WorldError
 from paceline.lab.predict.measured import Measured, TimedReduce, fit, read_collective
@@ -32,3 +32,9 @@ def test_json_is_what_the_file_holds(capsys: pytest.CaptureFixture[str], tmp_pat
 def test_a_file_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path):
     with pytest.raises(WorldError, match="name another file"):
         write(FOUND, tmp_path / "missing" / "wire.json")
+
+
+@pytest.mark.parametrize("name", ["wire", "wire.txt", "a+b.json"])
+def test_a_file_that_no_network_could_be_named_by_is_refused_before_anything_is_measured(name: str):
+    with pytest.raises(WorldError, match=r"^--out: .* \(name a file such as net\.json, without \+\)"):
+        collective("not even read", Path(name), as_json=False)

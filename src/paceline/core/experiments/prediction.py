@@ -8,9 +8,10 @@ from paceline.core.value import Measured, Value
 
 
 class Predicted(Value):
-    """A number of ranks that was not measured: seconds for `images` images, and where they lie with 95 % confidence.
+    """A number of ranks that was not measured: seconds for `images` images, and between which they are likely to lie.
 
-    `efficiency` is the speed per rank over that of one rank, start-up left out of neither. `step_s` is a step, and
+    Of a table, `low_s` and `high_s` are meant for 95 % confidence; of a run they are a likely range. `efficiency` is
+    that of whole runs, the time of one rank over N times that of N, with the start-up of both. `step_s` is a step, and
     `parts` what it and the fixed cost are made of: seconds of the whole run by name; `dominates` names the largest of
     them that is no computing. `gpu_hours` are ranks times hours, `cost` those times the price of an hour (None without
     one).

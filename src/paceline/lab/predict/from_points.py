@@ -6,9 +6,9 @@ from typing import Final
 
 from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult
 from paceline.core.units import count, share
+from paceline.lab.predict.asked import Asked
 from paceline.lab.predict.fit import Fit, fit
 from paceline.lab.predict.form import COMPUTE_PART, FIXED_PART, SEVERAL, TWO_LEVELS, steps_of
-from paceline.lab.predict.from_run import Asked
 from paceline.lab.predict.interval import NOISE, Bounds, bounds_of, noise_of
 from paceline.lab.predict.points import Point
 
@@ -121,5 +121,7 @@ def _notes(fitted: Fit, points: Sequence[Point], asked: Asked, *, has_fixed: boo
     far = [ranks for ranks in asked.at if ranks > _FAR * most]
     if far:
         yield f"{count(min(far), 'rank')} and more are over {_FAR} times the {most:,} that were measured: a guess"
+    if not has_fixed:
+        yield f"the points are speeds; predicted is what {asked.images:,.0f} images take (--images says another number)"
     if len({point.images for point in points}) > 1 and has_fixed:
         yield f"the points differ in images; predicted for {asked.images:,.0f} of them (--images says another number)"

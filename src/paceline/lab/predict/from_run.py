@@ -18,9 +18,10 @@ from typing import Final
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult
 from paceline.core.units import share
+from paceline.lab.predict.asked import Asked
 from paceline.lab.predict.collectives import all_reduce_s
 from paceline.lab.predict.networks import Network
-from paceline.lab.predict.simulate import simulate
+from paceline.lab.predict.simulate import exposed_s
 from paceline.lab.predict.step import Step, expected_lateness
 
 FORM: Final = "images / (N b) x (busy + exposed(N) + late + sigma e(N) + left) + F"
@@ -37,20 +38,6 @@ _FIXED_DOUBT: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be predicted: `images` in all, on `at` ranks of `rank_batch` images, `ranks_per_node` on a node.
-
-    `price` is that of an hour of a rank, None where nobody asks.
-    """
-
-    at: tuple[int, ...]
-    ranks_per_node: int
-    rank_batch: int
-    images: float
-    price: float | None = None
-
-
-@dataclass(frozen=True)
 class Model:
     """A step that was measured, and what is left of it that this model does not explain.
 
@@ -63,30 +50,43 @@ class Model:
     contention_s: float
     left_s: float
 
+    @property
+    def data_s(self) -> float:
+        """What of `busy_s` is waiting for data, of which a run alone may have had less."""
+        return min(self.step.data_s, self.busy_s)
+
+    def fitted_s(self) -> float:
+        """Return what the model says of the step that was measured."""
+        step = self.step
+        as_measured = Asked((step.ranks,), math.ceil(step.ranks / step.nodes), step.rank_batch, step.images)
+        return math.fsum(self.parts(step.ranks, as_measured).values())
+
     def parts(self, ranks: int, asked: Asked, network: Network | None = None, sigmas: float = 1.0) -> dict[str, float]:
         """Return the seconds of a step on `ranks` ranks, by what they are spent on."""
         if ranks == 1:
             return self._alone(asked)
         step, network = self.step, network or self.network
         larger = asked.rank_batch / step.rank_batch
-        left_s = self.left_s if _nodes(ranks, asked) > 1 and step.nodes > 1 else max(0.0, self.left_s)
+        # What a network within nodes explains too much tells nothing of one between them, nor the other way round.
+        is_same_level = (_nodes(ranks, asked) > 1) == (step.nodes > 1)
+        left_s = self.left_s if is_same_level else max(0.0, self.left_s)
         buckets = [replace(bucket, ready_s=bucket.ready_s * larger) for bucket in step.buckets]
-        wire = simulate(buckets, lambda size: all_reduce_s(size, ranks, asked.ranks_per_node, network))
+        sent_s = exposed_s(buckets, lambda size: all_reduce_s(size, ranks, asked.ranks_per_node, network))
         waits_s = step.late_s * larger + step.sigma_s * larger * expected_lateness(ranks) * sigmas
         return {
             **self._alone(asked),
-            COMPUTE: (self.busy_s - step.data_s) * larger + self.contention_s * _sent(ranks),
-            COMMUNICATION: wire.exposed_s,
+            COMPUTE: (self.busy_s - self.data_s) * larger + self.contention_s * _sent(ranks),
+            COMMUNICATION: sent_s,
             STRAGGLERS: waits_s,
-            LEFT: max(left_s, -wire.exposed_s - waits_s),
+            LEFT: max(left_s, -sent_s - waits_s),
         }
 
     def _alone(self, asked: Asked) -> dict[str, float]:
         larger = asked.rank_batch / self.step.rank_batch
-        return {COMPUTE: (self.busy_s - self.step.data_s) * larger, DATA: self.step.data_s * larger}
+        return {COMPUTE: (self.busy_s - self.data_s) * larger, DATA: self.data_s * larger}
 
 
-def build_model(step: Step, network: Network, asked: Asked, alone: Step | None = None) -> Model:
+def build_model(step: Step, network: Network, alone: Step | None = None) -> Model:
     """Return the model of a measured step; `alone` is a run of one rank, of the same recipe and rank batch.
 
     Raise `RecipeError` where that is another, and for a step of which nobody knows what it sends.
@@ -102,9 +102,7 @@ def build_model(step: Step, network: Network, asked: Asked, alone: Step | None =
     busy_s = step.busy_s if alone is None else min(alone.busy_s, step.busy_s)
     contention_s = (step.busy_s - busy_s) / _sent(step.ranks)
     bare = Model(step, network, busy_s, contention_s, 0.0)
-    as_measured = Asked((step.ranks,), math.ceil(step.ranks / step.nodes), step.rank_batch, asked.images)
-    explained_s = math.fsum(bare.parts(step.ranks, as_measured).values())
-    return Model(step, network, busy_s, contention_s, step.step_s - explained_s)
+    return replace(bare, left_s=step.step_s - bare.fitted_s())
 
 
 def predict(model: Model, asked: Asked) -> PredictionResult:
@@ -125,7 +123,7 @@ def predict(model: Model, asked: Asked) -> PredictionResult:
         rank_batch=step.rank_batch,
         images=step.ranks * step.rank_batch,
         time_s=step.step_s,
-        fitted_s=step.step_s,
+        fitted_s=model.fitted_s(),
     )
     terms = {
         "busy_s": model.busy_s,

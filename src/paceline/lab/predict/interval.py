@@ -57,18 +57,20 @@ def noise_of(chosen: Fit, points: Sequence[Point], *, has_fixed: bool) -> float:
     if freedom > 0:
         estimates.append(float(np.sqrt(np.square(_residuals(chosen, points)).sum() / freedom)))
     left_out: list[float] = []
-    for place in dict.fromkeys(_place(point) for point in points):
-        others = [point for point in points if _place(point) != place]
+    places = [_place(point, has_fixed=has_fixed) for point in points]
+    for place in dict.fromkeys(places):
+        others = [point for point, its in zip(points, places, strict=True) if its != place]
         if others and told_terms(chosen.terms, others) == chosen.terms:
-            alone = [point for point in points if _place(point) == place]
+            alone = [point for point, its in zip(points, places, strict=True) if its == place]
             left_out += list(_residuals(fit(chosen.form, others, has_fixed=has_fixed), alone))
     if left_out:
         estimates.append(float(np.sqrt(np.square(left_out).mean())))
     return max(estimates)
 
 
-def _place(point: Point) -> Point:
-    return replace(point, time_s=1.0)
+def _place(point: Point, *, has_fixed: bool) -> Point:
+    """Return a point without what was measured: its time, or of a speed its images."""
+    return replace(point, time_s=1.0, images=point.images if has_fixed else 1.0)
 
 
 def _residuals(fitted: Fit, points: Sequence[Point]) -> np.ndarray:

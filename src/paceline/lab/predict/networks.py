@@ -41,7 +41,7 @@ class Link:
 class Network:
     """What an all-reduce goes over: `inside` a node, and `between` nodes, where it is all that a node has of it.
 
-    `collective` is `ring` where a library knows no other, over all ranks, as gloo; else the fastest of those that NCCL
+    `collective` is `ring` where all of it was measured as one, over all ranks; else the fastest of those that NCCL
     chooses from. Without `spans_nodes` nobody knows what is between nodes, and `between` is what is inside.
     """
 
@@ -100,6 +100,8 @@ _BESIDE: Final = {"ndr": "nvlink4", "hdr": "nvlink3", "edr": "nvlink2"}
 """What is within nodes that have such adapters; nvlink4 where nothing is said here."""
 _ONE_A_GPU: Final = ("ndr", "hdr")
 _ONE: Final = "own"
+_OWN: Final = _link(_ONE, _TCP_HOP_US, 1, 1, 1, "given")
+"""A link between nodes whose bandwidth is given, and whose latency may be."""
 
 
 def build_network(
@@ -109,12 +111,18 @@ def build_network(
 
     COUNT is how many adapters a node has: one a GPU for ndr and hdr, else one. INSIDE may stand alone, for a single
     node, and a file of `paceline scale --collective` for the whole or a part. `alpha_us` and `gigabytes_per_s` replace
-    what is known of the links between nodes, there as all that a node has. Raise `RecipeError` for a name that nobody
-    knows.
+    what is known of the links between nodes, there as all that a node has; a bandwidth gives links to a network that is
+    within a node. Raise `RecipeError` for a name that nobody knows.
     """
     if name is None and gigabytes_per_s is None:
         raise RecipeError(f"--network: none is named (name one of {', '.join(BETWEEN)}, or set --gigabytes-per-s)")
-    network = _named(name or _ONE, ranks_per_node) if name else _own(alpha_us or _TCP_HOP_US, gigabytes_per_s or 0)
+    network = _named(name, ranks_per_node) if name else Network(_ONE, INSIDE["nvlink4"], _OWN)
+    if not network.spans_nodes:
+        if gigabytes_per_s is None and alpha_us is not None:
+            fix = "add --gigabytes-per-s, or leave it out"
+            raise RecipeError(f"--alpha-us: {alpha_us:g} has no effect within a node, where {network.name} is ({fix})")
+        if gigabytes_per_s is not None:
+            network = replace(network, between=_OWN, spans_nodes=True)
     between = network.between
     if alpha_us is not None:
         between = replace(between, alpha_s=alpha_us * MICRO)
@@ -127,18 +135,11 @@ def build_network(
 def from_measured(found: Measured) -> Network:
     """Return the network that an all-reduce was measured on, for ranks that are placed alike.
 
-    gloo's rings go over all ranks. What is between nodes cannot be told from a measurement in one.
+    The link is that of a ring over all ranks, as it was fitted, whatever the library did: only so is what was measured
+    predicted as it was. What is between nodes cannot be told from a measurement in one.
     """
     link = Link(found.backend, found.alpha_s, found.bytes_per_s, found.low, found.high, found.source)
-    is_ring = found.backend == "gloo"
-    return Network(
-        f"{found.backend} as measured", link, link, "ring" if is_ring else "best", spans_nodes=found.nodes > 1
-    )
-
-
-def _own(alpha_us: float, gigabytes_per_s: float) -> Network:
-    link = _link(_ONE, alpha_us, gigabytes_per_s, gigabytes_per_s, gigabytes_per_s, "given")
-    return Network(_ONE, INSIDE["nvlink4"], link)
+    return Network(f"{found.backend} as measured", link, link, "ring", spans_nodes=found.nodes > 1)
 
 
 def _named(name: str, ranks_per_node: int) -> Network:

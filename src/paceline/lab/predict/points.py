@@ -10,6 +10,8 @@ from typing import Final
 
 from paceline.core.errors import DataError, near_miss
 
+POINTS: Final = "points.csv"
+"""The file in the folder of `paceline scale` that more ranks are predicted from."""
 COLUMNS: Final = ("ranks", "nodes", "rank_batch", "images", "time_s")
 _COUNTS: Final = ("ranks", "nodes", "rank_batch")
 _MOST: Final = 10**9

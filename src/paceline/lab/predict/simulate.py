@@ -23,37 +23,16 @@ class Bucket:
     ready_s: float
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A bucket on the wire, in seconds after the first one of the step was ready."""
-
-    bucket: Bucket
-    begins_s: float
-    ends_s: float
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """What sending a step's buckets came to: `wire_s` in all, `exposed_s` of it after backward has ended."""
-
-    sent: tuple[Sent, ...]
-    wire_s: float
-    exposed_s: float
-
-
-def simulate(buckets: Sequence[Bucket], all_reduce_s: Callable[[int], float]) -> Overlap:
-    """Send buckets in their order, each once it is ready and the one before has arrived.
+def exposed_s(buckets: Sequence[Bucket], all_reduce_s: Callable[[int], float]) -> float:
+    """Return the seconds after backward in which buckets are still sent, each once it and the wire are ready.
 
     `all_reduce_s` returns the seconds of an all-reduce of so many bytes. Backward ends as the last bucket is ready.
     """
-    sent: list[Sent] = []
-    free_s = 0.0
+    free_s = backward_ends_s = 0.0
     for bucket in buckets:
-        begins_s = max(free_s, bucket.ready_s)
-        free_s = begins_s + all_reduce_s(bucket.num_bytes)
-        sent.append(Sent(bucket, begins_s, free_s))
-    backward_ends_s = max((bucket.ready_s for bucket in buckets), default=0.0)
-    return Overlap(tuple(sent), free_s, max(0.0, free_s - backward_ends_s))
+        free_s = max(free_s, bucket.ready_s) + all_reduce_s(bucket.num_bytes)
+        backward_ends_s = max(backward_ends_s, bucket.ready_s)
+    return max(0.0, free_s - backward_ends_s)
 
 
 def of_results(buckets: Sequence[BucketResult]) -> tuple[Bucket, ...]:
@@ -62,13 +41,14 @@ def of_results(buckets: Sequence[BucketResult]) -> tuple[Bucket, ...]:
     return tuple(Bucket(bucket.bytes, bucket.ready_s - first_s) for bucket in buckets)
 
 
-def assumed(num_bytes: int, backward_s: float) -> tuple[Bucket, ...]:
+def assumed(num_bytes: int, backward_s: float, bucket_bytes: int | None = None) -> tuple[Bucket, ...]:
     """Return the buckets that torch would make of so many bytes, ready as evenly in backward as bytes go.
 
-    They were not measured. The last layers' gradients come first; that as many bytes take as long is not so where
-    early layers, which have few weights, compute the most: there more of sending is hidden than this has.
+    `bucket_bytes` is a size that was asked for, which the first has too; torch's own for None. They were not measured.
+    The last layers' gradients come first; that as many bytes take as long is not so where early layers, which have few
+    weights, compute the most: there more of sending is hidden than this has.
     """
-    sizes = _sizes(num_bytes)
+    sizes = _sizes(num_bytes, bucket_bytes or FIRST_BYTES, bucket_bytes or BUCKET_BYTES)
     sent, buckets = 0, []
     for each in sizes:
         sent += each
@@ -76,8 +56,8 @@ def assumed(num_bytes: int, backward_s: float) -> tuple[Bucket, ...]:
     return tuple(buckets)
 
 
-def _sizes(num_bytes: int) -> list[int]:
-    sizes = [min(FIRST_BYTES, num_bytes)]
+def _sizes(num_bytes: int, first: int, others: int) -> list[int]:
+    sizes = [min(first, num_bytes)]
     while (left := num_bytes - sum(sizes)) > 0:
-        sizes.append(min(BUCKET_BYTES, left))
+        sizes.append(min(others, left))
     return sizes

@@ -65,11 +65,48 @@ def test_a_latency_below_none_is_none():
     assert fit("gloo", 2, 1, less).alpha_s == 0
 
 
-def test_what_was_measured_with_gloo_is_a_ring_over_all_ranks():
-    network = from_measured(fit("gloo", 2, 2, times(2, 1e-3, 1e6)))
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (8, 1), (2, 2), (16, 2), (64, 8)])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_what_was_measured_is_predicted_as_it_was(backend, ranks, nodes):
+    measured = times(ranks, 1e-3, 1e6)
+    network = from_measured(fit(backend, ranks, nodes, measured))
+    for each in measured:
+        assert all_reduce_s(each.bytes, ranks, ranks // nodes, network) == pytest.approx(each.median_s)
+    assert network.spans_nodes == (nodes > 1)
+
+
+def test_a_measured_network_is_a_ring_over_more_ranks_too():
+    network = from_measured(fit("nccl", 2, 2, times(2, 1e-3, 1e6)))
     assert all_reduce_s(MB, 4, 1, network) == pytest.approx(ring_s(MB, 4, SLOW))
+
+
+def test_two_sizes_leave_nothing_over_but_what_they_scatter_by_is_told():
+    exact = times(2, 1e-3, 1e6)[:2]
+    wide = [each.model_copy(update={"p10_s": 0.9 * each.median_s, "p90_s": 1.1 * each.median_s}) for each in exact]
+    none, some, three = (fit("gloo", 2, 1, each) for each in (exact, wide, [*wide, wide[0]]))
+    assert none.low == pytest.approx(none.high)
+    # 20 % between its tenths is a standard deviation of 7.8 % of each time, which is mostly bytes: 1.96 of them.
+    assert some.high / some.bytes_per_s - 1 == pytest.approx(1.96 * 0.078, rel=0.2)
+    assert some.low < some.bytes_per_s < some.high
+    assert three.high < some.high  # more times tell more
+
+
+def test_few_sizes_that_no_line_explains_are_doubted_more_than_many():
+    """Student's quantile of one degree of freedom is 12.7, not 1.96."""
+    bent = [each.model_copy(update={"median_s": each.median_s * (1.05 if at == 1 else 1.0)})
+            for at, each in enumerate(times(2, 1e-3, 1e6))]  # fmt: skip
+    found = fit("gloo", 2, 1, bent)
+    assert found.high > 1.2 * found.bytes_per_s
+
+
+def test_a_bandwidth_that_is_given_links_nodes_of_a_network_that_is_within_one():
+    network = build_network("nvlink3", ranks_per_node=8, gigabytes_per_s=3)
     assert network.spans_nodes
-    assert not from_measured(fit("gloo", 2, 1, times(2, 1e-3, 1e6))).spans_nodes
+    assert network.inside == INSIDE["nvlink3"]
+    assert network.between.bytes_per_s == 3e9
+    assert network.between.alpha_s == build_network(None, ranks_per_node=8, gigabytes_per_s=3).between.alpha_s
+    with pytest.raises(RecipeError, match=r"^--alpha-us: 5 has no effect within a node.* \(add --gigabytes-per-s"):
+        build_network("nvlink3", ranks_per_node=8, alpha_us=5)
 
 
 def test_a_measured_network_is_read_from_its_file(tmp_path: Path):

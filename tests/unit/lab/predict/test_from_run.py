@@ -10,10 +10,14 @@ import pytest
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import AccountResult, RankResult, RunResult, StragglerResult, ThroughputResult, TimeResult
-from paceline.lab.predict.from_run import COMMUNICATION, LEFT, STRAGGLERS, Asked, build_model, predict
+from paceline.lab.predict.asked import Asked
+from paceline.lab.predict.from_run import COMMUNICATION, DATA, LEFT, STRAGGLERS, build_model, predict
 from paceline.lab.predict.networks import Link, Network, build_network
 from paceline.lab.predict.simulate import Bucket, assumed
-from paceline.lab.predict.step import Step, expected_lateness, read_step
+from paceline.lab.predict.step import Step, expected_lateness, read_step, refuse_another_recipe
+from paceline.lab.trial import write_recipe
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
 
 TWO = Step(
     source="a run",
@@ -42,13 +46,34 @@ def asked(*at: int, rank_batch: int = 32, price: float | None = None) -> Asked:
 
 
 def steps(*at: int, step: Step = TWO, network: Network = NETWORK, alone: Step | None = None) -> list[float]:
-    found = predict(build_model(step, network, asked(*at), alone), asked(*at))
+    found = predict(build_model(step, network, alone), asked(*at))
     return [each.step_s for each in found.predictions]
 
 
 @pytest.mark.parametrize("alone", [None, ONE])
-def test_what_was_measured_is_predicted_as_it_was(alone):
-    assert steps(2, alone=alone) == [pytest.approx(TWO.step_s)]
+@pytest.mark.parametrize("bytes_per_s", [1e5, 1e7, 1e12])  # a wire that explains too much, some, or nothing at all
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_what_was_measured_is_predicted_as_it_was(nodes, bytes_per_s, alone):
+    link = dataclasses.replace(LINK, bytes_per_s=bytes_per_s)
+    per_node = dataclasses.replace(asked(2), ranks_per_node=2 // nodes)
+    model = build_model(dataclasses.replace(TWO, nodes=nodes), Network("one", link, link, "best"), alone)
+    found = predict(model, per_node)
+    assert found.predictions[0].step_s == pytest.approx(TWO.step_s)
+    assert found.points[0].fitted_s == pytest.approx(TWO.step_s)
+
+
+def test_what_the_model_says_of_the_measured_step_is_reckoned_and_not_repeated():
+    model = dataclasses.replace(build_model(TWO, NETWORK), left_s=0.0)
+    (point,) = predict(model, asked(4)).points
+    assert (point.time_s, point.fitted_s) == (1.0, pytest.approx(model.fitted_s()))
+    assert point.fitted_s < 0.95
+
+
+def test_a_run_alone_that_is_faster_than_the_others_wait_for_data_waits_for_no_more_than_it_takes():
+    quick = dataclasses.replace(ONE, step_s=0.04, low_s=0.04, high_s=0.04)
+    (found,) = predict(build_model(TWO, NETWORK, quick), asked(4)).predictions
+    assert found.parts[DATA] == pytest.approx(50 * 0.04)
+    assert all(each >= 0 for name, each in found.parts.items() if name != LEFT)
 
 
 def test_a_run_of_one_rank_is_predicted_as_it_was():
@@ -63,7 +88,7 @@ def test_without_a_wire_or_stragglers_more_ranks_take_as_long():
 
 
 def test_each_part_of_a_step_is_what_it_says():
-    (found,) = predict(build_model(TWO, NETWORK, asked(4)), asked(4)).predictions
+    (found,) = predict(build_model(TWO, NETWORK), asked(4)).predictions
     num_steps = 6400 / (4 * 32)
     # Rings of four send 1.5 MB a bucket in 6 hops: 0.156 s each. The second is ready after 0.2 s, when the first is
     # gone. Of two they send 1 MB in 2 hops: 0.102 s is exposed, of the 0.3 s measured; stragglers are 0.0789 s.
@@ -84,45 +109,45 @@ def test_what_sending_takes_from_computing_grows_as_the_bytes_that_a_rank_sends(
 
 
 def test_the_interval_holds_the_prediction_and_grows_with_the_ranks():
-    found = predict(build_model(TWO, NETWORK, asked(2, 8, 512)), asked(2, 8, 512)).predictions
+    found = predict(build_model(TWO, NETWORK), asked(2, 8, 512)).predictions
     assert all(each.low_s < each.time_s < each.high_s for each in found)
     widths = [(each.high_s - each.low_s) / each.time_s for each in found]
     assert widths == sorted(widths)
 
 
 def test_hours_and_price_are_those_of_all_ranks():
-    (found,) = predict(build_model(TWO, NETWORK, asked(4)), asked(4, price=3.0)).predictions
+    (found,) = predict(build_model(TWO, NETWORK), asked(4, price=3.0)).predictions
     assert found.gpu_hours == pytest.approx(4 * found.time_s / 3600)
     assert found.cost == pytest.approx(3 * found.gpu_hours)
 
 
 def test_efficiency_is_of_one_rank_with_the_same_start():
-    (found,) = predict(build_model(TWO, NETWORK, asked(4), ONE), asked(4)).predictions
+    (found,) = predict(build_model(TWO, NETWORK, ONE), asked(4)).predictions
     assert found.efficiency == pytest.approx((200 * 0.6 + 20) / (4 * found.time_s))
 
 
 def test_a_rank_batch_that_was_not_measured_is_said_to_be():
     twice = asked(4, rank_batch=64)
-    found = predict(build_model(TWO, NETWORK, twice), twice)
+    found = predict(build_model(TWO, NETWORK), twice)
     assert any("rank batch: 64 was not measured" in note for note in found.notes)
     assert found.predictions[0].step_s > steps(4)[0]
 
 
 def test_a_run_of_one_rank_with_another_batch_does_not_go_with_it():
     with pytest.raises(RecipeError, match="name a run of one rank of 32"):
-        build_model(TWO, NETWORK, asked(4), dataclasses.replace(ONE, rank_batch=16))
+        build_model(TWO, NETWORK, dataclasses.replace(ONE, rank_batch=16))
 
 
 def test_a_network_that_explains_too_much_within_a_node_makes_none_faster_between_nodes():
     within = dataclasses.replace(TWO, nodes=1)  # 0.3 s exposed, which NVLink would be done with at once
     slow = build_network(None, ranks_per_node=1, alpha_us=1000, gigabytes_per_s=0.001)
-    model = build_model(within, dataclasses.replace(slow, inside=slow.between), asked(4))
+    model = build_model(within, dataclasses.replace(slow, inside=slow.between))
     assert model.left_s < 0
     assert model.parts(4, asked(4))[LEFT] == 0
 
 
 def test_what_is_within_a_node_tells_nothing_of_more_nodes():
-    model = build_model(TWO, build_network("nvlink4", ranks_per_node=8), asked(2))
+    model = build_model(TWO, build_network("nvlink4", ranks_per_node=8))
     eight = Asked((8,), 8, 32, 6400)
     assert predict(model, eight).network == "nvlink4 (370 GB/s and 1.64 us a hop within a node)"
     with pytest.raises(RecipeError, match=r"16 ranks are on more \(add what is between, such as nvlink4\+ndr"):
@@ -180,7 +205,9 @@ def result(ranks: int, **more: Any) -> RunResult:
     return RunResult.model_validate({**values, **more})
 
 
-def write_run(path: Path, found: RunResult, profile: dict[str, Any]) -> Path:
+def write_run(path: Path, found: RunResult, profile: dict[str, Any], **settings: Any) -> Path:
+    said = Patch(tuple((name.replace("__", "."), value) for name, value in settings.items()))
+    write_recipe(load("digits", said).recipe, path / "recipe.yaml")
     (path / "result.json").write_text(found.model_dump_json())
     plan = {"batch_size": 32 * found.world_size, "rank_batch": 32, "train_images": 6400}
     (path / "plan.json").write_text(json.dumps(plan))
@@ -213,7 +240,7 @@ def test_a_profile_of_ranks_is_read_as_means_over_them(tmp_path: Path):
 def test_a_profile_of_one_rank_guesses_what_needs_more_and_says_so(tmp_path: Path):
     found = read_step(write_run(tmp_path, result(1), {"cost": {"parameters": 1000}}), ranks_per_node=8)
     assert (found.exposed_s, found.data_s) == (pytest.approx(0.3), pytest.approx(0.1))
-    assert found.gradient_bytes == 4000
+    assert sum(bucket.num_bytes for bucket in found.buckets) == 4000
     assert found.sigma_s > 0
     assert [note.partition(":")[0] for note in found.notes] == ["stragglers", "buckets"]
 
@@ -221,13 +248,13 @@ def test_a_profile_of_one_rank_guesses_what_needs_more_and_says_so(tmp_path: Pat
 def test_a_run_that_says_nothing_of_its_gradients_is_an_error_in_one_line(tmp_path: Path):
     silent = read_step(write_run(tmp_path, result(2), {}), ranks_per_node=8)
     with pytest.raises(RecipeError, match="run `paceline profile`") as raised:
-        build_model(silent, NETWORK, asked(4))
+        build_model(silent, NETWORK)
     assert "\n" not in str(raised.value)
 
 
 def test_a_run_of_one_rank_that_is_to_tell_of_computing_alone_need_not(tmp_path: Path):
     silent = read_step(write_run(tmp_path, result(1, stages={}), {}), ranks_per_node=8)
-    assert build_model(TWO, NETWORK, asked(4), silent).busy_s == TWO.busy_s
+    assert build_model(TWO, NETWORK, silent).busy_s == TWO.busy_s
 
 
 def test_ranks_of_other_launchers_are_as_many_to_a_node_as_is_said(tmp_path: Path):
@@ -241,6 +268,90 @@ def test_a_folder_without_a_run_is_an_error_in_one_line(tmp_path: Path):
         read_step(tmp_path, ranks_per_node=8)
 
 
+@pytest.mark.parametrize(
+    ("setting", "fix"),
+    [
+        ({"parallel__strategy": "fsdp"}, "profile it with parallel.strategy=ddp"),
+        ({"parallel__strategy": "dataparallel"}, "profile it with parallel.strategy=ddp"),
+        ({"parallel__sync_gradients": False}, "profile it with parallel.sync_gradients=true"),
+    ],
+)
+def test_what_sends_otherwise_than_ddp_is_refused(tmp_path: Path, setting: dict[str, Any], fix: str):
+    folder = write_run(tmp_path, result(2), {"communication": BUCKETS}, **setting)
+    with pytest.raises(RecipeError, match=f"the prediction is of ddp .*{fix}") as raised:
+        read_step(folder, ranks_per_node=8)
+    assert "\n" not in str(raised.value)
+
+
+def test_assumed_buckets_are_as_large_and_as_small_as_the_recipe_says(tmp_path: Path):
+    profile = {"cost": {"parameters": 1 << 20}}
+    sizes = []
+    for name, settings in (
+        ("whole", {}),
+        ("bf16", {"parallel__compression": "bf16"}),
+        ("small", {"parallel__bucket_mb": 2.0, "parallel__compression": "fp16"}),
+    ):
+        (folder := tmp_path / name).mkdir()
+        found = read_step(write_run(folder, result(1), profile, **settings), ranks_per_node=8)
+        sizes.append([bucket.num_bytes / 2**20 for bucket in found.buckets])
+    # 4 MiB of gradients: a first bucket of 1 and the rest; the cap counts them before they are sent in 2 bytes each.
+    assert sizes == [[1, 3], [0.5, 1.5], [1, 1]]
+
+
+def test_what_powersgd_sends_is_known_where_it_was_measured(tmp_path: Path):
+    setting = {"parallel__compression": "powersgd"}
+    for name, profile, num_buckets in (("one", {"cost": {"parameters": 9}}, 0), ("two", {"communication": BUCKETS}, 2)):
+        (folder := tmp_path / name).mkdir()
+        found = read_step(write_run(folder, result(2), profile, **setting), ranks_per_node=8)
+        assert len(found.buckets) == num_buckets
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("plan.json", None, "plan.json: cannot be read: No such file or directory (run it again)"),
+        ("plan.json", "{}", "plan.json: cannot be read: batch_size: Field required (run it again)"),
+        ("profile.json", "{", "profile.json: cannot be read: Invalid JSON"),
+        ("profile.json", '{"communication": {"share": 1}}', "profile.json: cannot be read: communication."),
+        ("profile.json", '{"cost": {"parameters": "many"}}', "profile.json: cannot be read: cost.parameters: "),
+    ],
+)
+def test_a_damaged_folder_is_an_error_in_one_line(tmp_path: Path, name: str, text: str | None, says: str):
+    folder = write_run(tmp_path, result(2), {"communication": BUCKETS})
+    (folder / name).unlink()
+    if text is not None:
+        (folder / name).write_text(text)
+    with pytest.raises(PacelineError) as raised:
+        read_step(folder, ranks_per_node=8)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_what_is_no_run_is_told_what_it_is(tmp_path: Path):
+    (tmp_path / "scale" / "trials").mkdir(parents=True)
+    (tmp_path / "scale" / "points.csv").write_text("")
+    (tmp_path / "times.csv").write_text("")
+    for name, says in (
+        ("scale", f"is the folder of an experiment, no run (name one of its runs, in trials/, or --points {tmp_path}"),
+        ("times.csv", "is a file, and a prediction needs a run"),
+        ("digits", "there is no such folder, and a prediction needs a run (name the folder of a run"),
+    ):
+        with pytest.raises(RecipeError) as raised:
+            read_step(tmp_path / name, ranks_per_node=8)
+        assert says in str(raised.value)
+
+
+def test_a_run_alone_has_the_recipe_of_the_others_but_for_its_batch_seed_length_and_measuring(tmp_path: Path):
+    run, alike, other = (tmp_path / name for name in ("run", "alike", "other"))
+    for folder in (run, alike, other):
+        folder.mkdir()
+    write_run(run, result(2), {}, measure__communication="on", data__batch_size=256)
+    write_run(alike, result(1), {}, seed=3, train__epochs=1.0)
+    write_run(other, result(1), {}, model__width=0.5)
+    refuse_another_recipe(run, alike)
+    with pytest.raises(RecipeError, match=r"^--alone: .*other: model\.width is 0\.5, and .* \(train the same recipe"):
+        refuse_another_recipe(run, other)
+
+
 def test_an_ethernet_that_is_slower_than_backward_is_what_dominates():
     """ResNet-50 at 6,000 images/s a GPU: 102 MB over 25 GbE take eight nodes 66 ms, and a step without 43."""
     step_s, num_bytes = 256 / 6_000, int(4 * 25.56e6)
@@ -248,7 +359,7 @@ def test_an_ethernet_that_is_slower_than_backward_is_what_dominates():
     one = dataclasses.replace(of_one, buckets=assumed(num_bytes, step_s * 2 / 3))
     full = Asked((64,), 8, 256, 1e6)
     slow, fast = (
-        predict(build_model(one, build_network(name, ranks_per_node=8), full), full).predictions[0]
+        predict(build_model(one, build_network(name, ranks_per_node=8)), full).predictions[0]
         for name in ("25gbe", "ndr")
     )
     assert slow.dominates == COMMUNICATION

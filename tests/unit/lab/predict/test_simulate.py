@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core.results import BucketResult
-from paceline.lab.predict.simulate import Bucket, assumed, of_results, simulate
+from paceline.lab.predict.simulate import Bucket, assumed, exposed_s, of_results
 
 
 def a_second_a_byte(num_bytes: int) -> float:
@@ -11,31 +11,26 @@ def a_second_a_byte(num_bytes: int) -> float:
 
 
 def test_without_buckets_nothing_is_exposed():
-    assert simulate([], a_second_a_byte).exposed_s == 0
+    assert exposed_s([], a_second_a_byte) == 0
 
 
 def test_a_single_bucket_is_exposed_as_a_whole():
-    found = simulate([Bucket(3, 0.0)], a_second_a_byte)
-    assert (found.exposed_s, found.wire_s) == (3, 3)
+    assert exposed_s([Bucket(3, 0.0)], a_second_a_byte) == 3
 
 
 def test_what_arrives_before_the_next_bucket_is_ready_is_hidden():
-    found = simulate([Bucket(2, 0.0), Bucket(1, 5.0)], a_second_a_byte)
-    assert [(each.begins_s, each.ends_s) for each in found.sent] == [(0, 2), (5, 6)]
-    assert found.exposed_s == 1
+    assert exposed_s([Bucket(2, 0.0), Bucket(1, 5.0)], a_second_a_byte) == 1
 
 
 def test_buckets_wait_for_one_another():
-    found = simulate([Bucket(4, 0.0), Bucket(4, 1.0), Bucket(1, 2.0)], a_second_a_byte)
-    assert [each.begins_s for each in found.sent] == [0, 4, 8]
-    assert found.exposed_s == 9 - 2
+    assert exposed_s([Bucket(4, 0.0), Bucket(4, 1.0), Bucket(1, 2.0)], a_second_a_byte) == 9 - 2
 
 
 def test_exposed_is_the_tail_or_all_that_backward_does_not_hide_whichever_is_more():
     buckets = [Bucket(2, 0.0), Bucket(2, 1.0), Bucket(2, 10.0)]
     for seconds_a_byte in (0.1, 1, 2, 5, 20):
-        found = simulate(buckets, lambda size, each=seconds_a_byte: size * each)
-        assert found.exposed_s == pytest.approx(max(2 * seconds_a_byte, 6 * seconds_a_byte - 10))
+        found = exposed_s(buckets, lambda size, each=seconds_a_byte: size * each)
+        assert found == pytest.approx(max(2 * seconds_a_byte, 6 * seconds_a_byte - 10))
 
 
 def test_measured_buckets_are_counted_from_the_first_that_is_ready():
@@ -53,3 +48,7 @@ def test_assumed_buckets_hold_all_bytes_and_the_last_is_ready_as_backward_ends()
 
 def test_a_small_network_is_one_assumed_bucket():
     assert assumed(1000, 3.0) == (Bucket(1000, 0.0),)
+
+
+def test_buckets_of_a_size_that_was_asked_for_have_it_from_the_first_on():
+    assert [bucket.num_bytes for bucket in assumed(10, 3.0, 4)] == [4, 4, 2]

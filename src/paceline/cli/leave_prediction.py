@@ -1,0 +1,28 @@
+"""Leave a prediction in a folder, as other experiments are: JSON, tables and a page."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from paceline.cli.experiment import experiment, leave
+from paceline.cli.show_prediction import show_prediction
+from paceline.core.experiments.prediction import PredictionResult
+from paceline.data.sources.places import printable
+from paceline.lab.predict.asked import Asked
+
+
+def tell_prediction(found: PredictionResult, asked: Asked, run_dir: Path | None, *, as_json: bool) -> None:
+    """Print what is predicted and, where `run_dir` names a folder, leave it there.
+
+    Raise `RecipeError` where that holds something else.
+    """
+    found = found.model_copy(update={"command": ("paceline", *sys.argv[1:])})
+    out = sys.stderr if as_json else sys.stdout
+    if run_dir is not None:
+        words = {"source": found.source, "network": found.network, **dataclasses.asdict(asked), "at": [*asked.at]}
+        whole = {"experiment": "prediction", **words}
+        with experiment("prediction", whole, run_dir, as_json=as_json) as folder:
+            leave(folder, found)
+    show_prediction(found, as_json=as_json)
+    if run_dir is not None:
+        print(f"folder: {printable(run_dir)}", file=out)
