@@ -8,25 +8,24 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.allocation import gpus_of_a_node, refuse_more_nodes, start_in
+from paceline.cli.experiment import experiment, found_before, leave
 from paceline.cli.ranks import enter_world
-from paceline.cli.report import leave_report
 from paceline.cli.scale_words import Options, one_of, read_nodes, read_ranks, refuse_length, refuse_recipe
-from paceline.cli.show_scale import POINTS
 from paceline.cli.telling import telling
 from paceline.cli.words import count_ranks, split_words
 from paceline.core.errors import PacelineError, WorldError
-from paceline.core.experiments.folder import ExperimentDir, open_experiment
+from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.scaling import ScaleResult
-from paceline.core.rundir import RunDir, write_atomic
+from paceline.core.rundir import write_atomic
 from paceline.core.units import accuracy as percent
 from paceline.core.units import count
-from paceline.lab.batch_study import plan_cells, to_batches
+from paceline.lab.batch_study import plan_cells, sentences_of, to_batches
 from paceline.lab.measuring import measuring_patch
+from paceline.lab.predict.points import POINTS
 from paceline.lab.runner import Runner, TrialError, interrupted_by, start_process
 from paceline.lab.scaling import caution_of, plan_points, points_csv, ranks_over, to_points, top1_of
 from paceline.lab.trial import Outcome, folder_name, words_of, write_recipe
@@ -34,7 +33,6 @@ from paceline.lab.turns import Case, run_turns, whole_patch
 from paceline.parallel.environ import count_gpus
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
-from paceline.report.experiments import write_tables
 
 
 @dataclass(frozen=True)
@@ -69,33 +67,42 @@ def scale(
     as_json: bool,
 ) -> int:
     """Do what `paceline scale` was asked for; return the exit code."""
-    options = Options(ranks, nodes, mode, steps, repeats, accuracy, batch_sizes, warmups, lr_rules, target, seeds)
+    options = Options(
+        ranks=ranks,
+        nodes=nodes,
+        mode=mode,
+        steps=steps,
+        repeats=repeats,
+        accuracy=accuracy,
+        batch_sizes=batch_sizes,
+        warmups=warmups,
+        lr_rules=lr_rules,
+        target=target,
+        seeds=seeds,
+    )
     options.refuse_without_effect()
     name, said = split_words(words)
     refuse_length(said, is_whole=options.is_whole)
     loaded = load(name, said)
-    refuse_recipe(loaded.recipe, is_study=options.is_study, is_whole=options.is_whole)
+    refuse_recipe(loaded.recipe, options)
     _refuse_launcher()
-    num_nodes = read_nodes(nodes)
+    return _work(options, loaded, said, run_dir, as_json=as_json)
+
+
+def _work(options: Options, loaded: Loaded, said: Patch, run_dir: Path | None, *, as_json: bool) -> int:
+    """Run what was asked for, write what came of it, and tell."""
+    num_nodes = read_nodes(options.nodes)
     refuse_more_nodes(num_nodes, os.environ)
     build = _study_batches if options.is_study else _study_ranks
     study = build(options, loaded, said, num_nodes)
-    out = sys.stderr if as_json else sys.stdout
     asked = _asked(study, loaded, options)
-    folder = open_experiment(
-        f"scale-{loaded.name}",
-        asked,
-        run_dir,
-        datetime.now().astimezone(),
-        lambda line: print(line, file=out),
-    )
-    with RunDir(folder.path).lock():
-        outcomes = _measure(study, loaded, options, folder, bool(num_nodes), as_json=as_json)
-        result = _conclude(study, loaded, options, outcomes)
-        write_tables(folder, result)
-        _write_points(result, folder)
-        folder.write(result)
-        leave_report(RunDir(folder.path))
+    with experiment(f"scale-{loaded.name}", asked, run_dir, as_json=as_json) as folder:
+        result = found_before(folder, ScaleResult)
+        if result is None:
+            outcomes = _measure(study, loaded, options, folder, bool(num_nodes), as_json=as_json)
+            result = _conclude(study, loaded, options, outcomes)
+            _write_points(result, folder)
+            leave(folder, result)
     from paceline.cli.show_scale import show_scale
 
     show_scale(result, folder, as_json=as_json)
@@ -147,7 +154,8 @@ def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[in
 
     def conclude(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         batches = to_batches(cells, outcomes, options.turns, target)
-        return {"batches": batches, "target": target.top1 if target else None}
+        sentences = sentences_of(cells, outcomes, target)
+        return {"batches": batches, "sentences": sentences, "target": target.top1 if target else None}
 
     return _Study(
         mode="batch",
@@ -234,6 +242,12 @@ def _provenance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return next(outcome.result.provenance for outcome in outcomes if outcome.result is not None)
 
 
+def _epoch_images(outcomes: Sequence[Outcome]) -> float | None:
+    """Return the images of an epoch, as the first run that has ended well saw them."""
+    result = next(outcome.result for outcome in outcomes if outcome.result is not None)
+    return result.images_seen / result.epochs if result.epochs > 0 else None
+
+
 def _conclude(study: _Study, loaded: Loaded, options: Options, outcomes: Sequence[Outcome]) -> ScaleResult:
     return ScaleResult.model_validate(
         {
@@ -246,6 +260,7 @@ def _conclude(study: _Study, loaded: Loaded, options: Options, outcomes: Sequenc
             "wall_s": sum(each.result.time.wall_s for each in outcomes if each.result is not None),
             "command": ("paceline", *sys.argv[1:]),
             "provenance": _provenance(outcomes),
+            "epoch_images": _epoch_images(outcomes),
             **study.conclude(outcomes),
         }
     )

@@ -4,6 +4,7 @@ One verb for four questions; here is which of them is asked, and that no option 
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -12,24 +13,32 @@ import typer
 from paceline.cli.arguments import Json, Words
 from paceline.core.errors import RecipeError
 
-_PREDICTED: Final[dict[str, Any]] = {"at": "8,16,32,64,128,256,512,1024,2048,4096", "ranks_per_node": 8}
-_OF_RANKS: Final = "measuring"
-_OF_POINTS: Final = "--predict --points"
-_OF_RUN: Final = "--predict RUN"
-_OF_COLLECTIVE: Final = "--collective"
+
+class _Question(StrEnum):
+    """What is asked, as it is told in messages."""
+
+    RANKS = "measuring"
+    POINTS = "--predict --points"
+    RUN = "--predict RUN"
+    COLLECTIVE = "--collective"
+
+
 _STUDYING: Final = "A study of batches"
 _PREDICTING: Final = "Predicting"
 _TIMING: Final = "Timing messages"
+_OF_BOTH: Final = (_Question.POINTS, _Question.RUN)
 # Which questions hear an option that not all of them do.
-_HEARD: Final[Mapping[str, tuple[str, ...]]] = {
-    "--ranks": (_OF_RANKS, _OF_COLLECTIVE),
-    **dict.fromkeys(("--nodes", "--mode", "--steps", "--repeats", "--accuracy", "--run-dir"), (_OF_RANKS,)),
-    **dict.fromkeys(("--batch-sizes", "--warmups", "--lr-rules", "--target", "--seeds"), (_OF_RANKS,)),
-    **dict.fromkeys(("--at", "--ranks-per-node", "--rank-batch", "--images", "--price"), (_OF_POINTS, _OF_RUN)),
-    **dict.fromkeys(("--network", "--alpha-us", "--gigabytes-per-s", "--fixed-s", "--epochs", "--alone"), (_OF_RUN,)),
-    "--out": (_OF_COLLECTIVE,),
+_HEARD: Final[Mapping[str, tuple[_Question, ...]]] = {
+    "--ranks": (_Question.RANKS, _Question.COLLECTIVE),
+    **dict.fromkeys(("--nodes", "--mode", "--steps", "--repeats", "--accuracy"), (_Question.RANKS,)),
+    **dict.fromkeys(("--batch-sizes", "--warmups", "--lr-rules", "--target", "--seeds"), (_Question.RANKS,)),
+    "--run-dir": (_Question.RANKS, *_OF_BOTH),
+    **dict.fromkeys(("--at", "--ranks-per-node", "--rank-batch", "--images", "--price"), _OF_BOTH),
+    **dict.fromkeys(("--network", "--alpha-us", "--gigabytes-per-s", "--fixed-s"), (_Question.RUN,)),
+    **dict.fromkeys(("--epochs", "--alone"), (_Question.RUN,)),
+    "--out": (_Question.COLLECTIVE,),
 }
-_MEASURING: Final = frozenset(option for option, heard in _HEARD.items() if _OF_RANKS in heard)
+_MEASURING: Final = frozenset(option for option, heard in _HEARD.items() if _Question.RANKS in heard)
 
 Ranks = Annotated[str | None, typer.Option(metavar="N,N|auto", help="Ranks, of each node; auto: 1, 2, 4 ... (auto).")]
 Nodes = Annotated[str | None, typer.Option(metavar="N,N", help="Nodes of a Slurm allocation, with --ranks on each.")]
@@ -51,7 +60,9 @@ Target = Annotated[
     typer.Option(metavar="TOP1", help="Accuracy to train to (the recipe's own).", rich_help_panel=_STUDYING),
 ]
 Seeds = Annotated[int | None, typer.Option(min=1, help="Whole runs of each (3).")]
-Where = Annotated[Path | None, typer.Option(help="Where it is written (runs/scale-RECIPE-TIME).")]
+Where = Annotated[
+    Path | None, typer.Option(help="Where it is written (runs/scale-RECIPE-TIME; of a prediction nowhere).")
+]
 Predict = Annotated[
     bool, typer.Option("--predict", help="Predict, from a run directory or from --points.", rich_help_panel=_PREDICTING)
 ]
@@ -63,14 +74,20 @@ At = Annotated[
     str | None, typer.Option(metavar="N,N", help="Ranks to predict (8 to 4096).", rich_help_panel=_PREDICTING)
 ]
 PerNode = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Ranks of a node (8).", rich_help_panel=_PREDICTING)
+    int | None,
+    typer.Option(min=1, metavar="N", help="Ranks of a node (8; of a table as it has).", rich_help_panel=_PREDICTING),
 ]
 RankBatch = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Images of a rank and step (as measured).", rich_help_panel=_PREDICTING),
 ]
 Images = Annotated[
-    float | None, typer.Option(metavar="N", help="Images of the whole run (as measured).", rich_help_panel=_PREDICTING)
+    float | None,
+    typer.Option(
+        metavar="N",
+        help="Images of the whole run (one epoch of the run; of a table: its largest point).",
+        rich_help_panel=_PREDICTING,
+    ),
 ]
 Epochs = Annotated[
     float | None, typer.Option(metavar="N", help="Or epochs of the run's own data.", rich_help_panel=_PREDICTING)
@@ -149,7 +166,7 @@ def scale(
     )
 
 
-def _question(words: list[str], points: Path | None, *, predict: bool, collective: bool) -> str:
+def _question(words: list[str], points: Path | None, *, predict: bool, collective: bool) -> _Question:
     """Return what is asked. Raise `RecipeError` where it cannot be told."""
     if collective and (predict or points is not None or words):
         raise RecipeError("--collective: times messages, with neither a recipe nor --predict (leave those out)")
@@ -162,13 +179,13 @@ def _question(words: list[str], points: Path | None, *, predict: bool, collectiv
             "--predict: needs a run to predict from (write paceline scale RUN --predict, or --points CSV)"
         )
     if collective:
-        return _OF_COLLECTIVE
+        return _Question.COLLECTIVE
     if not predict:
-        return _OF_RANKS
-    return _OF_RUN if points is None else _OF_POINTS
+        return _Question.RANKS
+    return _Question.RUN if points is None else _Question.POINTS
 
 
-def _answer(question: str, words: list[str], points: Path | None, given: dict[str, Any], as_json: bool) -> int:
+def _answer(question: _Question, words: list[str], points: Path | None, given: dict[str, Any], as_json: bool) -> int:
     """Do what was asked, with the options that were given; return the exit code."""
     options = {name: value for name, value in given.items() if value is not None and value is not False}
     for name, value in options.items():
@@ -177,20 +194,21 @@ def _answer(question: str, words: list[str], points: Path | None, given: dict[st
             needs = " or ".join(each for each in _HEARD[option])
             raise RecipeError(f"{option}: {value} has no effect here (leave it out; it is for {needs})")
     match question:
-        case "--collective":
+        case _Question.COLLECTIVE:
             from paceline.cli.collective import collective
 
             return collective(options.get("ranks", "auto"), options.get("out"), as_json=as_json)
-        case "--predict --points":
+        case _Question.POINTS:
             from paceline.cli.predict_scale import predict_points
 
             assert points is not None
-            return predict_points(points, **_PREDICTED | options, as_json=as_json)
-        case "--predict RUN":
+            return predict_points(points, **options, as_json=as_json)
+        case _Question.RUN:
             from paceline.cli.predict_run import predict_run
 
-            return predict_run(Path(words[0]), **_PREDICTED | options, as_json=as_json)
-    from paceline.cli.scale import scale as measure
+            return predict_run(Path(words[0]), **options, as_json=as_json)
+        case _Question.RANKS:
+            from paceline.cli.scale import scale as measure
 
-    unsaid: dict[str, Any] = {name: None for name in given if f"--{name.replace('_', '-')}" in _MEASURING}
-    return measure(words, **unsaid | {"ranks": "auto", "accuracy": False} | options, as_json=as_json)
+            unsaid: dict[str, Any] = {name: None for name in given if f"--{name.replace('_', '-')}" in _MEASURING}
+            return measure(words, **unsaid | {"ranks": "auto", "accuracy": False} | options, as_json=as_json)

@@ -19,7 +19,7 @@ _STUDY: Final = "a study of batches"
 Read = TypeVar("Read")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The options as they were written; None where one was not."""
 
@@ -132,13 +132,26 @@ def refuse_length(said: Patch, *, is_whole: bool) -> None:
             raise RecipeError("measure.clock: off leaves nothing to measure (leave it out)")
 
 
-def refuse_recipe(recipe: Recipe, *, is_study: bool, is_whole: bool) -> None:
-    """Raise `RecipeError` for a recipe without ranks to count, or without accuracy to tell."""
-    if recipe.parallel.strategy == "dataparallel" and not is_study:
+def refuse_recipe(recipe: Recipe, options: Options) -> None:
+    """Raise `RecipeError` for a recipe without ranks to count, without accuracy to tell, or that is no fair contest."""
+    if recipe.parallel.strategy == "dataparallel" and not options.is_study:
         fix = "set parallel.strategy=ddp"
         raise RecipeError(f"parallel.strategy: dataparallel is one process, which has no ranks to count ({fix})")
-    if is_whole and recipe.train.eval_every == "off":
+    if options.is_whole and recipe.train.eval_every == "off":
         raise RecipeError("train.eval_every: off leaves no accuracy to tell (set train.eval_every=1ep)")
+    if options.is_whole and recipe.train.steps != "auto" and _has_batches(options):
+        raise RecipeError(
+            f"train.steps: {recipe.train.steps} trains larger batches on more images, whose accuracies say nothing of "
+            "one another (set train.epochs)"
+        )
+
+
+def _has_batches(options: Options) -> bool:
+    """Return whether whole runs have different batches: those of a study, or of ranks that keep theirs."""
+    if options.is_study:
+        return len(options.grid().batch_sizes) > 1
+    has_several = options.ranks == "auto" or "," in options.ranks or "," in (options.nodes or "")
+    return has_several and options.scaling_mode() == "weak"
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -9,9 +9,8 @@ from paceline.core.experiments.scaling import BatchPoint, ScalePoint, ScaleResul
 from paceline.core.interval import Interval
 from paceline.core.units import accuracy, count, milliseconds, number, seconds, share
 from paceline.data.sources.places import printable
+from paceline.lab.predict.points import POINTS
 
-POINTS = "points.csv"
-"""The file in an experiment's folder that more ranks are predicted from."""
 _NOTHING = "-"
 _WORDS = ("held back by", "warm-up", "rule")
 
@@ -30,16 +29,23 @@ def show_scale(result: ScaleResult, folder: ExperimentDir, *, as_json: bool) -> 
     print(f"folder: {printable(folder.path)}")
     measured = [point for point in result.points if point.images_per_s is not None]
     if len(measured) > 1:
-        print(f"to predict more ranks: {_prediction(measured, folder)}")
+        print(f"to predict more ranks: {_prediction(result, measured, folder)}")
     if folder.report.is_file():
         print(f"report: {printable(folder.report)}")
 
 
-def _prediction(measured: Sequence[ScalePoint], folder: ExperimentDir) -> str:
-    """Return the command that says what four times as many ranks would give."""
-    most, a_node = max(point.ranks for point in measured), max(point.ranks // point.nodes for point in measured)
+def _prediction(result: ScaleResult, measured: Sequence[ScalePoint], folder: ExperimentDir) -> str:
+    """Return the command that says what four times as many ranks would take for an epoch, with the batches they have.
+
+    The points are speeds, whose images are those of a second; where the whole batch stays, more ranks have less each.
+    """
+    most = max(measured, key=lambda point: point.ranks)
+    at, a_node = 4 * most.ranks, max(point.ranks // point.nodes for point in measured)
     path = shlex.quote(printable(folder.path / POINTS))
-    return f"paceline scale --predict --points {path} --at {4 * most} --ranks-per-node {a_node}"
+    words = f"paceline scale --predict --points {path} --at {at} --ranks-per-node {a_node}"
+    if result.mode == "strong":
+        words += f" --rank-batch {max(1, most.batch_size // at)}"
+    return words + ("" if result.epoch_images is None else f" --images {result.epoch_images:.0f}")
 
 
 def _print_points(result: ScaleResult) -> None:
@@ -47,19 +53,18 @@ def _print_points(result: ScaleResult) -> None:
     points = result.points
     has_top1 = any(point.top1 is not None for point in points)
     turns = count(result.repeats, "turn") if result.steps else f"whole runs of {count(result.repeats, 'seed')}"
-    rows = [_gain(point, has_top1=has_top1) for point in points]
+    measured = [point for point in points if point.images_per_s is not None]
+    base = min(measured, key=lambda point: point.ranks, default=None)
+    rows = [_gain(point, is_base=point is base, has_top1=has_top1) for point in points]
     headings = ["ranks", "batch", "images/s", "efficiency", *(["top-1", "points"] if has_top1 else [])]
     print_table(f"{result.mode} scaling of {result.recipe} ({turns})", headings, rows)
     headings = ["ranks", "a step", "exposed", "late ranks", "held back by"]
-    measured = [point for point in points if point.images_per_s is not None]
     print_table("where a step waits", headings, [_loss(point) for point in measured], words=_WORDS)
     _print_errors([(_ranks(point), point.error) for point in points])
 
 
-def _gain(point: ScalePoint, *, has_top1: bool) -> Sequence[str]:
-    efficiency = _with_bounds(point.efficiency, share)
-    if point.efficiency is None and point.images_per_s is not None:
-        efficiency = "1"
+def _gain(point: ScalePoint, *, is_base: bool, has_top1: bool) -> Sequence[str]:
+    efficiency = "100 %" if is_base else _with_bounds(point.efficiency, share)
     shown = [_ranks(point), f"{point.batch_size:,}", _with_bounds(point.images_per_s, _rate), efficiency]
     return [*shown, *([_with_bounds(point.top1, accuracy), _points(point)] if has_top1 else [])]
 
@@ -95,7 +100,7 @@ def _print_batches(result: ScaleResult) -> None:
         headings = ["batch", "warm-up", "rule", "peak lr", "reached", "time", "epochs"]
         rows = [[*_setting(point), *_reached(point)] for point in batches]
         print_table(f"to {accuracy(target)} top-1", headings, rows, words=_WORDS)
-    for sentence in sentences(batches):
+    for sentence in result.sentences:
         print(sentence)
     _print_errors([(", ".join(_setting(point)[:3]), point.error) for point in batches])
 
@@ -111,30 +116,6 @@ def _training(point: BatchPoint) -> Sequence[str]:
 def _reached(point: BatchPoint) -> Sequence[str]:
     times = (_with_bounds(point.to_target_s, seconds), _with_bounds(point.to_target_epochs, number))
     return [f"{point.reached} of {point.seeds}", *times]
-
-
-def sentences(batches: Sequence[BatchPoint]) -> list[str]:
-    """Return what the best way of each larger batch takes of the time of the smallest batch, where all runs got there.
-
-    The best is the fastest to the target of those whose runs have all reached it.
-    """
-    best: dict[int, BatchPoint] = {}
-    for point in batches:
-        if point.to_target_s is None or point.reached < point.seeds:
-            continue
-        known = best.get(point.batch_size)
-        if known is None or known.to_target_s is None or point.to_target_s.value < known.to_target_s.value:
-            best[point.batch_size] = point
-    ordered = [best[batch_size] for batch_size in sorted(best)]
-    return [_sentence(point, ordered[0]) for point in ordered[1:]]
-
-
-def _sentence(point: BatchPoint, smallest: BatchPoint) -> str:
-    assert point.to_target_s is not None and smallest.to_target_s is not None, "both reached the target"
-    how = [f"rule {point.lr_rule}", *([f"warm-up {point.warmup}"] if point.warmup else [])]
-    ratio = number(point.to_target_s.value / smallest.to_target_s.value)
-    reached = f"batch {point.batch_size} ({', '.join(how)}) reaches the target"
-    return f"{reached} in {ratio} of the time of batch {smallest.batch_size}"
 
 
 def _with_bounds(found: Interval | None, told: Callable[[float], str]) -> str:

@@ -4,15 +4,16 @@ It is what Shallue et al. 2019 (arXiv 1811.03600) call the steps and the time to
 epochs faster, and each of them may teach less.
 """
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.scaling import BatchPoint
-from paceline.core.interval import Interval, mean_of
+from paceline.core.interval import Interval, mean_of, ratio_of
 from paceline.core.rundir import read_lines
-from paceline.core.units import Duration
+from paceline.core.units import Duration, number
 from paceline.lab.measuring import defaults
 from paceline.lab.scaling import top1_of
 from paceline.lab.trial import Outcome, vary
@@ -59,14 +60,6 @@ class Cell:
     def name(self) -> str:
         """What it is called: `batch 512, warmup 5ep, sqrt`."""
         return ", ".join([f"batch {self.batch_size}", *([f"warmup {self.warmup}"] if self.warmup else []), self.rule])
-
-
-@dataclass
-class _Reached:
-    """Seconds and epochs to the target, of the runs that reached it."""
-
-    times_s: list[float] = field(default_factory=list)
-    epochs: list[float] = field(default_factory=list)
 
 
 def plan_cells(recipe: Recipe, grid: Grid, ranks: int, nodes: int, length: Patch) -> list[Cell]:
@@ -141,27 +134,59 @@ def to_batches(
     )
 
 
+def sentences_of(cells: Sequence[Cell], outcomes: Sequence[Outcome], target: Target | None) -> tuple[str, ...]:
+    """Return what the best way of each larger batch takes of the time of the smallest batch, where all runs got there.
+
+    The best is the fastest to the target of those whose runs have all reached it. Ratios are of runs of one seed, with
+    their interval where there are several.
+    """
+    best: dict[int, tuple[Cell, dict[int, float]]] = {}
+    for cell in cells:
+        its = [each for each in outcomes if each.trial.name == cell.name]
+        times_s = {turn: reached["trained_s"] for turn, reached in _reached(its, target).items()}
+        known = best.get(cell.batch_size)
+        if times_s and len(times_s) == len(its) and (known is None or _typical(times_s) < _typical(known[1])):
+            best[cell.batch_size] = (cell, times_s)
+    ordered = [best[batch_size] for batch_size in sorted(best)]
+    return tuple(_sentence(each, ordered[0]) for each in ordered[1:])
+
+
+def _typical(times_s: dict[int, float]) -> float:
+    return math.fsum(map(math.log, times_s.values())) / len(times_s)
+
+
+def _sentence(one: tuple[Cell, dict[int, float]], smallest: tuple[Cell, dict[int, float]]) -> str:
+    (cell, times_s), (smallest_cell, others_s) = one, smallest
+    turns = sorted({*times_s} & {*others_s})
+    ratio = ratio_of([times_s[turn] for turn in turns], [others_s[turn] for turn in turns])
+    how = ", ".join([f"rule {cell.rule}", *([f"warm-up {cell.warmup}"] if cell.warmup else [])])
+    bounds = "" if ratio.low is None or ratio.high is None else f" ({number(ratio.low)} to {number(ratio.high)})"
+    reached = f"batch {cell.batch_size} ({how}) reaches the target in {number(ratio.value)}{bounds}"
+    return f"{reached} of the time of batch {smallest_cell.batch_size}"
+
+
+def _reached(outcomes: Sequence[Outcome], target: Target | None) -> dict[int, dict[str, Any]]:
+    """Return the evaluation that met the target, by turn, of the runs that did."""
+    if target is None:
+        return {}
+    found = {each.repeat: first_reached(read_lines(each.rundir.evals), target) for each in outcomes if each.result}
+    return {turn: evaluation for turn, evaluation in found.items() if evaluation is not None}
+
+
 def _batch(cell: Cell, outcomes: Sequence[Outcome], seeds: int, target: Target | None) -> BatchPoint:
     results = list(results_of(cell.name, outcomes).values())
-    reached = _Reached()
-    for outcome in outcomes:
-        if outcome.result is None or target is None:
-            continue
-        first = first_reached(read_lines(outcome.rundir.evals), target)
-        if first is not None:
-            reached.times_s.append(first["trained_s"])
-            reached.epochs.append(first["epoch"])
+    reached = _reached(outcomes, target).values()
     return BatchPoint(
         batch_size=cell.batch_size,
         warmup=cell.warmup,
         lr_rule=cell.rule,
         lr=cell.lr,
         seeds=seeds,
-        reached=len(reached.times_s),
+        reached=len(reached),
         top1=top1_of(results),
-        images_per_s=_mean([result.throughput.images_per_s for result in results]),
-        to_target_s=_mean(reached.times_s),
-        to_target_epochs=_mean(reached.epochs),
+        images_per_s=_geometric([result.throughput.images_per_s for result in results]),
+        to_target_s=_geometric([each["trained_s"] for each in reached]),
+        to_target_epochs=_geometric([each["epoch"] for each in reached]),
         error=cell.error or error_of(cell.name, outcomes),
         runs=runs_of(cell.name, outcomes),
     )
@@ -180,5 +205,8 @@ def first_reached(evaluations: Iterable[dict[str, Any]], target: Target) -> dict
     return None
 
 
-def _mean(values: Sequence[float]) -> Interval | None:
-    return mean_of(values) if values else None
+def _geometric(values: Sequence[float]) -> Interval | None:
+    """Return the geometric mean of times or rates, whose ratio to another's is then that of their runs."""
+    if len(values) == 1:
+        return mean_of(values)  # itself, to the last digit
+    return ratio_of(values, [1.0] * len(values)) if values else None

@@ -14,6 +14,7 @@ from paceline.core.experiments.scaling import ScalePoint
 from paceline.core.interval import Interval, mean_of, ratio_of
 from paceline.core.results import RunResult
 from paceline.core.units import count
+from paceline.lab.predict.points import COLUMNS
 from paceline.lab.trial import Outcome, vary
 from paceline.lab.turns import Case, error_of, results_of, runs_of
 from paceline.recipe.patch import Patch
@@ -190,7 +191,7 @@ def points_csv(points: Sequence[ScalePoint]) -> str:
         for point in points
         if point.images_per_s is not None
     ]
-    return "\n".join(["ranks,nodes,rank_batch,images,time_s", *rows, ""]) if rows else ""
+    return "\n".join([",".join(COLUMNS), *rows, ""]) if rows else ""
 
 
 def caution_of(recipe: Recipe, places: Sequence[Ranks], provenance: dict[str, object]) -> str:

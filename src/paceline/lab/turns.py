@@ -36,13 +36,14 @@ class Case:
 
 
 def run_turns(cases: Sequence[Case], turns: int, runner: Runner) -> Iterator[Outcome]:
-    """Run all cases once a turn, in their order; yield how each run has ended, its turn as `repeat`.
+    """Run all cases once a turn; yield how each run has ended, its turn as `repeat`.
 
-    A run that has failed is not made again, as it would fail again; one of another seed may do better.
+    Every other turn goes backwards, so that a machine that slows down meanwhile favours none of them. A run that has
+    failed is not made again, as it would fail again; one of another seed may do better.
     """
     failed: set[str] = set()
     for turn in range(1, turns + 1):
-        for case in cases:
+        for case in cases if turn % 2 else cases[::-1]:
             if case.name in failed:
                 continue
             outcome = runner.run(case.trial(turn), turn)

@@ -10,18 +10,21 @@ import pytest
 from paceline.cli import scale as verb
 from paceline.cli.allocation import refuse_more_nodes, start_in
 from paceline.cli.scale_words import read_ranks
-from paceline.cli.show_scale import sentences
+from paceline.cli.show_scale import show_scale
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.scaling import BatchPoint, ScaleResult
+from paceline.core.experiments.scaling import ScalePoint, ScaleResult
 from paceline.core.interval import mean_of
 from paceline.core.results import EvalResult, RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.lab.predict.points import read_points
 from paceline.lab.runner import TrialError
+from paceline.parallel.environ import world_from_environ
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
+
+STEPS = ("train.epochs=auto", "train.steps=40")
 
 
 class Child:
@@ -71,7 +74,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     """Return the commands that were started, in a folder of the test's own; nothing is."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verb, "enter_world", World.single)
-    monkeypatch.setattr(verb, "leave_report", lambda rundir: None)
+    monkeypatch.setattr("paceline.cli.report.leave_report", lambda rundir: None)
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     return []
@@ -124,6 +127,8 @@ def only_result() -> tuple[ExperimentDir, ScaleResult]:
         (["measure.clock=off"], {}, r"^measure\.clock: off leaves nothing to measure"),
         (["parallel.strategy=dataparallel"], {}, r"^parallel\.strategy: dataparallel is one process"),
         (["train.eval_every=off"], {"accuracy": True}, r"^train\.eval_every: off leaves no accuracy to tell"),
+        ([*STEPS], {"accuracy": True}, r"^train\.steps: 40 trains larger batches on more .* \(set train\.epochs\)$"),
+        ([*STEPS], {"batch_sizes": "64,128", "ranks": "1"}, r"^train\.steps: 40 trains larger batches on more images"),
     ],
 )
 def test_what_has_no_effect_or_sense_is_refused_before_anything_is_written(
@@ -143,9 +148,9 @@ def test_a_rank_of_somebody_elses_starts_nothing(scale, started, monkeypatch: py
 
 def test_ranks_are_measured_in_turns_and_told(scale, started, capsys: pytest.CaptureFixture[str]) -> None:
     assert scale(repeats=2, steps=7) == 0
-    assert [command[command.index("--ranks") + 1] for command in started] == ["1", "2", "1", "2"]
+    assert [command[command.index("--ranks") + 1] for command in started] == ["1", "2", "2", "1"]
     assert all("train.steps=17" in command for command in started)
-    assert ["data.batch_size=256" in command for command in started] == [False, True, False, True]
+    assert ["data.batch_size=256" in command for command in started] == [False, True, True, False]
     folder, found = only_result()
     assert (found.mode, found.steps, found.repeats, found.recipe, found.wall_s) == ("weak", 7, 2, "digits", 16.0)
     assert found.recipe_hash == load("digits").recipe.hash
@@ -175,7 +180,7 @@ def test_an_experiment_that_was_cut_off_repeats_no_run(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(verb, "write_tables", cut)
+        patched.setattr("paceline.report.experiments.write_tables", cut)
         with pytest.raises(KeyboardInterrupt):
             scale(repeats=1)
     assert len(started) == 2
@@ -199,6 +204,12 @@ def test_where_every_run_fails_that_is_the_end(scale) -> None:
     assert not list(Path("runs").glob("*/experiment.json"))
 
 
+@pytest.mark.parametrize("options", [{"accuracy": True, "mode": "strong"}, {"lr_rules": "sqrt", "ranks": "1"}])
+def test_a_length_in_steps_is_as_many_images_where_the_batch_stays(scale, started, options: dict[str, Any]) -> None:
+    scale(*STEPS, seeds=1, **options)
+    assert started
+
+
 def test_whole_runs_have_a_seed_a_turn(scale, started) -> None:
     scale(accuracy=True, seeds=2, mode="strong", ranks="1")
     assert [[word for word in command if word.startswith("seed=")] for command in started] == [["seed=0"], ["seed=1"]]
@@ -214,35 +225,55 @@ def test_a_study_of_batches_trains_whole_runs_to_a_target(scale, started, capsys
     assert (found.mode, found.target, found.points, found.steps) == ("batch", 0.7, (), 0)
     assert [point.reached for point in found.batches] == [2] * 6
     said = capsys.readouterr().out
-    assert "batch 256 (rule none, warm-up 0ep) reaches the target in 1.25 of the time of batch 128" in said
+    sentence = "batch 256 (rule none, warm-up 0ep) reaches the target in 1.25 (1.25 to 1.25) of the time of batch 128"
+    assert found.sentences == (sentence,) and sentence in said
     assert "to 70.00 % top-1" in said
 
 
-def test_what_a_larger_batch_takes_is_said_of_the_fastest_whose_runs_all_got_there() -> None:
-    def point(batch_size: int, rule: str, to_target_s: float, reached: int = 2) -> BatchPoint:
-        return BatchPoint(
-            batch_size=batch_size,
-            warmup="",
-            lr_rule=rule,
-            lr=0.1,
-            seeds=2,
-            reached=reached,
-            to_target_s=mean_of([to_target_s]),
-        )
+def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, mode: str, *points: ScalePoint) -> str:
+    """Return what a person is told of points, in one line."""
+    values = {"mode": mode, "recipe": "digits", "recipe_hash": "ab", "steps": 5, "warmup_steps": 1, "repeats": 2}
+    rest = {"points": points, "epoch_images": 1500.0, "wall_s": 1.0, "command": (), "provenance": {}}
+    show_scale(ScaleResult.model_validate({**values, **rest}), ExperimentDir(tmp_path), as_json=False)
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
-    found = [
-        point(128, "any", 100),
-        point(512, "none", 20, reached=1),
-        point(512, "sqrt", 40),
-        point(512, "linear", 50),
-    ]
-    assert sentences(found) == ["batch 512 (rule sqrt) reaches the target in 0.400 of the time of batch 128"]
-    assert sentences(found[:2]) == []
+
+def point(ranks: int, images_per_s: float, **more: Any) -> ScalePoint:
+    values = {"ranks": ranks, "nodes": 1, "batch_size": 128, "rank_batch": 128 // ranks}
+    return ScalePoint.model_validate({**values, "images_per_s": mean_of([images_per_s]), "bottleneck": "none", **more})
+
+
+def test_only_the_smallest_number_of_ranks_is_as_efficient_as_itself(capsys, tmp_path: Path) -> None:
+    """One that was never measured in the same turn has no efficiency, rather than a perfect one."""
+    said = shown(capsys, tmp_path, "weak", point(1, 100), point(2, 150), point(4, 380, efficiency=mean_of([0.95])))
+    assert "1 128 100 100 % 2 128 150 - 4 128 380 95.0 %" in said
+
+
+def test_what_is_to_be_predicted_is_an_epoch_of_the_study_that_was_made(capsys, tmp_path: Path) -> None:
+    points = (point(1, 100), point(4, 380))
+    path = f"paceline scale --predict --points {tmp_path}/points.csv --at 16 --ranks-per-node 4"
+    assert f"{path} --images 1500 " in shown(capsys, tmp_path, "weak", *points) + " "
+    assert f"{path} --rank-batch 8 --images 1500 " in shown(capsys, tmp_path, "strong", *points) + " "
 
 
 def test_auto_is_every_power_of_two_up_to_all_there_are() -> None:
     assert [read_ranks("auto", gpus) for gpus in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
     assert read_ranks(" 4, 1,4", 8) == [1, 4]
+
+
+SALLOC = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NNODES": "4", "SLURM_NTASKS": "16",
+          "SLURM_NPROCS": "16", "SLURM_NTASKS_PER_NODE": "4", "SLURM_TASKS_PER_NODE": "4(x4)"}  # fmt: skip
+"""What `salloc --nodes 4 --ntasks-per-node 4` gives a command (https://slurm.schedmd.com/salloc.html)."""
+
+
+def test_the_documented_way_into_an_allocation_is_one_that_works() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "lab.md").read_text(encoding="utf-8")
+    assert "salloc --nodes 4 --ntasks-per-node 4 paceline scale folder --nodes 1,2,4 --ranks 4" in text
+    assert "srun --nodes" not in text
+    assert world_from_environ(SALLOC).launcher == "single"
+    refuse_more_nodes([1, 2, 4], SALLOC)
+    started = {**SALLOC, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}  # by `srun --nodes 4`: four of us
+    assert world_from_environ(started).launcher == "slurm"
 
 
 def test_no_more_nodes_are_asked_for_than_there_are() -> None:

@@ -33,15 +33,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
 def test_each_question_goes_to_whom_it_is_for_with_what_was_said(asked: dict[str, tuple[Any, ...]]) -> None:
     assert scale(["digits", "seed=1"], ranks="1,2", mode="strong", as_json=True) == 0
     assert scale(predict=True, points=CSV, at="64", rank_batch=128) == 0
-    assert scale([RUN], predict=True, network="ndr", epochs=2.0) == 0
+    assert scale([RUN], predict=True, network="ndr", epochs=2.0, run_dir=CSV) == 0
     assert scale(collective=True, ranks="2", out=Path("net.json")) == 0
     (words,), options = asked["scale"]
     assert words == ["digits", "seed=1"] and options["ranks"] == "1,2" and options["mode"] == "strong"
     assert options["as_json"] and options["accuracy"] is False and options["nodes"] is None and "at" not in options
-    assert asked["predict_points"] == ((CSV,), {"at": "64", "ranks_per_node": 8, "rank_batch": 128, "as_json": False})
+    assert asked["predict_points"] == ((CSV,), {"at": "64", "rank_batch": 128, "as_json": False})
     (run,), options = asked["predict_run"]
     assert run == Path(RUN) and options["network"] == "ndr" and options["epochs"] == 2.0
-    assert options["at"].startswith("8,") and options["at"].endswith(",4096")
+    assert "at" not in options and options["run_dir"] == CSV
     assert asked["collective"] == (("2", Path("net.json")), {"as_json": False})
 
 

@@ -1,16 +1,18 @@
 """Which batches, warm-ups and rules are combined, and when whole runs of them reached a target."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.core.errors import RecipeError
+from paceline.core.interval import ratio_of
 from paceline.core.results import EvalResult, RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
-from paceline.core.units import Duration
-from paceline.lab.batch_study import Cell, Grid, Target, first_reached, plan_cells, to_batches
+from paceline.core.units import Duration, number
+from paceline.lab.batch_study import Cell, Grid, Target, first_reached, plan_cells, sentences_of, to_batches
 from paceline.lab.trial import Outcome, vary
 from paceline.lab.turns import whole_patch
 from paceline.recipe.load import load
@@ -133,10 +135,11 @@ def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path:
     ]
     first, second = to_batches([small, large], outcomes, 3, Target(0.8))
     assert (first.reached, first.seeds, first.error) == (2, 3, "")
-    assert first.to_target_s is not None and (first.to_target_s.value, first.to_target_s.n) == (25.0, 2)
-    assert first.to_target_epochs is not None and first.to_target_epochs.value == 2.5
+    assert first.to_target_s is not None and first.to_target_s.n == 2
+    assert first.to_target_s.value == pytest.approx(math.sqrt(20 * 30))  # means of times and rates are geometric
+    assert first.to_target_epochs is not None and first.to_target_epochs.value == pytest.approx(math.sqrt(2 * 3))
     assert first.top1 is not None and first.top1.value == pytest.approx(0.8)  # a mean of three
-    assert first.images_per_s is not None and first.images_per_s.value == 200.0
+    assert first.images_per_s is not None and first.images_per_s.value == pytest.approx(6 ** (1 / 3) * 100)
     assert first.runs == ("trials/128-1", "trials/128-2", "trials/128-3")
     assert (second.reached, second.to_target_s, second.error) == (0, None, "the loss is nan")
     assert second.top1 is not None and second.top1.n == 1
@@ -146,3 +149,27 @@ def test_without_a_target_none_is_reached(tmp_path: Path) -> None:
     (cell,) = plan_cells(digits(), Grid((128,)), 1, 0, NOTHING)
     (found,) = to_batches([cell], [ended(cell, 1, tmp_path, 0.9)], 1, None)
     assert (found.reached, found.to_target_s) == (0, None)
+
+
+def test_what_a_larger_batch_takes_is_said_of_the_fastest_whose_runs_all_got_there(tmp_path: Path) -> None:
+    recipe = digits()
+    grid = Grid((128, 512), rules=("none", "sqrt", "linear"))
+    small, partly, soon, late = plan_cells(recipe, grid, 1, 0, whole_patch(recipe, NOTHING))
+    reached = {  # epochs to the target in two turns; of `partly` in the second alone
+        small: ((0.5, 0.5, 0.5, 0.9), (0.5, 0.5, 0.9)),
+        partly: ((0.5, 0.5), (0.9, 0.9)),
+        soon: ((0.5, 0.9), (0.9, 0.9)),
+        late: ((0.5, 0.5, 0.9), (0.5, 0.9)),
+    }
+    outcomes = [
+        ended(cell, turn, tmp_path / cell.rule, *seen)
+        for cell, turns in reached.items()
+        for turn, seen in enumerate(turns, start=1)
+    ]
+    (said,) = sentences_of([small, partly, soon, late], outcomes, Target(0.8))
+    ratio = ratio_of([2, 1], [4, 3])
+    assert ratio.low is not None and ratio.high is not None
+    bounds = f"{number(ratio.value)} ({number(ratio.low)} to {number(ratio.high)})"
+    assert said == f"batch 512 (rule sqrt, warm-up 2ep) reaches the target in {bounds} of the time of batch 128"
+    assert sentences_of([small, partly], outcomes, Target(0.8)) == ()
+    assert sentences_of([small, soon], outcomes, None) == ()

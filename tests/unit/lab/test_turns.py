@@ -33,6 +33,12 @@ def test_each_turn_runs_all_cases_once_and_a_failed_one_no_more() -> None:
     assert (runs_of("a", outcomes), runs_of("b", outcomes)) == (("trials/a-1", "trials/a-2", "trials/a-3"), ())
 
 
+def test_every_other_turn_goes_backwards() -> None:
+    runner = Made()
+    list(run_turns([Case("a", Patch(), 1), Case("b", Patch(), 2)], 3, runner))
+    assert runner.made == ["a1", "b1", "b2", "a2", "a3", "b3"]
+
+
 def test_another_seed_is_run_after_one_that_failed() -> None:
     runner = Made({"a": {1}})
     case = Case("a", Patch((("optim.lr", 9.0),)), 1, first_seed=7)

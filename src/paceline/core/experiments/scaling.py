@@ -42,8 +42,8 @@ class BatchPoint(Value):
 
     `lr_rule` is `any` at the batch size that the learning rate is for, where all rules say the same; `warmup` is ""
     where the schedule has none to set. `lr` is the peak. `to_target_s` and `to_target_epochs` are means over the runs
-    that reached the target, which `reached` counts; None where none did. `error` says why the first run that failed
-    did so.
+    that reached the target, which `reached` counts; None where none did. Means of times and rates are geometric.
+    `error` says why the first run that failed did so.
     """
 
     batch_size: int
@@ -66,7 +66,8 @@ class ScaleResult(Value):
     `mode` is `weak` where each rank keeps its batch and `strong` where the whole batch stays; `batch` for a study of
     batches. `steps` are the counted steps of a run, 0 where whole runs were trained, and `repeats` are turns, which
     have a seed each where runs were whole. `target` is the top-1 accuracy that it trains to. `caution` says in a
-    sentence where ranks share what more machines would each have, such as cores; "" where they do not. `wall_s` is that
+    sentence where ranks share what more machines would each have, such as cores; "" where they do not. `sentences` are
+    what a study of batches found. `epoch_images` are the images of an epoch, None where no run says. `wall_s` is that
     of all runs that have ended well.
     """
 
@@ -82,6 +83,8 @@ class ScaleResult(Value):
     batches: tuple[BatchPoint, ...] = ()
     target: Measured | None = None
     caution: str = ""
+    sentences: tuple[str, ...] = ()
+    epoch_images: Measured | None = None
     wall_s: Measured
     command: tuple[str, ...]
     provenance: dict[str, Any]
