@@ -119,7 +119,7 @@ def experiments(tmp_path_factory):
     return {kind: write_report(RunDir(made.write_experiment(folder / kind, results[kind]).path)) for kind in KINDS}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def opened(browser, rundir):
     """Return a function that opens the page, at a width and in a theme, and keeps what it asks for and complains of."""
     contexts = []
@@ -220,18 +220,25 @@ def test_it_prints_on_a_few_pages_and_on_white(opened, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_experiment_asks_for_nothing_and_runs_nothing_that_it_was_given(opened, experiments, kind):
+def test_an_experiment_is_seen_whole_at_any_width_can_be_read_and_runs_nothing(opened, experiments, kind):
     page, asked, said = opened(report=experiments[kind])
+    assert "window.hacked=1</script>" in page.inner_text("body")
+    for width, theme in ((1400, "dark"), (800, "light"), (360, "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=theme)
+        look_at(page, width)
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    for theme in ("dark", "light"):
+        page.emulate_media(color_scheme=theme)
+        contrast = page.evaluate(FAINT)
+        assert contrast["words"] > 100 and contrast["found"] == []
     assert [url for url in asked if not url.startswith("data:")] == [experiments[kind].as_uri()]
     assert said == [] and page.evaluate("window.hacked") is None
     assert page.locator("script, iframe, object, embed").count() == 0
-    assert "window.hacked=1</script>" in page.inner_text("body")
 
 
-@pytest.mark.parametrize("width, theme", [(360, "dark"), (800, "light"), (1400, "dark")])
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_experiment_is_seen_whole_at_any_width_and_can_be_read(opened, experiments, kind, width, theme):
-    page, *_ = opened(width, theme, experiments[kind])
+def look_at(page, width):
+    """Assert that a page of this width scrolls down only, and that all that is drawn on it is within it."""
     assert page.evaluate("document.documentElement.scrollWidth") == width
     drawn = page.locator(".chart svg, .bars .track")
     boxes = [drawn.nth(index).bounding_box() for index in range(drawn.count())]
@@ -244,9 +251,6 @@ def test_an_experiment_is_seen_whole_at_any_width_and_can_be_read(opened, experi
         ".filter(([part, track]) => part.left < track.left - 0.5 || part.right > track.right + 0.5).length",
     )
     assert outside == 0  # but for half a pixel, by which a browser rounds
-    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    contrast = page.evaluate(FAINT)
-    assert contrast["words"] > 100 and contrast["found"] == []
 
 
 def test_intervals_are_seen_on_both_sides_of_what_was_measured(opened, experiments):

@@ -115,7 +115,8 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="[METRIC=]VALUE",
-            help="Exit with 1 where a group's speedup, gap, images_per_s or accuracy is lower; for several, again.",
+            help="Exit with 1 where a group's speedup (without METRIC), gap, images_per_s or the --metric, such as "
+            "top1=0.75, is lower; for several, again.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as .html, .md or .json as well.")] = None,

@@ -1,17 +1,19 @@
 """Show a ladder: a table and bars of images/s for a person, `experiment.json` for a program."""
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 
 from paceline.cli.show import print_rows, verdict_line
 from paceline.cli.tables import print_table
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.ladder import LadderResult, RungResult
-from paceline.core.interval import Interval
 from paceline.core.stages import spoken
 from paceline.core.units import count, milliseconds, seconds, size
 from paceline.data.sources.places import printable
 from paceline.lab.rungs import Ladder
+from paceline.lab.times import times
+from paceline.report.experiments.take import commands
 
 _BAR = 40
 """Characters of the longest bar."""
@@ -34,6 +36,8 @@ def show_ladder(result: LadderResult, folder: ExperimentDir, *, as_json: bool) -
     print_table("what each asks for", headings, map(_asks, measured))
     print("\n".join(["images/s", *_bars(measured)]))
     print_rows([*_reasons(result.rungs), *_facts(result, folder)], "what it says")
+    for why, words in commands(folder.path, result):
+        print(f"{why}\n  {printable(shlex.join(words))}")
 
 
 def show_ladders(ladders: Sequence[Ladder], *, as_json: bool) -> None:
@@ -64,15 +68,8 @@ def _row(rung: RungResult, *, has_ranks: bool) -> tuple[str, ...]:
     speed = "" if rung.images_per_s is None else f"{rung.images_per_s.value:,.0f}"
     first = "" if rung.over_first is None else f"{rung.over_first.value:.2f}x"
     ranks = [str(rung.ranks or "")] if has_ranks else []
-    return rung.name, *ranks, speed, _times(rung.over_below), first, rung.status.replace("_", " ")
-
-
-def _times(ratio: Interval | None) -> str:
-    if ratio is None:
-        return ""
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.2f}x"
-    return f"{ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+    below = "" if rung.over_below is None else times(rung.over_below)
+    return rung.name, *ranks, speed, below, first, rung.status.replace("_", " ")
 
 
 def _print_steps(rungs: Sequence[RungResult]) -> None:
@@ -84,7 +81,9 @@ def _print_steps(rungs: Sequence[RungResult]) -> None:
     rows = [
         (rung.name, _ms(rung.step_s or 0.0), *(_ms(rung.stages.get(name, 0.0)) for name in shown)) for rung in rungs
     ]
-    print_table("a step, in ms of the device", ("rung", "step", *map(spoken, shown)), rows)
+    # A word a line: beside one another the names of the stages would leave no room for those of the rungs.
+    headings = (spoken(name).replace(" ", "\n") for name in shown)
+    print_table("a step, in ms of the device", ("rung", "step", *headings), rows)
 
 
 def _ms(value_s: float) -> str:
@@ -130,11 +129,11 @@ def _shrank(stage: str, below_s: float, here_s: float) -> str:
 
 def _facts(result: LadderResult, folder: ExperimentDir) -> Iterator[tuple[str, str]]:
     best = next(rung for rung in result.rungs if rung.name == result.best)
-    yield "best", f"{best.name}: {' '.join(result.best_patch) or 'the recipe as it is'}"
+    yield "best", best.name
     if best.verdict:
         yield "verdict", verdict_line(best.verdict)
     if result.stopped:
         yield "no further", result.stopped
     runs = f"{count(result.repeats, 'pair')} of runs a rung, of {count(result.steps, 'step')}"
     yield "measured", f"{runs} after {count(result.warmup_steps, 'step')} of warm-up, in {seconds(result.wall_s)}"
-    yield "written", f"{printable(folder.path)}"
+    yield "report", f"{printable(folder.report)}"

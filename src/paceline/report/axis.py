@@ -40,9 +40,11 @@ def axis(low: float, high: float, num_ticks: int = 5, *, is_tight: bool = False)
 def doublings(low: float, high: float, num_ticks: int = 7) -> Axis:
     """Return an axis over positive `low` to `high` on which a doubling is as long everywhere: of ranks, or batches.
 
-    Its ticks are at powers of two, at most `num_ticks` of them, or at its ends where there are less than two.
+    Its ticks are at powers of two, at most `num_ticks` of them, or at its ends where there are less than two. A single
+    value stands in the middle, with its own tick alone: half a rank is nothing to draw.
     """
-    low, high = (low, high) if high > low else (low / 2, high * 2)
+    if not high > low:
+        return Axis(low / 2, low * 2, ((low, _power(low)),), math.log)
     first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
     every = max(1, -(-(last - first + 1) // num_ticks))
     ticks = [2.0**power for power in range(first, last + 1, every)]

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from paceline.core.experiments.folder import ExperimentDir
 from paceline.report.words import clean
 
 MAX_BYTES = 8 << 20
@@ -15,6 +16,12 @@ MAX_RECORDS = 2_000_000
 _MAX_LINE = 1 << 20
 _BEGINNING = 64 << 10
 _LONG_RECORD = 2 << 10
+
+
+def is_experiment(path: Path) -> bool:
+    """Return whether a folder is that of an experiment, ended or begun, and no run directory."""
+    folder = ExperimentDir(path)
+    return folder.result.is_file() or folder.trials.is_dir()
 
 
 class Reader:

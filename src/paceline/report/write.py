@@ -10,6 +10,7 @@ from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.report.data import to_data
 from paceline.report.experiments.page import experiment_page
+from paceline.report.files import is_experiment
 from paceline.report.html import to_html
 from paceline.report.markdown import to_markdown
 from paceline.report.page import FULL, Limits, build_page
@@ -38,9 +39,8 @@ def report_text(rundir: RunDir, kind: str) -> str:
     """
     if kind not in FORMATS:
         raise RecipeError(f"--format: {kind!r} is not known (use html, md or json)")
-    folder = ExperimentDir(rundir.path)
-    if folder.result.is_file() or folder.trials.is_dir():
-        return _experiment_text(folder, kind)
+    if is_experiment(rundir.path):
+        return _experiment_text(ExperimentDir(rundir.path), kind)
     run = read_run(rundir)
     match kind:
         case "md":

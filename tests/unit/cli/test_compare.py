@@ -85,6 +85,18 @@ def test_what_makes_no_sense_is_refused(runs, options, said):
         work(runs, **options)
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_experiment_is_no_run_and_its_runs_are_named(runs, tmp_path, begun):
+    """It has a recipe as runs have, so that it would be taken for one that has not finished."""
+    (tmp_path / "recipe.yaml").write_text((runs[0] / "recipe.yaml").read_text())
+    if begun:
+        (tmp_path / "trials").mkdir()
+    else:
+        (tmp_path / "experiment.json").write_text("{}")
+    with pytest.raises(PacelineError, match=rf"is an experiment \(name its runs: {tmp_path}/trials/\*\)$"):
+        work([runs[0], tmp_path])
+
+
 def test_no_runs_and_no_place_to_write_are_refused(runs, tmp_path):
     with pytest.raises(RecipeError, match=r"^compare: no run was named"):
         work([])

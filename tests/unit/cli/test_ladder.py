@@ -1,6 +1,7 @@
 """`paceline ladder` says in one line what it does not have, lists what it has, and shows what it found."""
 
 import json
+import re
 
 import pytest
 
@@ -133,7 +134,8 @@ def test_a_person_sees_what_was_kept_and_why(capsys, tmp_path, monkeypatch):
     assert "; alike; its data took 12.0 s to make" in out
     assert "left out: only helps with a GPU" in out
     assert "1:01 min" in out
-    assert "bf16: train.precision=bf16" in out
+    assert re.search(r"best +│ bf16", out)
+    assert re.search(rf"\n  paceline train {tmp_path} train.precision=bf16 --ranks \d\n", out)
     assert "loss" not in out.split("what each asks for")[0].split("a step, in ms")[1].splitlines()[2]
 
 

@@ -40,8 +40,7 @@ def test_a_tight_axis_ends_with_its_values():
 
 @pytest.mark.parametrize(
     "low, high, texts",
-    [(1, 8, ["1", "2", "4", "8"]), (3, 12, ["4", "8"]), (1, 4096, ["1", "4", "16", "64", "256", "1,024", "4,096"]),
-     (4, 4, ["2", "4", "8"])],
+    [(1, 8, ["1", "2", "4", "8"]), (3, 12, ["4", "8"]), (1, 4096, ["1", "4", "16", "64", "256", "1,024", "4,096"])],
 )  # fmt: skip
 def test_ticks_of_ranks_are_powers_of_two_as_far_from_one_another(low, high, texts):
     found = doublings(low, high)
@@ -49,6 +48,13 @@ def test_ticks_of_ranks_are_powers_of_two_as_far_from_one_another(low, high, tex
     assert found.place(found.low) == 0 and found.place(found.high) == 1
     distances = [found.place(after) - found.place(before) for (before, _), (after, _) in pairwise(found.ticks)]
     assert distances == pytest.approx([distances[0]] * len(distances))  # logarithms, rounded
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 96])
+def test_a_single_number_of_ranks_stands_in_the_middle_and_no_half_rank_beside_it(ranks):
+    found = doublings(ranks, ranks)
+    assert found.ticks == ((ranks, str(ranks)),)
+    assert found.place(ranks) == pytest.approx(0.5)  # logarithms, rounded
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest
+from typing import Final
 
 from paceline.report.blocks import Block, Chart, Charts, Line
 from paceline.report.compare.read import Judged, Trained
@@ -12,6 +13,11 @@ from paceline.report.sections.clock import clock_for
 from paceline.report.thin import Point, thin_points
 
 _MAX_POINTS = 300
+_TITLES: Final = {
+    "top1": "Top-1 accuracy",
+    "top5": "Top-5 accuracy",
+    "mean_class_accuracy": "Mean accuracy of classes",
+}
 
 Named = Sequence[tuple[str, Sequence[Trained]]]
 
@@ -41,7 +47,7 @@ def _accuracies(runs: Sequence[tuple[str, Trained]], target: float | None, metri
     longest_s = max((each.trained_s for _, run in runs for each in run.evals), default=0.0)
     clock = clock_for(longest_s)
     rule = None if target is None else (100 * target, level(target))
-    title = f"{metric.replace('_', ' ').replace('top', 'Top-')} accuracy".replace("mean class", "Mean class")
+    title = _TITLES[metric]
     axes: list[tuple[str, str, Callable[[Judged], float]]] = [
         ("over time", f"trained, {clock.unit}", lambda each: clock.of(each.trained_s)),
         ("over epochs", "epoch", lambda each: each.epoch),

@@ -5,6 +5,7 @@ interval, of ratios in their logarithm, and none where a group has one run.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from paceline.report.compare.read import Trained
 from paceline.report.compare.result import CompareResult, GroupResult, RunOutcome
 from paceline.report.compare.sentences import sentences
 from paceline.report.compare.settings import called, differing, shown
-from paceline.report.compare.target import best_of, choose_target, first_to_meet
+from paceline.report.compare.target import Target, best_of, choose_target
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,18 @@ def compare_runs(
     runs: Sequence[Trained], *, metric: str = "top1", target: float | None = None, command: Sequence[str] = ()
 ) -> CompareResult:
     """Return the comparison of at least one run. Raise `RecipeError` for a target that is no accuracy."""
-    level, origin = choose_target(runs, metric, target)
+    chosen = choose_target(runs, metric, target)
     grouped = group(runs)
     settings = [members[0].settings for members in grouped]
     paths = differing(settings)
     names = called(settings, [members[0].name for members in grouped])
-    outcomes = [[_outcome(run, level) for run in members] for members in grouped]
+    outcomes = [[_outcome(run, chosen) for run in members] for members in grouped]
     groups = tuple(
         _group_result(
             name,
             members,
             each,
+            sum(chosen.first_met(run) is not None for run in members),
             {path: shown(members[0].settings[path]) for path in paths if path in members[0].settings},
             _Ratios() if index == 0 else _ratios(each, outcomes[0]),
         )
@@ -50,11 +52,11 @@ def compare_runs(
     )
     return CompareResult(
         metric=metric,
-        target=level,
-        target_from=origin,
+        target=chosen.level,
+        target_from=chosen.origin,
         groups=groups,
-        sentences=tuple(sentences(groups, level, metric)),
-        notes=tuple(notes(grouped, names, level)),
+        sentences=tuple(sentences(groups, chosen.level, metric)),
+        notes=tuple(notes(grouped, names, chosen)),
         command=tuple(command),
         paceline=__version__,
     )
@@ -64,19 +66,30 @@ def group(runs: Sequence[Trained]) -> list[list[Trained]]:
     """Return runs in groups of equal settings but for their seed, in the order of each one's first run.
 
     A run whose recipe cannot be read is a group of its own: nobody knows what it is equal to. Where all runs are equal
-    and two of them share their seed, such as before and after a change of code, each run is a group of its own, as
-    nothing else can be meant.
+    and seeds are there twice, such as before and after a change of code, the first run of each seed is one group, the
+    second another, and so on, as nothing else can be meant.
     """
     groups: dict[object, list[Trained]] = {}
     for index, run in enumerate(runs):
         key = frozenset(run.settings.items()) if run.settings else index
         groups.setdefault(key, []).append(run)
-    seeds = [run.seed for run in runs]
-    return [[run] for run in runs] if len(groups) == 1 and len(set(seeds)) < len(seeds) else list(groups.values())
+    return _rounds(runs) if len(groups) == 1 else list(groups.values())
 
 
-def _outcome(run: Trained, target: float | None) -> RunOutcome:
-    met = first_to_meet(run, target)
+def _rounds(runs: Sequence[Trained]) -> list[list[Trained]]:
+    """Return the first run of each seed, the second of each, and so on."""
+    rounds: list[list[Trained]] = []
+    seen: Counter[int | None] = Counter()
+    for run in runs:
+        if seen[run.seed] == len(rounds):
+            rounds.append([])
+        rounds[seen[run.seed]].append(run)
+        seen[run.seed] += 1
+    return rounds
+
+
+def _outcome(run: Trained, target: Target) -> RunOutcome:
+    met = target.first_met(run)
     return RunOutcome(
         path=str(run.path),
         seed=run.seed,
@@ -106,14 +119,19 @@ def _gpu_hours(run: Trained) -> float | None:
 
 
 def _group_result(
-    name: str, members: Sequence[Trained], outcomes: Sequence[RunOutcome], settings: dict[str, str], ratios: _Ratios
+    name: str,
+    members: Sequence[Trained],
+    outcomes: Sequence[RunOutcome],
+    reached: int,
+    settings: dict[str, str],
+    ratios: _Ratios,
 ) -> GroupResult:
     return GroupResult(
         name=name,
         ranks=members[0].ranks,
         runs=tuple(outcomes),
         settings=settings,
-        reached=sum(each.to_target_epochs is not None or each.to_target_s is not None for each in outcomes),
+        reached=reached,
         accuracy=_mean_share(_known(outcomes, lambda run: run.accuracy)),
         best=_mean_share(_known(outcomes, lambda run: run.best)),
         images_per_s=_geometric(_known(outcomes, lambda run: run.images_per_s)),

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from paceline.core.units import count
 from paceline.report.compare.read import Trained
 from paceline.report.compare.settings import differing, shown
-from paceline.report.compare.target import first_to_meet
+from paceline.report.compare.target import Target
 
 _COUNTS = ("train_images", "val_images", "num_classes")
 _SOURCE = "data.source."
 
 
-def notes(groups: Sequence[Sequence[Trained]], names: Sequence[str], target: float | None) -> Iterator[str]:
+def notes(groups: Sequence[Sequence[Trained]], names: Sequence[str], target: Target) -> Iterator[str]:
     """Yield sentences, those that matter most first."""
     yield from _data(groups, names)
     for name, runs in zip(names, groups, strict=True):
@@ -50,7 +50,7 @@ def _data(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator
             yield f"{name} has its data from elsewhere than {names[0]} ({told}): they are taken for the same images."
 
 
-def _group(name: str, runs: Sequence[Trained], target: float | None) -> Iterator[str]:
+def _group(name: str, runs: Sequence[Trained], target: Target) -> Iterator[str]:
     unfinished = [run.name for run in runs if run.status == "unfinished"]
     if unfinished:
         yield f"{name}: {_of(unfinished)} not finished: what its logs tell so far is compared, and no GPU-hours."
@@ -60,7 +60,7 @@ def _group(name: str, runs: Sequence[Trained], target: float | None) -> Iterator
     silent = [run.name for run in runs if not run.evals]
     if silent:
         yield f"{name}: {_of(silent)} never evaluated (train.eval_every is off, or it ended before that)."
-    met = sum(first_to_meet(run, target) is not None for run in runs)
+    met = sum(target.first_met(run) is not None for run in runs)
     if 0 < met < len(runs):
         yield f"{name}: {met} of {len(runs)} runs reach the target; its times are means over these, which flatters it."
     seeds = [run.seed for run in runs if run.seed is not None]

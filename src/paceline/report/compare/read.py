@@ -10,7 +10,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
 from paceline.report.compare.settings import read_settings
-from paceline.report.files import Reader
+from paceline.report.files import Reader, is_experiment
 from paceline.report.lenient import lenient_result
 from paceline.report.thin import Series, thin
 from paceline.report.words import clean, finite
@@ -67,8 +67,11 @@ def read_trained(path: Path, metric: str) -> Trained:
     rundir = RunDir(path)
     try:
         is_run = any((path / name).is_file() for name in _FILES)
+        has_runs = is_experiment(path)
     except OSError as error:
         raise PacelineError(f"{path}: cannot be read: {error.strerror} (name another run)") from None
+    if has_runs:
+        raise PacelineError(f"{path}: is an experiment (name its runs: {path}/trials/*)")
     if not is_run:
         raise PacelineError(f"{path}: is no run directory (name one that paceline train has written)")
     reader = Reader()

@@ -1,10 +1,14 @@
 """What was found, in sentences: who reaches the target in what share of the time, why, and what it costs. Pure."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from paceline.core.interval import Interval
 from paceline.core.units import accuracy, count, number, seconds
 from paceline.report.compare.result import GroupResult
+
+_REACHED: Final = " that reached the target"
+_JUDGED: Final = " that was evaluated"
 
 
 def sentences(groups: Sequence[GroupResult], target: float | None, metric: str) -> Iterator[str]:
@@ -39,7 +43,8 @@ def _reaching(group: GroupResult, reference: GroupResult, target: str) -> str:
     fraction = _inverse(group.speedup)
     times = "of" if fraction.value < 1 else "times"
     said = f"{_begin(group.name)} reaches {target} in {number(fraction.value)} {times} the time of {reference.name}"
-    sure = _sure(fraction) or f" ({_single(group, reference, group.reached, reference.reached)})"
+    ours, theirs = (sum(run.to_target_s is not None for run in each.runs) for each in (group, reference))
+    sure = _sure(fraction) or f" ({_single(group, reference, ours, theirs, _REACHED)})"
     return f"{said}{sure}: {_split(group)}"
 
 
@@ -73,18 +78,19 @@ def _ending(group: GroupResult, reference: GroupResult, metric: str) -> Iterator
         f"{100 * abs(gap.value):.2f} points {where} {reference.name}"
     )
     if gap.low is None or gap.high is None:
-        known = [sum(run.accuracy is not None for run in each.runs) for each in (group, reference)]
-        yield f"{said} ({_single(group, reference, *known)})."
+        ours, theirs = (sum(run.accuracy is not None for run in each.runs) for each in (group, reference))
+        yield f"{said} ({_single(group, reference, ours, theirs, _JUDGED)})."
         return
     bounds = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
     is_open = not (gap.is_below(0) or gap.is_above(0))
     yield f"{said} ({bounds}{', so it may as well be none' if is_open else ''})."
 
 
-def _single(group: GroupResult, reference: GroupResult, num: int, num_reference: int) -> str:
-    """Return why there is no interval, of groups of so many runs."""
-    alone = group.name if num == 1 else reference.name
-    return f"no interval: there is one run of {'each' if num == num_reference else alone}"
+def _single(group: GroupResult, reference: GroupResult, num: int, num_reference: int, which: str) -> str:
+    """Return why there is no interval, of groups of so many runs that count; `which` are these, of groups of more."""
+    single = [each for each, runs in ((group, num), (reference, num_reference)) if runs == 1]
+    of = single[0].name if len(single) == 1 else "each"
+    return f"no interval: there is one run of {of}{which if any(len(each.runs) > 1 for each in single) else ''}"
 
 
 def _inverse(ratio: Interval) -> Interval:

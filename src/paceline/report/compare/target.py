@@ -1,6 +1,7 @@
 """Which accuracy runs are to reach, and what it took each of them. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from paceline.core.errors import RecipeError
@@ -9,8 +10,31 @@ from paceline.report.compare.read import Judged, Trained
 From = Literal["asked", "recipes", "lowest_best", "nothing"]
 
 
-def choose_target(runs: Sequence[Trained], metric: str, asked: float | None) -> tuple[float | None, From]:
-    """Return the accuracy to reach, and where it is from; None where no run was evaluated.
+@dataclass(frozen=True)
+class Target:
+    """An accuracy to reach, None where no run was evaluated, and where it is from."""
+
+    level: float | None
+    origin: From
+
+    def first_met(self, run: Trained) -> Judged | None:
+        """Return the evaluation with which a run has met it, None where none does.
+
+        Where it is the recipes' own that is the last of as many in a row as the run's recipe asks for before it stops
+        (`train.stop.patience`), so that the time is the one that the run itself has told; else the first.
+        """
+        if self.level is None:
+            return None
+        patience, hits = (_patience(run) if self.origin == "recipes" else 1), 0
+        for each in run.evals:
+            hits = hits + 1 if each.accuracy >= self.level else 0
+            if hits >= patience:
+                return each
+        return None
+
+
+def choose_target(runs: Sequence[Trained], metric: str, asked: float | None) -> Target:
+    """Return the accuracy to reach.
 
     It is the one that was asked for, or the lowest at which recipes stop (`train.stop.top1`), or the lowest of the
     runs' best accuracies, which is the highest that all of them reach. Raise `RecipeError` for what is no accuracy.
@@ -18,18 +42,13 @@ def choose_target(runs: Sequence[Trained], metric: str, asked: float | None) -> 
     if asked is not None:
         if not 0 < asked <= 1:
             raise RecipeError(f"--target: {asked:g} is no accuracy (write a share of 1, such as 0.75)")
-        return asked, "asked"
+        return Target(asked, "asked")
     if metric == "top1":
         stops = [stop for stop in map(_stop, runs) if stop is not None]
         if stops:
-            return min(stops), "recipes"
+            return Target(min(stops), "recipes")
     bests = [best for best in map(best_of, runs) if best is not None]
-    return (min(bests), "lowest_best") if bests else (None, "nothing")
-
-
-def first_to_meet(run: Trained, target: float | None) -> Judged | None:
-    """Return the first evaluation that meets the target, None where none does."""
-    return None if target is None else next((each for each in run.evals if each.accuracy >= target), None)
+    return Target(min(bests), "lowest_best") if bests else Target(None, "nothing")
 
 
 def best_of(run: Trained) -> float | None:
@@ -43,3 +62,9 @@ def _stop(run: Trained) -> float | None:
     except ValueError:
         return None
     return stop if 0 < stop <= 1 else None
+
+
+def _patience(run: Trained) -> int:
+    """Return how many evaluations in a row a run's recipe asks for; 1 where it does not say, or no number."""
+    patience = run.settings.get("train.stop.patience", "")
+    return max(1, int(patience)) if patience.isdecimal() and len(patience) < 10 else 1

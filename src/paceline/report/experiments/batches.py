@@ -1,32 +1,37 @@
 """The page of a study of batches: how larger ones, warmed up and scaled in one way or another, train to a target."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from paceline.core.experiments.scaling import BatchPoint, ScaleResult
 from paceline.core.interval import Interval
 from paceline.core.units import accuracy, count, number
 from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Figure, Line, Page, Paragraph, Section, Table
 from paceline.report.experiments.curves import measured, times
-from paceline.report.experiments.frame import Told
+from paceline.report.experiments.frame import MANY, Told
 from paceline.report.sections import cells, intervals
 from paceline.report.sections.overview import Tone
 from paceline.report.words import clean
 
+_ANY: Final = "any"
+_RULES: Final = {"none": "LR as it is", "sqrt": "LR by the root", "linear": "linear LR"}
+
 
 def summary(result: ScaleResult) -> Table:
     """Return a row a batch and how it was trained."""
+    has_target, has_failed = result.target is not None, any(point.error for point in result.batches)
     columns = [Column("batch"), Column("warm-up", is_number=False), Column("LR rule", is_number=False)]
-    columns += [Column("peak LR"), Column("top-1"), Column("reached"), Column("time to target")]
-    columns += [Column("epochs to target"), Column("images/s")]
-    if any(point.error for point in result.batches):
-        columns.append(Column("note", is_number=False, is_wide=True))
-    return Table("Batches", columns, [_batch(point)[: len(columns)] for point in result.batches])
+    columns += [Column("peak LR"), Column("top-1")]
+    columns += [Column("reached"), Column("time to target"), Column("epochs to target")] if has_target else []
+    columns += [Column("images/s"), *([Column("note", is_number=False, is_wide=True)] if has_failed else [])]
+    rows = [_batch(point, has_target=has_target, has_failed=has_failed) for point in result.batches]
+    return Table("Batches", columns, rows, MANY, "more batches")
 
 
 def batches_page(told: Told, result: ScaleResult) -> Page:
     """Return the report of a study of batches."""
     runs = [(_name(point), point.runs) for point in result.batches]
-    facts = [("wall clock of it all", cells.of_seconds(result.wall_s))]
+    facts = [("runs took", cells.of_seconds(result.wall_s))]
     if result.target is not None:
         facts.insert(0, ("target, top-1", cells.of_accuracy(result.target)))
     subtitle = ["batch sizes", f"recipe {result.recipe} {result.recipe_hash}"]
@@ -42,7 +47,8 @@ def _status(result: ScaleResult) -> tuple[str, Tone]:
 
 
 def _name(point: BatchPoint) -> str:
-    return clean(f"batch {point.batch_size:,}, warm-up {point.warmup}, {point.lr_rule} LR")
+    words = (f"batch {point.batch_size:,}", point.warmup and f"warm-up {point.warmup}", _RULES.get(point.lr_rule, ""))
+    return clean(", ".join(filter(None, words)))
 
 
 def _figures(result: ScaleResult) -> list[Figure]:
@@ -62,8 +68,9 @@ def _figures(result: ScaleResult) -> list[Figure]:
         most = max(judged, key=lambda point: point.top1.value if point.top1 else 0.0)
         assert most.top1 is not None, most
         figures.append(Figure("highest top-1", cells.of_accuracy(most.top1.value), _name(most)))
-    total = sum(point.seeds for point in result.batches)
-    figures.append(Figure("runs that reached it", Cell(f"{sum(p.reached for p in result.batches)} of {total}")))
+    if result.target is not None:
+        total = sum(point.seeds for point in result.batches)
+        figures.append(Figure("runs that reached it", Cell(f"{sum(p.reached for p in result.batches)} of {total}")))
     return figures
 
 
@@ -81,29 +88,44 @@ def _batches(result: ScaleResult) -> Section:
             rule = (100 * result.target, "target") if title == "Accuracy" and result.target is not None else None
             charts.append(Chart(title, "batch", unit, lines, low=low, rule=rule, log_x=True))
     blocks: list[Block] = [Charts(charts)] if charts else [cells.missing("No run has ended.")]
-    note = "Means over seeds, of the runs that reached the target; intervals are drawn where there are several."
-    return Section("batches", "Batch sizes", [*blocks, Paragraph(note), summary(result)])
+    which = "" if result.target is None else ", times and epochs to the target of the runs that reached it"
+    note = f"Means over seeds{which}; intervals are drawn where there are several."
+    found = [Paragraph(clean(sentence, 500)) for sentence in result.sentences]
+    return Section("batches", "Batch sizes", [*found, *blocks, Paragraph(note), summary(result)])
 
 
 def _ways(batches: Sequence[BatchPoint], read: Callable[[BatchPoint], Interval | None]) -> Iterable[Line]:
-    """Yield a line for each warm-up and rule of the learning rate."""
-    for warmup, rule in dict.fromkeys((point.warmup, point.lr_rule) for point in batches):
+    """Yield a line for each warm-up and rule of the learning rate.
+
+    Where all rules say the same, at the batch that the rate is for, a point belongs to the line of each of them.
+    """
+    ways = dict.fromkeys((point.warmup, point.lr_rule) for point in batches)
+    told = {warmup for warmup, rule in ways if rule != _ANY}
+    for warmup, rule in ways:
+        if rule == _ANY and warmup in told:
+            continue
         found = [
-            (point.batch_size, read(point)) for point in batches if (point.warmup, point.lr_rule) == (warmup, rule)
+            (point.batch_size, read(point))
+            for point in batches
+            if point.warmup == warmup and point.lr_rule in (rule, _ANY)
         ]
-        yield measured(clean(f"{rule}, {warmup}"), found, clean(rule))
+        words = (rule if rule != _ANY else "", warmup)
+        yield measured(clean(", ".join(filter(None, words))), found, clean(rule))
 
 
-def _batch(point: BatchPoint) -> list[Cell]:
+def _batch(point: BatchPoint, *, has_target: bool, has_failed: bool) -> list[Cell]:
+    reaching = [
+        Cell(f"{point.reached} of {point.seeds}", point.reached),
+        intervals.of_seconds(point.to_target_s),
+        intervals.of_number(point.to_target_epochs),
+    ]
     return [
         cells.count(point.batch_size),
         intervals.sentence(point.warmup),
         intervals.sentence(point.lr_rule),
         Cell(number(point.lr), point.lr),
         intervals.of_accuracy(point.top1),
-        Cell(f"{point.reached} of {point.seeds}", point.reached),
-        intervals.of_seconds(point.to_target_s),
-        intervals.of_number(point.to_target_epochs),
+        *(reaching if has_target else []),
         intervals.of_rate(point.images_per_s),
-        intervals.sentence(point.error),
+        *([intervals.sentence(point.error)] if has_failed else []),
     ]

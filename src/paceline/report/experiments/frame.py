@@ -1,7 +1,7 @@
 """What the pages of all experiments share: bars of rates with their intervals, and where the numbers come from."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,8 @@ from paceline.report.sections.overview import Tone
 from paceline.report.words import clean, clean_lines, finite
 
 SURE: Final = "with 95 % confidence"
+MANY: Final = 40
+"""Rows of a table that are open; the others are folded away."""
 _LONGEST_COMMAND: Final = 4000
 _FAR: Final = 1.5
 _TOLD_ELSEWHERE: Final = ("command",)
@@ -38,10 +40,14 @@ _TOLD_ELSEWHERE: Final = ("command",)
 
 @dataclass(frozen=True)
 class Told:
-    """An experiment as its folder has it, beside its result: where it is, and the recipe it varies ("" for none)."""
+    """An experiment as its folder has it, beside its result: where it is, and the recipe it varies ("" for none).
+
+    `problems` says what of the folder could not be read, a line each.
+    """
 
     path: Path
     recipe: str = ""
+    problems: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -66,7 +72,7 @@ class Told:
             figures=figures,
             verdict=verdict,
             notices=(),
-            problems=(),
+            problems=self.problems,
             sections=[section for section in sections if section is not None],
             paceline=__version__,
             about=about,
@@ -88,7 +94,7 @@ class Told:
         known = {key: value for key, value in provenance.items() if key not in _TOLD_ELSEWHERE}
         blocks += [Facts(facts_of(known), "Machine and versions")] if known else []
         blocks += [Code("Recipe that was varied (recipe.yaml)", clean_lines(self.recipe))] if self.recipe else []
-        rows = [[intervals.sentence(name), Cell(clean("\n".join(places), 2000))] for name, places in runs if places]
+        rows = [[intervals.sentence(name), Cell(clean(", ".join(places), 2000))] for name, places in runs if places]
         columns = [Column("measured", is_number=False), Column("folders", is_number=False)]
         blocks += [Table("Folders of the runs", columns, rows, is_folded=True)] if rows else []
         return Section("origin", "Provenance", blocks or [cells.missing("Nothing was written of where this is from.")])
@@ -126,6 +132,15 @@ def _row(each: Rate, top: float) -> BarRow:
     low, high = finite(each.rate.low), finite(each.rate.high)
     bounds = None if low is None or high is None else (max(0.0, low / top), min(1.0, high / top))
     return BarRow(each.name, [Part(each.name, max(0.0, value / top), each.text, each.colour)], each.text, bounds)
+
+
+def verdict_of(whose: str, found: Mapping[str, str]) -> Verdict | None:
+    """Return what holds `whose` runs back, which is where a next change would begin; None where nobody knows."""
+    if not found.get("bottleneck"):
+        return None
+    told = {key: clean(value, 500) for key, value in found.items()}
+    ceiling = f"Ceiling: {told['ceiling'].rstrip('.')}." if told.get("ceiling") else ""
+    return Verdict(f"{whose}: {told['bottleneck']}", told.get("evidence", ""), ceiling, "", told.get("try", ""))
 
 
 def bounds_of(found: Interval | None) -> str:

@@ -18,9 +18,10 @@ from paceline.report.blocks import (
     Part,
     Section,
     Table,
-    Verdict,  # fmt: skip
 )
-from paceline.report.experiments.frame import Rate, Told, bounds_of, rates, shell
+from paceline.report.experiments.frame import MANY, Rate, Told, bounds_of, rates, verdict_of
+from paceline.report.experiments.parity import PARITY, parity_cells
+from paceline.report.experiments.take import take
 from paceline.report.sections import cells, intervals
 from paceline.report.sections.overview import Tone
 from paceline.report.words import clean
@@ -31,10 +32,12 @@ _COLOURS: Final = (("kept", "c-kept"), ("dropped", "c-dropped"))
 
 def summary(result: LadderResult) -> Table:
     """Return the rungs, one a row: what was changed, what that bought, and whether it stayed."""
-    columns = [Column("rung", is_number=False), Column("changes", is_number=False, is_wide=True), Column("images/s")]
+    has_ranks = _ranks_differ(result)
+    columns = [Column("rung", is_number=False), Column("changes", is_number=False, is_wide=True)]
+    columns += [*([Column("ranks")] if has_ranks else []), Column("images/s")]
     columns += [Column("over below"), Column("over first"), Column("peak memory"), Column("start-up")]
     columns += [Column("loss", is_number=False), Column("outcome", is_number=False, is_wide=True)]
-    return Table("Rungs", columns, [_row(rung) for rung in result.rungs])
+    return Table("Rungs", columns, [_row(rung, has_ranks=has_ranks) for rung in result.rungs])
 
 
 def ladder_page(told: Told, result: LadderResult) -> Page:
@@ -42,18 +45,19 @@ def ladder_page(told: Told, result: LadderResult) -> Page:
     kept, status = _kept(result), (f"{len(_kept(result))} of {len(result.rungs)} rungs kept", _tone(result))
     subtitle = [f"ladder {result.ladder}", f"recipe {result.recipe} {result.recipe_hash}"]
     subtitle += [count(result.ranks, "rank"), f"batch {result.batch_size:,}"]
-    sections = [_rungs(result), _steps(result), _parity(result), _costs(result), _take(told, result)]
+    sections = [_rungs(result), _steps(result), _parity(result), _costs(result), take(told, result)]
     facts = [
         ("ladder", cells.text(result.ladder)),
         ("steps that count, of a run", cells.count(result.steps)),
         ("steps before them", cells.count(result.warmup_steps)),
         ("runs of each, in turns", cells.count(result.repeats)),
-        ("wall clock of it all", cells.of_seconds(result.wall_s)),
+        ("runs took, and making data", cells.of_seconds(result.wall_s)),
     ]
     runs = [(rung.name, rung.runs) for rung in result.rungs]
     sections.append(told.origin(result.command, facts, result.provenance, runs))
     best = next((rung for rung in kept if rung.name == result.best), None)
-    return told.page("Ladder report", status, subtitle, _figures(result, best), sections, _verdict(best))
+    verdict = None if best is None else verdict_of("the best rung", best.verdict)
+    return told.page("Ladder report", status, subtitle, _figures(result, best), sections, verdict)
 
 
 def _kept(result: LadderResult) -> list[RungResult]:
@@ -83,18 +87,8 @@ def _figures(result: LadderResult, best: RungResult | None) -> list[Figure]:
     found.append(Figure("rungs kept", Cell(f"{len(_kept(result))} of {len(result.rungs)}"), ", ".join(others)))
     num_runs = sum(len(rung.runs) for rung in result.rungs)
     note = f"{count(num_runs, 'run')} of {count(result.steps, 'counted step')}" if num_runs else ""
-    found.append(Figure("took", cells.of_seconds(result.wall_s), note))
+    found.append(Figure("runs took", cells.of_seconds(result.wall_s), note))
     return found
-
-
-def _verdict(best: RungResult | None) -> Verdict | None:
-    """Return what holds the best rung back, which is where a next one would begin."""
-    if best is None or not best.verdict.get("bottleneck"):
-        return None
-    found = {key: clean(value, 500) for key, value in best.verdict.items()}
-    ceiling = f"Ceiling: {found['ceiling'].rstrip('.')}." if found.get("ceiling") else ""
-    return Verdict(f"the best rung: {found['bottleneck']}", found.get("evidence", ""), ceiling, "",
-                   found.get("try", ""))  # fmt: skip
 
 
 def _rungs(result: LadderResult) -> Section:
@@ -111,11 +105,12 @@ def _rungs(result: LadderResult) -> Section:
         "samples. It is kept where all of the interval of their ratio lies above 1, unless it trains otherwise; "
         "“over first” is the product of the ratios in between."
     )
-    columns = [Column("rung", is_number=False), Column("images/s"), Column("over below"), Column("over first")]
-    columns += [Column("outcome", is_number=False, is_wide=True)]
+    has_ranks = _ranks_differ(result)
+    columns = [Column("rung", is_number=False), *([Column("ranks")] if has_ranks else []), Column("images/s")]
+    columns += [Column("over below"), Column("over first"), Column("outcome", is_number=False, is_wide=True)]
     rows = [
-        [intervals.sentence(rung.name), intervals.of_rate(rung.images_per_s), intervals.of_ratio(rung.over_below),
-         intervals.of_ratio(rung.over_first), outcome(rung)]
+        [intervals.sentence(rung.name), *([_ranks(rung)] if has_ranks else []), intervals.of_rate(rung.images_per_s),
+         intervals.of_ratio(rung.over_below), intervals.of_ratio(rung.over_first), outcome(rung)]
         for rung in result.rungs
     ]  # fmt: skip
     changes = [
@@ -125,8 +120,8 @@ def _rungs(result: LadderResult) -> Section:
     ]  # fmt: skip
     titles = ("rung", "what it is", "changes", "over")
     headings = [Column(each, is_number=False, is_wide=each in ("what it is", "changes")) for each in titles]
-    blocks += [Paragraph(how), Table("What each rung bought", columns, rows)]
-    blocks.append(Table("What each rung changes", headings, changes))
+    blocks += [Paragraph(how), Table("What each rung bought", columns, rows, MANY, "more rungs")]
+    blocks.append(Table("What each rung changes", headings, changes, MANY, "more rungs"))
     if result.stopped:
         blocks.append(Paragraph(f"The ladder ends here: {clean(result.stopped, 500)}"))
     return Section("rungs", "Rungs", blocks)
@@ -146,7 +141,7 @@ def _steps(result: LadderResult) -> Section | None:
     shrunk = [row for rung in result.rungs for row in _shrank(rung)]
     columns = [Column("rung", is_number=False), Column("was to shrink", is_number=False)]
     columns += [Column("rung below"), Column("here"), Column("change")]
-    blocks += [Table("What was expected", columns, shrunk)] if shrunk else []
+    blocks += [Table("What was expected", columns, shrunk, MANY, "more stages")] if shrunk else []
     return Section("steps", "Where a step goes", blocks)
 
 
@@ -179,17 +174,11 @@ def _shrank(rung: RungResult) -> list[list[Cell]]:
 
 def _parity(result: LadderResult) -> Section:
     """Return whether each rung trains as the one below."""
-    rows = [
-        [intervals.sentence(rung.name), cells.loss(rung.parity.loss_below), cells.loss(rung.parity.loss),
-         intervals.of_change(rung.parity.gap), cells.of_share(rung.parity.tolerance),
-         cells.text(rung.parity.verdict), intervals.sentence(rung.parity.why)]
-        for rung in result.rungs
-        if rung.parity is not None
-    ]  # fmt: skip
-    columns = [Column("rung", is_number=False), Column("loss below"), Column("loss"), Column("difference")]
-    columns += [Column("tolerance"), Column("loss is", is_number=False), Column("why", is_number=False, is_wide=True)]
+    rows = [[intervals.sentence(rung.name), *parity_cells(rung.parity)] for rung in result.rungs if rung.parity]
+    columns = [Column("rung", is_number=False), *PARITY]
+    table = Table("", columns, rows, MANY, "more rungs")
     nothing = cells.missing("No two rungs' losses were compared.")
-    return Section("parity", "Whether it trains the same", [Table("", columns, rows) if rows else nothing])
+    return Section("parity", "Whether it trains the same", [table if rows else nothing])
 
 
 def _costs(result: LadderResult) -> Section:
@@ -207,23 +196,23 @@ def _costs(result: LadderResult) -> Section:
     ]  # fmt: skip
     note = "Memory is the most that rank 0 held at once. Start-up is from the start of the process to the first step."
     nothing = cells.missing("No rung's memory or start-up was measured.")
-    return Section("costs", "What it costs beside", [Paragraph(note), Table("", columns, rows)] if rows else [nothing])
+    table = Table("", columns, rows, MANY, "more rungs")
+    return Section("costs", "What it costs beside", [Paragraph(note), table] if rows else [nothing])
 
 
-def _take(told: Told, result: LadderResult) -> Section:
-    """Return how to train with what was kept."""
-    if not result.best_patch:
-        return Section("take", "What to take", [cells.missing("No change was kept: the recipe stays as it is.")])
-    best = clean(result.best)
-    sentence = f"To train the whole recipe with all that was kept, up to the rung “{best}”:"
-    command = shell(["paceline", "train", str(told.path), *result.best_patch])
-    return Section("take", "What to take", [Paragraph(sentence), command])
+def _ranks_differ(result: LadderResult) -> bool:
+    return any(rung.ranks not in (None, result.ranks) for rung in result.rungs)
 
 
-def _row(rung: RungResult) -> list[Cell]:
+def _ranks(rung: RungResult) -> Cell:
+    return intervals.NOTHING if rung.ranks is None else cells.count(rung.ranks)
+
+
+def _row(rung: RungResult, *, has_ranks: bool) -> list[Cell]:
     return [
         intervals.sentence(rung.name),
         intervals.words(rung.patch, "the recipe"),
+        *([_ranks(rung)] if has_ranks else []),
         intervals.of_rate(rung.images_per_s),
         intervals.of_ratio(rung.over_below),
         intervals.of_ratio(rung.over_first),

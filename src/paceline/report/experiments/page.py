@@ -19,7 +19,9 @@ _LONGEST_RECIPE = 256 << 10
 
 def experiment_page(folder: ExperimentDir, result: Experiment) -> Page:
     """Return the report of what an experiment came to; of its folder only the recipe is read, where there is one."""
-    told = Told(folder.path, Reader().text(folder.recipe, _LONGEST_RECIPE))
+    reader = Reader()
+    recipe = reader.text(folder.recipe, _LONGEST_RECIPE)
+    told = Told(folder.path, recipe, reader.problems)
     match result:
         case LadderResult():
             return ladder_page(told, result)

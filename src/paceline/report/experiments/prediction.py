@@ -23,13 +23,14 @@ from paceline.report.blocks import (
     Table,
 )
 from paceline.report.experiments.curves import plain
-from paceline.report.experiments.frame import SURE, Told
+from paceline.report.experiments.frame import MANY, SURE, Told
 from paceline.report.sections import cells, intervals
 from paceline.report.thin import Point
 from paceline.report.words import clean, finite
 
 _NUM_COLOURS: Final = 6
 _FROM: Final = {"points": "Fitted to", "run": "Reckoned from"}
+_SURE: Final = {"points": SURE, "run": "is likely"}
 _BASIS: Final = {"points": "from a table of times", "run": "from a run and a network"}
 
 
@@ -41,7 +42,7 @@ def summary(result: PredictionResult) -> Table:
     titles += ["GPU-hours", *(["cost"] if has_cost else [])]
     columns = [*map(Column, titles), Column("dominates", is_number=False, is_wide=True)]
     rows = [_row(each, has_images=has_images, has_cost=has_cost) for each in result.predictions]
-    return Table("Predictions", columns, rows)
+    return Table("Predictions", columns, rows, MANY, "more ranks")
 
 
 def prediction_page(told: Told, result: PredictionResult) -> Page:
@@ -56,7 +57,7 @@ def _figures(result: PredictionResult) -> list[Figure]:
     if not result.predictions:
         return []
     most = max(result.predictions, key=lambda each: each.ranks)
-    within = f"{_within(most)} {SURE}"
+    within = f"{_within(most)} {_SURE[result.basis]}"
     return [
         Figure(f"time on {count(most.ranks, 'rank')}", cells.of_seconds(most.time_s), within),
         Figure("efficiency", cells.of_share(most.efficiency), f"on {count(most.ranks, 'rank')}"),
@@ -128,7 +129,8 @@ def _parts(result: PredictionResult) -> Section | None:
     table = [[cells.count(each.ranks), *(intervals.maybe_seconds(each.parts.get(name)) for name in names)]
              for each in result.predictions]  # fmt: skip
     bars = Bars("Of what the time is made", rows, legend, "shares of each")
-    return Section("parts", "What dominates", [bars, Table("", [Column(clean(each)) for each in titles], table)])
+    parts = Table("", [Column(clean(each)) for each in titles], table, MANY, "more ranks")
+    return Section("parts", "What dominates", [bars, parts])
 
 
 def _basis(result: PredictionResult) -> Section:
@@ -144,7 +146,7 @@ def _basis(result: PredictionResult) -> Section:
          cells.of_seconds(point.time_s), cells.of_seconds(point.fitted_s), _difference(point.fitted_s, point.time_s)]
         for point in result.points
     ]  # fmt: skip
-    blocks += [Table("What was measured", [Column(each) for each in titles], rows)] if rows else []
+    blocks += [Table("What was measured", [Column(each) for each in titles], rows, MANY, "more points")] if rows else []
     blocks += [Paragraph(clean(note, 1000)) for note in result.notes]
     return Section("basis", "What it rests on", blocks)
 

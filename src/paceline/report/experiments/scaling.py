@@ -9,7 +9,7 @@ from paceline.core.interval import Interval
 from paceline.core.units import count, share
 from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Figure, Line, Page, Paragraph, Section, Table
 from paceline.report.experiments.curves import measured, plain, times
-from paceline.report.experiments.frame import SURE, Told
+from paceline.report.experiments.frame import MANY, SURE, Told
 from paceline.report.sections import cells, intervals
 from paceline.report.sections.overview import Tone
 from paceline.report.words import clean, finite
@@ -29,9 +29,10 @@ def summary(result: ScaleResult) -> Table:
     """Return what was measured, a row a number of ranks."""
     columns = [Column("ranks"), Column("nodes"), Column("batch"), Column("of a rank"), Column("images/s")]
     columns += [Column("efficiency"), Column("exposed"), Column("stragglers")]
-    columns += [Column("top-1")] if _has_accuracy(result) else []
+    columns += [Column("top-1"), Column("against the fewest ranks")] if _has_accuracy(result) else []
     columns += [Column("note", is_number=False, is_wide=True)]
-    return Table("Ranks", columns, [_point(point, with_top1=_has_accuracy(result)) for point in result.points])
+    return Table("Ranks", columns, [_point(point, with_top1=_has_accuracy(result)) for point in result.points],
+                 MANY, "more ranks")  # fmt: skip
 
 
 def scale_page(told: Told, result: ScaleResult) -> Page:
@@ -41,7 +42,7 @@ def scale_page(told: Told, result: ScaleResult) -> Page:
         ("steps that count, of a run", cells.count(result.steps)),
         ("steps before them", cells.count(result.warmup_steps)),
         ("runs of each, in turns", cells.count(result.repeats)),
-        ("wall clock of it all", cells.of_seconds(result.wall_s)),
+        ("runs took", cells.of_seconds(result.wall_s)),
     ]
     subtitle = [_TITLES[result.mode], f"recipe {result.recipe} {result.recipe_hash}"]
     origin = told.origin(result.command, facts, result.provenance, runs)
@@ -115,7 +116,9 @@ def _waiting(result: ScaleResult) -> Section | None:
     if not rows:
         return None
     return Section(
-        "waiting", "What a step waits for", [*([Charts(charts)] if charts else []), Table("", columns, rows)]
+        "waiting",
+        "What a step waits for",
+        [*([Charts(charts)] if charts else []), Table("", columns, rows, MANY, "more ranks")],
     )
 
 
@@ -182,6 +185,6 @@ def _point(point: ScalePoint, *, with_top1: bool) -> list[Cell]:
         intervals.of_share(point.efficiency),
         intervals.maybe_share(point.exposed_share),
         intervals.maybe_share(point.straggler_share),
-        *([intervals.of_accuracy(point.top1)] if with_top1 else []),
+        *([intervals.of_accuracy(point.top1), intervals.of_points(point.top1_gap)] if with_top1 else []),
         intervals.sentence(point.error or point.bottleneck),
     ]

@@ -12,7 +12,7 @@ from itertools import chain
 from paceline.core.class_table import printable
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.folder import Experiment, ExperimentDir
-from paceline.core.experiments.ladder import LadderResult, RungResult
+from paceline.core.experiments.ladder import LadderResult, ParityResult, RungResult
 from paceline.core.experiments.prediction import PredictionResult
 from paceline.core.experiments.scaling import BatchPoint, ScalePoint, ScaleResult
 from paceline.core.experiments.tuning import TriedResult, TuneResult
@@ -87,13 +87,13 @@ def _columns(records: Iterable[Record]) -> list[str]:
 
 
 def _rung(rung: RungResult) -> Record:
-    parity = rung.parity
     return {
         "rung": rung.name,
         "status": rung.status,
         "why": rung.why,
         "patch": _words(rung.patch),
         "below": rung.below,
+        "ranks": rung.ranks,
         **_interval("images_per_s", rung.images_per_s),
         **_spread(rung.spread),
         **_interval("over_below", rung.over_below),
@@ -104,10 +104,7 @@ def _rung(rung: RungResult) -> Record:
         "prepare_s": rung.prepare_s,
         "host_bytes": rung.host_bytes,
         "device_bytes": rung.device_bytes,
-        "parity": parity.verdict if parity else None,
-        "loss": parity.loss if parity else None,
-        "loss_below": parity.loss_below if parity else None,
-        **_interval("loss_gap", parity.gap if parity else None),
+        **_parity(rung.parity),
         "bottleneck": rung.verdict.get("bottleneck"),
         "expects": _words(rung.expects),
         **{f"stage_{name}_s": value for name, value in rung.stages.items()},
@@ -130,6 +127,7 @@ def _point(point: ScalePoint) -> Record:
         "startup_s": point.startup_s,
         "wall_s": point.wall_s,
         **_interval("top1", point.top1),
+        **_interval("top1_gap", point.top1_gap),
         "bottleneck": point.bottleneck,
         "error": point.error,
     }
@@ -187,6 +185,18 @@ def _tried(tried: TriedResult) -> Record:
         "trials": tried.trials,
         "images_per_s": tried.images_per_s,
         **_interval("ratio", tried.ratio),
+        **_parity(tried.parity),
+        "explains": tried.explains,
+    }
+
+
+def _parity(found: ParityResult | None) -> Record:
+    """Return how losses compare, as fields that are there, and empty, where nobody compared them."""
+    return {
+        "parity": found.verdict if found else None,
+        "loss": found.loss if found else None,
+        "loss_below": found.loss_below if found else None,
+        **_interval("loss_gap", found.gap if found else None),
     }
 
 

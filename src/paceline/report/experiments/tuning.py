@@ -6,7 +6,8 @@ from paceline.core.experiments.tuning import TriedResult, TuneResult
 from paceline.core.interval import Interval
 from paceline.core.units import count
 from paceline.report.blocks import Block, Cell, Column, Figure, Page, Paragraph, Section, Table
-from paceline.report.experiments.frame import Rate, Told, bounds_of, rates, shell
+from paceline.report.experiments.frame import MANY, Rate, Told, bounds_of, rates, shell, verdict_of
+from paceline.report.experiments.parity import PARITY, parity_cells
 from paceline.report.sections import cells, intervals
 from paceline.report.sections.overview import Tone
 from paceline.report.words import clean
@@ -27,7 +28,7 @@ def summary(result: TuneResult) -> Table:
     columns = [Column("round"), Column("settings", is_number=False), Column("changes", is_number=False, is_wide=True)]
     columns += [Column("over", is_number=False), Column("images/s"), Column("ratio"), Column("steps"), Column("trials")]
     columns += [Column("outcome", is_number=False, is_wide=True)]
-    return Table("Tried", columns, [_row(tried) for tried in result.tried])
+    return Table("Tried", columns, [_row(tried) for tried in result.tried], MANY, "more settings")
 
 
 def tune_page(told: Told, result: TuneResult) -> Page:
@@ -39,11 +40,13 @@ def tune_page(told: Told, result: TuneResult) -> Page:
         ("runs of the last pairs", cells.count(result.repeats)),
         ("runs in all", cells.count(result.trials)),
         ("settings in the space searched", cells.count(result.grid)),
-        ("wall clock of it all", cells.of_seconds(result.wall_s)),
+        ("runs took", cells.of_seconds(result.wall_s)),
     ]
     runs = [(tried.name, tried.runs) for tried in result.tried]
-    sections = [_take(result), _tried(result), told.origin(result.command, facts, result.provenance, runs)]
-    return told.page("Tuning report", _status(result), subtitle, _figures(result), sections)
+    origin = told.origin(result.command, facts, result.provenance, runs)
+    sections = [_take(result), _tried(result), _explained(result), _parity(result), origin]
+    verdict = verdict_of("the tuned recipe" if result.best_patch else "the recipe", result.verdict)
+    return told.page("Tuning report", _status(result), subtitle, _figures(result), sections, verdict)
 
 
 def _status(result: TuneResult) -> tuple[str, Tone]:
@@ -62,7 +65,7 @@ def _figures(result: TuneResult) -> list[Figure]:
     found.append(Figure("images/s", Cell(intervals.rate(rate), rate), note))
     note = f"{count(result.grid, 'setting')} in the space that was searched"
     found.append(Figure("runs", cells.count(result.trials), note))
-    found.append(Figure("took", cells.of_seconds(result.wall_s), clean(result.stopped)))
+    found.append(Figure("runs took", cells.of_seconds(result.wall_s), clean(result.stopped)))
     return found
 
 
@@ -75,7 +78,8 @@ def _take(result: TuneResult) -> Section:
     columns = [Column("setting", is_number=False), Column("best", is_number=False)]
     blocks: list[Block] = [Table("", columns, rows)]
     if result.recipe_file:
-        blocks += [Paragraph("It is a recipe of its own:"), shell(["paceline", "train", result.recipe_file])]
+        command = ["paceline", "train", result.recipe_file, "--ranks", str(result.ranks)]
+        blocks += [Paragraph("It is a recipe of its own:"), shell(command)]
     return Section("take", "What to take", blocks)
 
 
@@ -86,15 +90,35 @@ def _tried(result: TuneResult) -> Section:
         for each in result.tried
         if each.images_per_s is not None
     ]  # fmt: skip
+    most = f"; the first {MANY} of {len(found)} are drawn" if len(found) > MANY else ""
     first = Rate("the recipe as it was", result.first, intervals.rate(result.first.value), "c-other")
     best = Rate("the tuned recipe", result.best, intervals.rate(result.best.value), "c-kept")
-    note = "of the longest run of each; intervals where there were several"
-    bars = rates("Images/s of what was tried", note, [first, *found, best], _COLOURS)
+    note = f"of the longest run of each; intervals where there were several{most}"
+    bars = rates("Images/s of what was tried", note, [first, *found[:MANY], best], _COLOURS)
     how = (
         "Each is measured over the best that was known then. It wins where all of the interval of their ratio lies "
         "above 1 and it trains the same. Ratios count, not images/s, as a machine is not as fast at all times."
     )
-    return Section("tried", "What was tried", [bars, Paragraph(how), summary(result)])
+    before = verdict_of("The recipe as it was", result.first_verdict)
+    held = [Paragraph(" ".join(filter(None, (f"{before.bottleneck}.", before.evidence))))] if before else []
+    return Section("tried", "What was tried", [bars, *held, Paragraph(how), summary(result)])
+
+
+def _explained(result: TuneResult) -> Section | None:
+    """Return what the settings are, each once."""
+    told = {tried.name: tried.explains for tried in result.tried if tried.explains}
+    if not told:
+        return None
+    rows = [[intervals.sentence(name), intervals.sentence(explains)] for name, explains in told.items()]
+    columns = [Column("settings", is_number=False), Column("what they change", is_number=False, is_wide=True)]
+    return Section("settings", "What the settings are", [Table("", columns, rows, MANY, "more settings")])
+
+
+def _parity(result: TuneResult) -> Section | None:
+    """Return whether what was tried trains as what it is laid over; None where no losses were compared."""
+    rows = [[intervals.sentence(tried.name), *parity_cells(tried.parity)] for tried in result.tried if tried.parity]
+    table = Table("", [Column("settings", is_number=False), *PARITY], rows, MANY, "more settings")
+    return Section("parity", "Whether it trains the same", [table]) if rows else None
 
 
 def _row(tried: TriedResult) -> list[Cell]:

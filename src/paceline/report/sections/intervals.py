@@ -48,6 +48,13 @@ def of_accuracy(found: Interval | None) -> Cell:
     return Cell(accuracy(found.value), found.value, note=_bounds(found, lambda each: f"{100 * each:.2f}"))
 
 
+def of_points(found: Interval | None) -> Cell:
+    """Return a difference of accuracies, such as `-0.31 points` and `-1.12 to +0.50`."""
+    if found is None:
+        return NOTHING
+    return Cell(f"{100 * found.value:+.2f} points", found.value, note=_bounds(found, lambda each: f"{100 * each:+.2f}"))
+
+
 def of_seconds(found: Interval | None) -> Cell:
     """Return a time, such as `12.3 s` and `11.9 s to 12.7 s`."""
     if found is None:

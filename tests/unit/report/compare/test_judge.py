@@ -82,6 +82,16 @@ def test_runs_that_differ_in_nothing_are_compared_one_by_one(made, compared, tmp
     assert found.sentences[0].startswith("after reaches 80 % in 0.500 of the time of before")
 
 
+def test_the_same_seeds_twice_are_two_groups_of_them(made, compared, tmp_path):
+    """As three seeds before and after a change of code."""
+    before = [made.write(tmp_path / f"before{seed}", made.Made(seed=seed)) for seed in range(3)]
+    after = [made.write(tmp_path / f"after{seed}", made.Made(seed=seed, epoch_s=10)) for seed in range(2)]
+    found = compared(*before, *after)
+    assert [[run.seed for run in each.runs] for each in found.groups] == [[0, 1, 2], [0, 1]]
+    assert [each.name for each in found.groups] == ["before0", "after0"]
+    assert found.groups[1].speedup.value == pytest.approx(2)  # rounding
+
+
 def test_without_a_target_it_is_the_highest_that_all_runs_reach(made, compared, tmp_path):
     paths = [*made.seeds(tmp_path, made.Made(), [0.8, 0.7]), made.write(tmp_path / "c", made.Made(batch=64, best=0.75))]
     found = compared(*paths)
@@ -97,6 +107,33 @@ def test_recipes_that_stop_at_a_target_give_it(made, compared, tmp_path):
     ]
     assert (compared(*paths).target, compared(*paths).target_from) == (0.6, "recipes")
     assert (compared(*paths, target=0.7).target, compared(*paths, target=0.7).target_from) == (0.7, "asked")
+
+
+def test_a_target_of_the_recipes_is_met_when_the_run_itself_would_stop(made, compared, tmp_path):
+    """Accuracy rises by 0.1 an epoch of 20 s; what is asked for by hand has no patience."""
+    stops = made.RECIPE.replace("stop: off", "stop:\n    top1: 0.6\n    patience: 2")
+    path = made.write(tmp_path / "a", made.Made(recipe=stops))
+    assert compared(path).groups[0].to_target_s.value == 7 * 20
+    assert compared(path, target=0.6).groups[0].to_target_s.value == 6 * 20
+    rows = [{"epoch": e, "images_seen": 9 * e, "trained_s": 3.0 * e, "top1": t}
+            for e, t in enumerate((0.6, 0.5, 0.7, 0.6), start=1)]  # fmt: skip
+    made.lines(path / "evals.jsonl", rows)
+    assert compared(path).groups[0].to_target_s.value == 12
+    made.lines(path / "evals.jsonl", rows[:3])
+    assert compared(path).groups[0].reached == 0
+
+
+def test_a_run_that_does_not_tell_when_it_met_the_target_has_met_it(made, compared, tmp_path):
+    path = made.write(tmp_path / "a", made.Made())
+    made.lines(path / "evals.jsonl", [{"top1": 0.6}])
+    assert compared(path).groups[0].reached == 1
+
+
+def test_of_a_group_only_one_of_whose_runs_reached_the_target_there_is_no_interval_and_why(made, compared, tmp_path):
+    first = made.seeds(tmp_path / "a", made.Made(), [0.80, 0.81])
+    second = made.seeds(tmp_path / "b", made.Made(batch=64), [0.80, 0.60])
+    said = compared(*first, *second, target=0.75).sentences[0]
+    assert "(no interval: there is one run of batch 64 that reached the target)" in said
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, 75.0, float("nan")])

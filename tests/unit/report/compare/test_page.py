@@ -40,6 +40,17 @@ def test_curves_of_all_runs_are_laid_over_one_another(made, page_of, tmp_path):
     assert found[0].rule == (60.0, "60 %")
 
 
+def test_accuracy_of_classes_is_called_that(made, tmp_path):
+    path = made.write(tmp_path / "a", made.Made())
+    made.lines(path / "evals.jsonl", [{"epoch": 1.0, "trained_s": 3.0, "mean_class_accuracy": 0.5}])
+    runs = [read_trained(path, "mean_class_accuracy")]
+    page = build_page(compare_runs(runs, metric="mean_class_accuracy"), runs)
+    assert [chart.title for chart in charts(page)][:2] == [
+        "Mean accuracy of classes over time",
+        "Mean accuracy of classes over epochs",
+    ]
+
+
 def test_of_more_runs_than_can_be_drawn_each_group_has_as_many(made, page_of, tmp_path):
     many = [0.8] * (MAX_LINES + 4)
     paths = [*made.seeds(tmp_path, made.Made(), many), *made.seeds(tmp_path, made.Made(batch=64), [0.8, 0.7])]

@@ -94,6 +94,7 @@ def batches():
 
     points = [point(batch, warmup) for warmup in ("5ep", "off") for batch in (128, 512, 2048)]
     return ScaleResult(mode="batch", batches=tuple(points), target=0.75, wall_s=4000.0, provenance=PROVENANCE,
+                       sentences=("Batch 2048 reaches 75 % in 0.53 of the time of batch 128.",),
                        command=("paceline", "scale", "--batch-sizes", "128,512,2048"), **FACTS)  # fmt: skip
 
 
@@ -129,9 +130,12 @@ def tune():
     """Return a search of two rounds, of which one winner each."""
 
     def tried(number, name, patch, speed, ratio, status, why=""):
+        parity = ParityResult(loss=2.301, loss_below=2.3, gap=around(0.0004, 2.0), tolerance=0.02, verdict="same",
+                              why="all of the interval lies within 2 % of no difference")  # fmt: skip
         return TriedResult(name=name, patch=patch, over="recipe" if number == 1 else "loader", round=number, steps=20,
                            trials=3, images_per_s=speed, ratio=ratio, status=status, why=why,
-                           runs=(f"trials/{number}-1",))  # fmt: skip
+                           runs=(f"trials/{number}-1",), explains=f"what {name} is, in a few words",
+                           parity=ratio and parity)  # fmt: skip
 
     return TuneResult(
         ranks=1, first=around(101.0), best=around(240.0), gain=around(2.38, 0.04),
@@ -144,7 +148,8 @@ def tune():
             tried(2, "batch", ("data.batch_size=4096",), None, None, "no_room", "out of memory"),
         ),
         trials=15, grid=96, stopped="no move is left", wall_s=310.0, command=("paceline", "tune"),
-        provenance=PROVENANCE, **FACTS,
+        provenance=PROVENANCE, first_verdict={"bottleneck": "input-bound", "evidence": "83 % of a step waits for data"},
+        verdict={"bottleneck": "compute-bound", "evidence": "backward takes 61 % of a step"}, **FACTS,
     )  # fmt: skip
 
 

@@ -33,6 +33,17 @@ def test_numbers_of_the_csv_are_those_that_were_measured(made):
     assert int(row["host_bytes"]) == rung.host_bytes
 
 
+def test_ranks_gaps_and_losses_are_in_the_csv(made):
+    ladder, scale, tune = made.ladder(), made.scale(), made.tune()
+    rung = ladder.rungs[1].model_copy(update={"ranks": 2})
+    assert records_of(ladder.model_copy(update={"rungs": (rung,)}))[0]["ranks"] == "2"
+    point = scale.points[1].model_copy(update={"top1_gap": made.around(-0.01)})
+    assert records_of(scale.model_copy(update={"points": (point,)}))[0]["top1_gap"] == "-0.01"
+    tried = tune.tried[0].model_copy(update={"parity": ladder.rungs[1].parity, "explains": "what it is"})
+    row = records_of(tune.model_copy(update={"tried": (tried,)}))[0]
+    assert (row["parity"], row["loss"], row["explains"]) == ("same", "2.301", "what it is")
+
+
 def test_what_was_not_measured_is_an_empty_field(made):
     failed = records_of(made.ladder())[5]
     assert failed["status"] == "failed" and failed["rung"] == made.EVIL

@@ -52,6 +52,28 @@ def test_every_page_says_what_it_is_of_and_where_its_figures_are_from(result, te
     assert "batch_size: 128" in page
 
 
+def test_no_page_shows_escapes_for_what_stands_between_its_words(result, text_of):
+    assert "\\n" not in words_of(text_of(result))
+
+
+def test_folders_of_runs_are_listed(made, text_of):
+    assert "trials/first-1, trials/first-2" in words_of(text_of(made.ladder()))
+
+
+def test_what_cannot_be_read_of_the_folder_is_told(made, tmp_path):
+    folder = made.write_experiment(tmp_path / "e", made.ladder())
+    folder.recipe.write_text("# long\n" + "#" * (300 << 10))
+    assert "recipe.yaml: only its first 262,144 bytes are shown" in report_text(RunDir(folder.path), "html")
+
+
+def test_of_many_rows_the_first_are_open(made, text_of):
+    result = made.tune()
+    page = text_of(update(result, tried=[update(result.tried[0], parity=None)] * 50))
+    assert page.count("<summary>more settings</summary>") == 1
+    assert page.partition("<summary>more settings</summary>")[0].count("data.loader=resident</code>") == 40
+    assert "the first 40 of 50 are drawn" in page and page.count('class="track"') == 42
+
+
 def test_the_json_report_is_the_result(result, text_of):
     assert json.loads(text_of(result, "json")) == json.loads(result.model_dump_json())
 
@@ -76,7 +98,66 @@ def test_an_interval_of_any_length_leaves_room_for_the_bars(made, text_of):
 def test_the_command_to_take_has_all_that_was_kept(made, text_of, tmp_path):
     page = words_of(text_of(made.ladder()))
     kept = "data.loader=resident model.memory_format=channels_last train.compile=true train.threads=2"
-    assert f"paceline train {tmp_path}/ladder-0 {kept}" in page
+    assert f"paceline train {tmp_path}/ladder-0 {kept} --ranks 1" in page
+
+
+@pytest.mark.parametrize(
+    "made_for_it, out, options",
+    [
+        ("source.pack", "packed.pack", ""),
+        ("source-256.pack", "packed.pack", " --resize 256 --quality 90"),
+        ("source.lmdb", "packed.lmdb", " --format lmdb"),
+    ],
+)
+def test_data_that_a_ladder_made_are_made_anew_before_they_are_trained_with(
+    made, text_of, tmp_path, made_for_it, out, options
+):
+    """The folder of the experiment has removed them, so that its path would lead nowhere."""
+    folder = tmp_path / "ladder-0"
+    patch = ("data.source.name=pack", f"data.source.root={folder}/data/{made_for_it}", "train.compile=true")
+    section = text_of(update(made.ladder(), best_patch=patch), "md").partition("## What to take")[2]
+    commands = [line for line in section.splitlines() if line.startswith("paceline ")][:2]
+    assert commands == [
+        f"paceline data pack {folder} {out}{options}",
+        f"paceline train {folder} data.source.name=pack data.source.root={out} train.compile=true --ranks 1",
+    ]
+
+
+def test_data_of_somebody_else_are_trained_with_where_they_are(made, text_of, tmp_path):
+    patch = ("data.source.name=pack", "data.source.root=/photos/data/source.pack")
+    page = words_of(text_of(update(made.ladder(), best_patch=patch)))
+    assert "data pack" not in page
+    assert f"paceline train {tmp_path}/ladder-0 {' '.join(patch)} --ranks 1" in page
+
+
+def test_ranks_are_a_column_where_rungs_have_their_own_and_the_command_has_those_of_the_best(made, text_of):
+    result = made.ladder()
+    assert "| ranks |" not in text_of(result, "md")
+    rungs = [update(rung, ranks=4 if rung.name == "threads" else 1) for rung in result.rungs]
+    page = text_of(update(result, rungs=rungs), "md")
+    assert "| rung | ranks | images/s |" in page and "train.threads=2 --ranks 4\n" in page
+
+
+def test_a_tuned_recipe_is_trained_on_the_ranks_it_was_tuned_for(made, text_of):
+    assert "paceline train runs/tune/tuned.yaml --ranks 2" in words_of(text_of(update(made.tune(), ranks=2)))
+
+
+def test_a_search_tells_what_was_tried_whether_it_trains_alike_and_what_holds_it_back(made, text_of):
+    result = made.tune()
+    verdict = {"bottleneck": "compute-bound", "evidence": "backward takes 61 % of a step", "ceiling": "1.02x"}
+    tried = update(result.tried[0], explains="the whole set beside the model", parity=made.ladder().rungs[1].parity)
+    page = words_of(
+        text_of(update(result, tried=[tried], verdict=verdict, first_verdict={"bottleneck": "input-bound"}))
+    )
+    assert "the whole set beside the model" in page and "Whether it trains the same" in page and "2.3010" in page
+    assert "the tuned recipe: compute-bound" in page and "backward takes 61 % of a step" in page
+    assert "The recipe as it was: input-bound." in page
+
+
+@pytest.mark.parametrize("kind", ["ladder", "weak", "batches", "tune"])
+def test_a_sum_of_runs_is_not_called_the_time_of_it_all(made, text_of, kind):
+    page = words_of(text_of(made.all_results()[kind]))
+    assert "runs took" in page and "wall clock of it all" not in page
 
 
 def test_a_ladder_of_one_rung_has_nothing_to_take(made, text_of):
@@ -121,8 +202,11 @@ def test_a_caution_is_told(made, text_of):
 def test_accuracy_of_whole_runs_is_a_chart_and_a_column(made, text_of):
     result = made.scale(failed=0)
     points = [update(point, top1=made.around(0.9 - 0.01 * point.ranks, 0.01)) for point in result.points]
+    gap = Interval(value=-0.01, low=-0.02, high=0.001, n=3)
+    points[1:] = [update(point, top1_gap=gap) for point in points[1:]]
     page = words_of(text_of(update(result, points=points, caution="")))
     assert "Accuracy over ranks" in page and "89.00 %" in page and "88.11 to 89.89" in page
+    assert "against the fewest ranks" in page and "-1.00 points" in page and "-2.00 to +0.10" in page
     assert "4 points measured" in page
 
 
@@ -131,6 +215,36 @@ def test_a_study_that_reached_no_target_is_still_a_page(made, text_of):
     points = [update(point, reached=0, to_target_s=None, to_target_epochs=None) for point in result.batches]
     page = words_of(text_of(update(result, batches=points)))
     assert "soonest" not in page and "0 of 18" in page
+
+
+def test_what_a_study_found_is_told_in_its_sentences(made, text_of):
+    said = ("Batch 2048 reaches 75 % in 0.14 of the time of batch 128.", made.EVIL)
+    page = words_of(text_of(update(made.batches(), sentences=said)))
+    assert f"{said[0]} {made.EVIL}" in page
+
+
+def test_a_study_without_a_target_says_nothing_of_reaching_one(made, text_of):
+    result = made.batches()
+    points = [update(point, reached=0, to_target_s=None, to_target_epochs=None) for point in result.batches]
+    page = words_of(text_of(update(result, batches=points, target=None)))
+    assert "reached" not in page and "target" not in page and "400" in page
+
+
+def test_a_recipe_without_warm_up_or_rule_is_called_after_its_batch(made, text_of):
+    result = made.batches()
+    points = [update(point, warmup="", lr_rule="any") for point in result.batches[:1]]
+    page = words_of(text_of(update(result, batches=points)))
+    assert "batch 128, peak 0.1" in page and "warm-up ," not in page and "any LR" not in page
+
+
+def test_a_batch_at_which_all_rules_say_the_same_begins_the_line_of_each(made, text_of):
+    result = made.batches()
+    first, *others = [point for point in result.batches if point.warmup == "5ep"]
+    rules = [update(point, lr_rule=rule) for rule in ("sqrt", "linear") for point in others]
+    page = text_of(update(result, batches=[update(first, lr_rule="any"), *rules]), "md")
+    lines = [line for line in page.splitlines() if line.startswith("| Speed, ")]
+    assert [line.split(" | ")[0] for line in lines] == ["| Speed, sqrt, 5ep", "| Speed, linear, 5ep"]
+    assert {line.split(" | ")[2] for line in lines} == {"416"}
 
 
 def test_an_interval_without_an_end_is_told_and_not_drawn(made, text_of):
@@ -149,7 +263,9 @@ def test_a_prediction_says_what_it_rests_on(made, text_of):
 
 def test_a_prediction_from_a_run_has_no_points(made, text_of):
     result = update(made.prediction(), basis="run", points=(), network="ndr, 50 GB/s", notes=())
-    assert "Collectives are reckoned with ndr, 50 GB/s." in words_of(text_of(result))
+    page = words_of(text_of(result))
+    assert "Collectives are reckoned with ndr, 50 GB/s." in page
+    assert "1:33 min or more is likely" in page and "95 %" not in page
 
 
 def test_a_search_that_found_nothing_says_so(made, text_of):
