@@ -1,65 +1,89 @@
-"""A ladder of real runs: what it writes, and that it goes on where it was stopped."""
+"""A ladder of real runs over forms of data: what it makes and leaves, and that it goes on where it was stopped."""
 
 import json
-import os
-import subprocess
-import sys
+import re
+import shlex
 from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
 
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.rundir import RunDir
+from paceline.recipe.load import load
 
-LADDER = """# One rung over another.
-recipe: digits
-steps: 4
-warmup_steps: 2
+LADDER = """\
+# Forms of data.
+recipe: quant/resnet18-imagenet
+steps: 2
+warmup_steps: 1
 repeats: 1
 rungs:
-  - name: base
-    set: {model.name: empty, model.width: 1.0, data.batch_size: 16, log.every: 2st, log.tensorboard: "off"}
-  - name: loop
-    explains: a kernel a parameter, which computes the same
-    set: {optim.implementation: loop}
-    expects: [optimizer]
+  - {name: files, cache: cold, set: {data.workers: 0, log.every: 1st, log.tensorboard: "off"}}
+  - {name: packed, data: pack, keep: always}
+  - {name: LMDB, data: lmdb, set: {optim.implementation: loop}, expects: [optimizer]}
 """
-PROGRAM = """
-import sys
-from pathlib import Path
-from paceline.cli.ladder import ladder
-words, folder = [sys.argv[1]], Path(sys.argv[2])
-sys.exit(ladder(words, "1", folder, recipe=None, steps=None, repeats=None, list_only=False, as_json=True))
-"""
+SMALL = ("model.name=resnet18_cifar", "model.width=0.05", "data.image_size=16", "data.batch_size=4")
+EXACT = ("train.precision=fp32", "parallel.threads=1", "parallel.device=cpu")
+WORDS = ("forms.yaml", *SMALL, *EXACT, "data.source.root=photos", "--ranks", "1", "--run-dir", "found")
 
 
-def climb(tmp_path: Path) -> tuple[dict, str]:
-    """Climb the ladder in a process of its own; return its JSON, and what it said on the way."""
-    (tmp_path / "own.yaml").write_text(LADDER, encoding="utf-8")
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "own.yaml"), str(tmp_path / "out")]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environ, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Write twelve photographs of training and four of validation, and the ladder beside them."""
+    (tmp_path / "forms.yaml").write_text(LADDER)
+    root = tmp_path / "photos"
+    noise = np.random.default_rng(0).integers(0, 256, (16, 40, 48, 3), dtype=np.uint8)
+    for number, pixels in enumerate(noise):
+        path = root / ("train", "val")[number // 12] / ("cat", "dog")[number % 2] / f"{number:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return root
 
 
-def test_a_ladder_measures_its_rungs_and_goes_on_where_it_was_stopped(tmp_path):
-    """A single pair proves no gain; the same arithmetic in another order of kernels trains to the same loss."""
-    found, said = climb(tmp_path)
-    base, loop = found["rungs"]
-    assert (base["status"], loop["status"], loop["below"]) == ("kept", "dropped", "base")
-    assert abs(loop["parity"]["gap"]["value"]) < 1e-5  # float32 sums in another order, six steps long
-    assert found["batch_size"] == 16
-    assert said.count("images/s") == 3
+def test_a_ladder_makes_each_form_of_data_once_leaves_none_and_repeats_no_run(paceline, photographs, tmp_path) -> None:
+    """A single pair proves no gain, so that what is not kept always is dropped."""
+    pytest.importorskip("lmdb", reason="the package lmdb is not installed: pip install lmdb")
+    ended = paceline("ladder", *WORDS, "--json")
+    found, folder = ended.result, ExperimentDir(tmp_path / "found")
+    files, packed, lmdb = found["rungs"]
+    assert [(rung["status"], rung["below"]) for rung in found["rungs"]] == [
+        ("kept", ""),
+        ("kept", "files"),
+        ("dropped", "packed"),
+    ]
+    assert packed["parity"]["gap"]["value"] == 0  # a pack has the same pixels
+    assert abs(lmdb["parity"]["gap"]["value"]) < 1e-5  # float32 sums in another order, three steps long
+    runs = [folder.path / run for rung in (files, packed, lmdb) for run in rung["runs"]]
+    read = [load(str(run)).recipe.data.source.name for run in runs]
+    assert read == ["folder", "folder", "pack", "pack", "lmdb"]
+    assert [RunDir(run).read_result().steps for run in runs] == [3] * 5
+    assert [rung["prepare_s"] > 0 for rung in (files, packed, lmdb)] == [False, True, True]
+    assert ended.err.count("made in") == 2 and count_trained(ended.err) == 5
+    assert json.loads(folder.result.read_text()) == found
+    assert folder.table.is_file() and folder.markdown.is_file() and not folder.data.exists()
 
-    folder = ExperimentDir(tmp_path / "out")
-    assert folder.table.is_file()
-    assert folder.markdown.is_file()
-    assert not folder.data.exists()
-    runs = [folder.path / run for run in (*base["runs"], *loop["runs"])]
-    assert len({RunDir(run).read_result().recipe_hash for run in runs}) == 2
-
-    folder.result.unlink()  # as if it had been stopped in the last run
+    folder.result.unlink()  # as if it had been stopped in its last run
     (runs[-1] / "result.json").unlink()
-    again, said = climb(tmp_path)
-    assert said.count(", known: ") == 2
-    assert again["rungs"][0] == base
-    assert again["rungs"][1]["runs"] == loop["runs"]
+    ended = paceline("ladder", *WORDS, "--json")
+    assert ended.err.count(", known: ") == 4 and count_trained(ended.err) == 1
+    assert ended.result["rungs"][0] == files
+    assert [rung["runs"] for rung in ended.result["rungs"]] == [rung["runs"] for rung in found["rungs"]]
+    assert not folder.data.exists()
+
+    told = paceline("report", "found", "--format", "md").out
+    lines = re.findall(r"^paceline (?:data pack|train) .*", told, re.MULTILINE)
+    pack, train = [shlex.split(line)[1:] for line in lines]
+    assert paceline(*pack).code == 0
+    assert "data.source.root=packed.pack" in train
+    assert paceline(*train, "--dry-run").code == 0
+
+
+def count_trained(said: str) -> int:
+    """Return how many runs a ladder has told of that were not there before."""
+    return sum("images/s" in line and ", known: " not in line for line in said.splitlines())
+
+
+def test_a_run_that_reads_images_twice_is_not_called_cold(paceline, photographs) -> None:
+    paceline("ladder", *WORDS, "--steps", "9").says("10 steps of 4 images", "12 of training", "--steps 2")

@@ -10,6 +10,7 @@ from paceline.core.experiments.tuning import TriedResult, TuneResult
 from paceline.core.interval import Interval
 from paceline.core.units import count
 from paceline.data.sources.places import printable
+from paceline.lab.times import times
 
 
 def show_tune(result: TuneResult, folder: ExperimentDir, *, as_json: bool) -> None:
@@ -34,12 +35,12 @@ def _facts(result: TuneResult, folder: ExperimentDir) -> Iterator[tuple[str, str
     if result.gain is None:
         yield "faster", "nothing was"
     else:
-        yield "tuned", f"{_interval(result.best)} images/s, {_times(result.gain)}"
+        yield "tuned", f"{_interval(result.best)} images/s, {times(result.gain, word='x as fast')}"
         yield "settings", " ".join(result.best_patch)
     if result.verdict:
         yield "held back by", f"{result.verdict.get('bottleneck', '')}. {result.verdict.get('evidence', '')}"
     yield "search", f"{count(result.trials, 'run')}, of {result.grid:,} settings; {result.stopped}"
-    yield "recipe", f"paceline train {shlex.quote(result.recipe_file)}"
+    yield "recipe", f"paceline train {shlex.quote(result.recipe_file)} --ranks {result.ranks}"
     yield "report", printable(folder.report)
 
 
@@ -47,8 +48,3 @@ def _interval(measured: Interval) -> str:
     if measured.low is None:
         return f"{measured.value:,.0f}"
     return f"{measured.value:,.0f} ({measured.low:,.0f} to {measured.high:,.0f})"
-
-
-def _times(ratio: Interval) -> str:
-    bounds = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
-    return f"{ratio.value:.2f}x as fast{bounds}"

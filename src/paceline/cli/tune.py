@@ -3,6 +3,7 @@
 The folder of a search holds one run directory a run; the same command goes on where it was stopped.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from paceline.lab.laying import lay
 from paceline.lab.measuring import measuring_patch
 from paceline.lab.runner import Runner, interrupted_by
 from paceline.lab.space import Space, build_space
+from paceline.lab.times import times
 from paceline.lab.trial import Trial, folder_name, vary, words_of, write_recipe
 from paceline.lab.tune import Found, Search
 from paceline.lab.tuned import tuned_text, write_tuned
@@ -156,7 +158,8 @@ def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResul
 
         def before(trial: Trial, repeat: int) -> None:
             begins(trial, repeat)
-            set_cache(vary(asked.recipe, trial.patch), is_cold=False)  # the first run would read for all others
+            with contextlib.suppress(PacelineError):  # which the run tells itself
+                set_cache(vary(asked.recipe, trial.patch), is_cold=False)  # or the first would read for all others
 
         runner = Runner(
             asked.recipe,
@@ -198,10 +201,7 @@ def _write_tuned(asked: _Asked, found: Found, path: Path) -> None:
 
 
 def _gain(gain: Interval | None) -> str:
-    if gain is None:
-        return "nothing was faster"
-    bounds = "" if gain.low is None else f" ({gain.low:.2f} to {gain.high:.2f})"
-    return f"{gain.value:.2f}x as fast{bounds}"
+    return "nothing was faster" if gain is None else times(gain, word="x as fast")
 
 
 def _result(asked: _Asked, found: Found, folder: ExperimentDir) -> TuneResult:

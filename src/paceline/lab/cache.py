@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import RecipeError
 from paceline.core.units import count
+from paceline.data.bad import ImageError
 from paceline.data.pack.reader import PackSource
 from paceline.data.pack.shards import LocalShards
 from paceline.data.sampler import TrainOrder
@@ -129,28 +130,37 @@ def files_of(source: Source) -> list[Path]:
 def drop(files: Iterable[Path]) -> None:
     """Ask the kernel to forget what it holds of `files`. It need not: on tmpfs, and where they are mapped, it does not.
 
-    No rights are needed but those to read them (posix_fadvise(2), POSIX_FADV_DONTNEED).
+    No rights are needed but those to read them (posix_fadvise(2), POSIX_FADV_DONTNEED). What is not on the disk yet is
+    written first, as it would be kept otherwise.
     """
     for path in files:
         with contextlib.suppress(OSError):  # one that is gone is not in the cache either
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
+                with contextlib.suppress(OSError):  # some file systems have nothing to write, and say so
+                    os.fdatasync(descriptor)
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
 
 
 def warm(source: Source, num_images: int) -> None:
-    """Read the first `num_images` samples, so that the kernel holds them."""
+    """Read the first `num_images` samples, so that the kernel holds them; those that cannot be read are left out.
+
+    What a run makes of such an image is its own to say (`data.on_bad_image`).
+    """
     match source:
         case ArraySource(images=images):
             np.add.reduce(images[:num_images], axis=None, dtype=np.int64)
         case PackSource():
-            for index in range(num_images):
-                source.stored(index)
+            _read_each(source.stored, range(num_images))
         case Part(source=PackSource() as whole, indices=indices):
-            for index in indices[:num_images].tolist():
-                whole.stored(index)
+            _read_each(whole.stored, indices[:num_images].tolist())
         case _:
-            for index in range(num_images):
-                source.read(index)
+            _read_each(source.read, range(num_images))
+
+
+def _read_each(read: Callable[[int], object], indices: Iterable[int]) -> None:
+    for index in indices:
+        with contextlib.suppress(ImageError):
+            read(index)

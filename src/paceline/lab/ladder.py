@@ -7,8 +7,9 @@ The speed of a rung over the first is the product of ratios that were each measu
 direct ratio would compare runs that lie half an hour apart, over which a machine drifts: clocks, heat, neighbours.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -19,14 +20,16 @@ from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
 from paceline.lab.laying import SOURCE, lay, reading, without
+from paceline.lab.pairs import complaint_of, results_of, run_pairs
 from paceline.lab.prepared import Form, Prepared
-from paceline.lab.rung_result import Pair, first_result, judged, unmeasured
+from paceline.lab.rung_result import first_result, judged, unmeasured
 from paceline.lab.rungs import Ladder, Rung
 from paceline.lab.runner import Runner, TrialError
 from paceline.lab.trial import Outcome, Trial, vary
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.source import Lmdb, Pack
 
 _REFUSED: Final = 2
 _BUG: Final = 1
@@ -62,6 +65,14 @@ class Here:
 
 
 @dataclass(frozen=True)
+class Made:
+    """The section that reads data which were made for a rung (None: there are none), and the seconds that took."""
+
+    section: Pack | Lmdb | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Climbed:
     """A ladder that was climbed: what came of each rung, where it ends, and why it goes no further, where it looked."""
 
@@ -87,6 +98,7 @@ class Climber:
     prepare: Callable[[Form], Prepared]
     propose: Propose
     say: Callable[[str], None]
+    _charged: set[Form] = field(default_factory=set, init=False, repr=False)
 
     def climb(self) -> Climbed:
         """Measure all rungs. Raise `TrialError` when the first fails: there is nothing to compare with then."""
@@ -111,7 +123,8 @@ class Climber:
         """Measure what all others are compared with."""
         ground = Standing("", Patch(), self.here.ranks, is_cold=False)
         try:
-            standing, added, prepare_s = self._laid(rung, ground)
+            made = self._data(rung, ground)
+            standing, added = self._laid(rung, ground, made)
         except PacelineError as error:
             raise TrialError(f"{self.ladder.name}: {rung.name}: {error}", error.exit_code) from None
         trial = _trial(1, rung.name, standing, rung)
@@ -124,84 +137,67 @@ class Climber:
                 raise TrialError(f"{self.ladder.name}: {rung.name}: {outcome.error}", outcome.code)
             outcomes.append(outcome)
         recipe = vary(self.recipe, standing.patch)
-        result = first_result(rung, added, outcomes, prepare_s=prepare_s, root=self.root, recipe=recipe)
-        return replace(standing, results=_results(outcomes)), result
+        result = first_result(rung, added, outcomes, prepare_s=made.seconds, root=self.root, recipe=recipe)
+        return replace(standing, results=results_of(outcomes)), result
 
     def _next(self, rung: Rung, number: int, below: Standing) -> tuple[Standing, RungResult]:
         """Measure a rung; return where the ladder stands then, and what came of it."""
+        made = Made()
         try:
-            standing, added, prepare_s = self._laid(rung, below)
+            made = self._data(rung, below)
+            standing, added = self._laid(rung, below, made)
         except PacelineError as error:
-            return self._told(below, unmeasured(rung, below.name, "left_out", str(error)))
-        pairs: list[Pair] = []
+            result = unmeasured(rung, below.name, "left_out", str(error), prepare_s=made.seconds)
+            return self._told(below, result)
         ours, theirs = _trial(number, rung.name, standing, rung), _trial(number, "below", below, rung)
-        for repeat in range(1, self.repeats + 1):
-            pair = self._pair(ours, theirs, repeat)
-            failed = next((each for each in (pair.here, pair.below) if each.result is None), None)
-            if failed is not None:
-                is_ours = failed is pair.here
-                status: Literal["left_out", "failed"] = "left_out" if is_ours and failed.code == _REFUSED else "failed"
-                why = failed.error if is_ours else f"{below.name}: {failed.error}"
-                result = unmeasured(rung, below.name, status, why, added, prepare_s=prepare_s)
-                return self._told(below, result)
-            pairs.append(pair)
+        pairs = run_pairs(partial(self._run, theirs), partial(self._run, ours), self.repeats)
+        if pairs.failed is not None:
+            is_refused = pairs.is_here and pairs.failed.code == _REFUSED
+            complaint = complaint_of(pairs.failed)
+            why = complaint if pairs.is_here else f"{below.name}: {complaint}"
+            status: Literal["left_out", "failed"] = "left_out" if is_refused else "failed"
+            return self._told(below, unmeasured(rung, below.name, status, why, added, prepare_s=made.seconds))
         result = judged(
             rung,
             added,
             pairs,
             below=below.name,
             ratios=below.ratios,
-            prepare_s=prepare_s,
+            prepare_s=made.seconds,
             root=self.root,
             recipe=vary(self.recipe, standing.patch),
         )
         if result.status != "kept" or result.over_below is None:
-            return self._told(replace(below, results=_results([pair.below for pair in pairs])), result)
-        kept = replace(
-            standing,
-            results=_results([pair.here for pair in pairs]),
-            ratios=(*below.ratios, result.over_below),
-            tried=below.tried,
-        )
+            return self._told(replace(below, results=results_of(pairs.below)), result)
+        ratios = (*below.ratios, result.over_below)
+        kept = replace(standing, results=results_of(pairs.here), ratios=ratios, tried=below.tried)
         return self._told(kept, result)
 
-    def _laid(self, rung: Rung, below: Standing) -> tuple[Standing, Patch, float]:
-        """Return a rung laid over the one below, what it adds, and the seconds that its data took to make.
+    def _data(self, rung: Rung, below: Standing) -> Made:
+        """Return the data that a rung has made for itself. Raise `PacelineError` where nothing of it fits here."""
+        _refuse_elsewhere(rung, rung.ranks or below.ranks, self.here, self.recipe)
+        match rung.data:
+            case "none" | "source":
+                return Made()
+        prepared = self.prepare(rung.data)
+        seconds = 0.0 if rung.data in self._charged else prepared.seconds  # they were made once
+        self._charged.add(rung.data)
+        return Made(prepared.section, seconds)
 
-        Raise `PacelineError` where it does not fit: this machine, the recipe, or what it stands on.
+    def _laid(self, rung: Rung, below: Standing, made: Made) -> tuple[Standing, Patch]:
+        """Return a rung laid over the one below, and what it adds.
+
+        Raise `PacelineError` where it does not fit: the recipe, or what it stands on.
         """
         ranks = rung.ranks or below.ranks
-        _refuse_elsewhere(rung, ranks, self.here, self.recipe)
-        base, source, prepare_s = self._data(rung, below.patch)
-        added = Patch((*source.assignments, *rung.patch.assignments))
-        patch = lay(self.recipe, base, added)
+        patch, added = stacked(self.recipe, below.patch, rung, made.section)
         recipe = vary(self.recipe, patch)
         divide_batch(recipe, ranks)
         laid = Standing(rung.name, patch, ranks, is_cold=rung.cache == "cold")
         is_same = recipe.hash == vary(self.recipe, below.patch).hash
         if below.name and is_same and (laid.ranks, laid.is_cold) == (below.ranks, below.is_cold):
             raise RecipeError(f"changes nothing: {below.name} has all of it here already")
-        return laid, added, prepare_s
-
-    def _data(self, rung: Rung, below: Patch) -> tuple[Patch, Patch, float]:
-        """Return `below` without what the rung reads otherwise, the patch that reads it, and the seconds it took."""
-        match rung.data:
-            case "none":
-                return below, Patch(), 0.0
-            case "source":
-                return without(below, SOURCE), Patch(), 0.0
-        prepared = self.prepare(rung.data)
-        payer = next((each for each in self.ladder.rungs if each.data == rung.data), rung)
-        prepare_s = prepared.seconds if payer is rung else 0.0  # it was made once
-        return without(below, SOURCE), reading(prepared.section), prepare_s
-
-    def _pair(self, ours: Trial, theirs: Trial, repeat: int) -> Pair:
-        """Run both once, now this one first and now that one: what the first run leaves warm then helps either."""
-        if repeat % 2:
-            below, here = self._run(theirs, repeat), self._run(ours, repeat)
-        else:
-            here, below = self._run(ours, repeat), self._run(theirs, repeat)
-        return Pair(here=here, below=below)
+        return laid, added
 
     def _run(self, trial: Trial, repeat: int) -> Outcome:
         """Run a trial with the seed of its pair, so that both sides of a pair train on the same samples."""
@@ -209,14 +205,26 @@ class Climber:
         seeded = replace(trial, patch=lay(self.recipe, trial.patch, Patch((("seed", seed),))))
         try:
             outcome = self.runner.run(seeded, repeat)
-        except RecipeError as error:  # what comes before a run refuses it too, such as a cache that cannot be cold
-            outcome = Outcome(seeded, repeat, RunDir(self.runner.place(seeded, repeat)), None, str(error), _REFUSED)
+        except PacelineError as error:  # what comes before a run: a cache that cannot be cold, data that are gone
+            place = RunDir(self.runner.place(seeded, repeat))
+            outcome = Outcome(seeded, repeat, place, None, str(error), error.exit_code)
         self.say(_line(outcome, self.repeats))
         return outcome
 
     def _told(self, standing: Standing, result: RungResult) -> tuple[Standing, RungResult]:
         self.say(f"{result.name}: {result.status.replace('_', ' ')}: {result.why}")
         return standing, result
+
+
+def stacked(recipe: Recipe, below: Patch, rung: Rung, section: Pack | Lmdb | None) -> tuple[Patch, Patch]:
+    """Return a rung over what is `below` it, and what it adds: its settings, and what reads the `section` made for it.
+
+    Raise `RecipeError` where `below` does not fit `recipe`.
+    """
+    base = below if rung.data == "none" else without(below, SOURCE)
+    source = Patch() if section is None else reading(section)
+    added = Patch((*source.assignments, *rung.patch.assignments))
+    return lay(recipe, base, added), added
 
 
 def _refuse_elsewhere(rung: Rung, ranks: int, here: Here, recipe: Recipe) -> None:
@@ -246,10 +254,6 @@ def _trial(number: int, name: str, standing: Standing, rung: Rung) -> Trial:
         ranks=standing.ranks,
         is_cold=standing.is_cold,
     )
-
-
-def _results(outcomes: Sequence[Outcome]) -> tuple[RunResult, ...]:
-    return tuple(outcome.result for outcome in outcomes if outcome.result is not None)
 
 
 def _line(outcome: Outcome, repeats: int) -> str:

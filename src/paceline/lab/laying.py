@@ -18,6 +18,7 @@ def lay(recipe: Recipe, below: Patch, added: Patch) -> Patch:
     A patch is one layer of a recipe, in which a field of the variant before would be an error. Raise `RecipeError`
     where `below` does not fit `recipe`.
     """
+    added = by_path(added)
     for path, name in added.assignments:
         section, _, leaf = path.rpartition(".")
         if leaf == "name" and section in _VARIANTS and name != _variant(vary(recipe, below), section):
@@ -25,6 +26,17 @@ def lay(recipe: Recipe, below: Patch, added: Patch) -> Patch:
     said = {path for path, _ in added.assignments}
     kept = (each for each in below.assignments if each[0] not in said)
     return Patch((*kept, *added.assignments))
+
+
+def by_path(patch: Patch) -> Patch:
+    """Return the same patch with each field of a mapping at its own path: `optim={name: adam}` is `optim.name=adam`."""
+    found: list[tuple[str, Any]] = []
+    for path, value in patch.assignments:
+        if isinstance(value, dict) and value:
+            found += by_path(Patch(tuple((f"{path}.{name}", each) for name, each in value.items()))).assignments
+        else:
+            found.append((path, value))
+    return Patch(tuple(found))
 
 
 def without(patch: Patch, section: str) -> Patch:

@@ -5,6 +5,7 @@ from typing import Any, Final
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import Muon
+from paceline.recipe.schema.section import Section
 
 STILL: Final = 1e-3
 """Of the peak learning rate: weights hardly move, so that a few steps at a rate nobody warmed up to stay finite."""
@@ -60,18 +61,21 @@ def without_what_is_so(recipe: Recipe, assignments: list[Assignment]) -> Patch:
     renamed: set[str] = set()
     for path, value in assignments:
         section, _, leaf = path.rpartition(".")
-        if section in renamed or _found(recipe, path) != value:
+        if section in renamed or setting_of(recipe, path) != value:
             kept.append((path, value))
             renamed |= {section} if leaf == "name" and section in ("optim", "schedule") else set()
     return Patch(tuple(kept))
 
 
-def _found(recipe: Recipe, path: str) -> object:
-    """Return a setting as it is written: a duration or a section as text, anything else as it is."""
+def setting_of(recipe: Recipe, path: str) -> object:
+    """Return a setting as it is written: a duration or a section as text, anything else as it is.
+
+    None where there is no such field: nothing is set below an `off`, nor is what another variant would have.
+    """
     found: Any = recipe
     for name in path.split("."):
-        found = getattr(found, name)
-    return found if isinstance(found, bool | int | float) else str(found)
+        found = getattr(found, name, None) if isinstance(found, Section) else None
+    return found if found is None or isinstance(found, bool | int | float) else str(found)
 
 
 def _rounded(lr: float) -> float:

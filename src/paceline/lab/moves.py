@@ -124,11 +124,13 @@ def _rank(move: Move, verdict: Mapping[str, str], advised: Collection[tuple[str,
 
 
 def _advised(verdict: Mapping[str, str]) -> list[Move]:
-    """Return what the verdict advises, as a move, where it is about steps."""
-    words = shlex.split(verdict.get("try", ""))
-    if not words or any(word.startswith(_NO_STEPS) for word in words):
+    """Return what the verdict advises, as a move, where it is about steps and no sentence, such as to pack images."""
+    try:
+        patch = Patch.parse(shlex.split(verdict.get("try", "")))
+    except ValueError:  # which a `RecipeError` is too
         return []
-    patch = Patch.parse(words)
+    if not patch.assignments or any(path.startswith(_NO_STEPS) for path, _ in patch.assignments):
+        return []
     name = "-".join(f"{path.rpartition('.')[2]}-{value}" for path, value in patch.assignments)
     word = re.sub(r"[^A-Za-z0-9.-]+", "-", name)[:40]
     return [Move(word, "what the verdict advises", patch, (verdict.get("bottleneck", ""),))]
@@ -180,8 +182,9 @@ def _workers(recipe: Recipe, place: Place) -> Iterator[Move]:
     data, cores = recipe.data, place.cores
     if data.loader == "device":
         return
-    is_inline = isinstance(data.source, _PIXELS) and place.device == "cpu"
-    auto = 0 if is_inline else min(16, cores - 1)  # `data.choice` has these
+    is_inline = data.loader == "auto" and isinstance(data.source, _PIXELS) and place.device == "cpu"
+    least = 0 if data.loader == "auto" else 1
+    auto = 0 if is_inline else max(least, min(16, cores - 1))  # `data.choice` has these
     now = auto if data.workers == "auto" else data.workers
     for workers in dict.fromkeys((cores - 1, cores // 2, cores, 0)):
         explains = f"make batches with {count(workers, 'worker')}" if workers else "make batches in the rank itself"

@@ -3,7 +3,8 @@ for reading `steps.jsonl`. It knows nothing of speed.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final, Literal
 
 from paceline.core.errors import PacelineError
@@ -20,26 +21,52 @@ what follows drifts apart, more so with small batches. Measured by `paceline lad
 another number of threads moves the loss by 0.2 % in eight steps of CIFAR-10 at batch 128, and by 1.4 % in ten of digits
 at batch 32, where bfloat16 does by 1.5 %, and Adam in the place of SGD by 1 to 10 %.
 """
+_UNPROVED: Final = "not proved to train alike"
+_NO_LOSSES: Final = "no losses of the same steps were recorded after the warm-up (set log.every lower)"
 
 
-def mean_loss(rundir: RunDir, after: int) -> float | None:
-    """Return the mean training loss of the steps after step `after`, as far as they are in records of their own.
+def losses_of(here: RunDir, below: RunDir, after: int) -> tuple[float, float] | None:
+    """Return the mean training losses of two runs, over the same steps, all after step `after`.
 
-    A record of `steps.jsonl` is the mean since the one before it, so one that began earlier is left out. None where
-    there is none, or where its loss is no number.
+    A record of `steps.jsonl` is the mean since the one before it, and how often there is one may be what differs
+    between the two: the steps are those between the first and the last that both have a record at. None where there
+    are none, or where a loss is no number.
     """
-    total, num_steps, begun = 0.0, 0, 0
-    try:
-        for record in read_lines(rundir.steps):
-            step, loss = int(record["step"]), float(record["loss"])
-            if begun >= after:
-                total += (step - begun) * loss
-                num_steps += step - begun
-            begun = step
-    except (PacelineError, OSError, KeyError, TypeError, ValueError):  # it was cut off, or is not ours
+    records = _records(here), _records(below)
+    shared = sorted(step for step in {0, *records[0]} & {0, *records[1]} if step >= after)
+    if len(shared) < 2:
         return None
-    mean = total / num_steps if num_steps else math.nan
-    return mean if math.isfinite(mean) else None
+    one, other = (_mean(each, shared[0], shared[-1]) for each in records)
+    return (one, other) if math.isfinite(one) and math.isfinite(other) and other else None
+
+
+def forbids(parity: ParityResult) -> bool:
+    """Return whether losses speak against a setting: they differ, or their mean does as far as pairs can tell."""
+    return parity.verdict == "differs" or abs(parity.gap.value) > parity.tolerance
+
+
+def doubt(parity: ParityResult | None) -> str:
+    """Return what is to be added to the reason for a setting that losses do not forbid; "" where they train alike."""
+    if parity is None:
+        return f"; {_UNPROVED}: {_NO_LOSSES}"
+    return "" if parity.verdict == "same" else f"; {_UNPROVED}"
+
+
+def _records(rundir: RunDir) -> dict[int, float]:
+    """Return the losses of a run by the step that their record ends with; none where it was cut off, or is not ours."""
+    try:
+        return {int(record["step"]): float(record["loss"]) for record in read_lines(rundir.steps)}
+    except (PacelineError, OSError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _mean(records: Mapping[int, float], begun: int, end: int) -> float:
+    """Return the mean over steps `begun` + 1 to `end`, at both of which a record ends."""
+    total = 0.0
+    for before, step in pairwise(sorted({0, *records})):
+        if begun <= before and step <= end:
+            total += (step - before) * records[step]
+    return total / (end - begun)
 
 
 def parity_of(here: Sequence[float], below: Sequence[float]) -> ParityResult:

@@ -3,31 +3,23 @@ reading the losses of runs. It runs nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Final, Literal, TypedDict
 
 from paceline.core.experiments.ladder import ParityResult, RungResult
-from paceline.core.interval import Interval, mean_of, product_of, ratio_of
+from paceline.core.interval import Interval, mean_of, product_of
 from paceline.core.results import RunResult
 from paceline.core.units import count
-from paceline.lab.parity import mean_loss, parity_of
+from paceline.lab.pairs import Pairs, rates, results_of
+from paceline.lab.parity import doubt, forbids
 from paceline.lab.rungs import Rung
+from paceline.lab.times import times
 from paceline.lab.trial import Outcome, words_of
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 
-Status = Literal["kept", "dropped", "failed", "left_out"]
 _FIRST: Final = "the first, which all others stand on"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A run of a rung and one of the rung below, made one right after the other with the same seed."""
-
-    here: Outcome
-    below: Outcome
 
 
 def unmeasured(
@@ -56,7 +48,7 @@ def first_result(
     rung: Rung, added: Patch, outcomes: Sequence[Outcome], *, prepare_s: float, root: Path, recipe: Recipe
 ) -> RungResult:
     """Return what the first rung came to; all of its runs have a result."""
-    results = _results(outcomes)
+    results = results_of(outcomes)
     return RungResult(
         name=rung.name,
         explains=rung.explains,
@@ -73,7 +65,7 @@ def first_result(
 def judged(
     rung: Rung,
     added: Patch,
-    pairs: Sequence[Pair],
+    pairs: Pairs,
     *,
     below: str,
     ratios: Sequence[Interval],
@@ -85,9 +77,9 @@ def judged(
 
     `below` is the name of the rung below, `ratios` those of the rungs up to it, and `recipe` what the rung trains.
     """
-    here, under = _results([pair.here for pair in pairs]), _results([pair.below for pair in pairs])
-    ratio = ratio_of(_rates(here), _rates(under))
-    parity = _parity(pairs, recipe.measure.warmup_steps) if rung.parity == "same" else None
+    here, under = results_of(pairs.here), results_of(pairs.below)
+    ratio = pairs.ratio
+    parity = pairs.parity(recipe.measure.warmup_steps) if rung.parity == "same" else None
     is_kept, why = _decide(rung, ratio, parity)
     stages, stages_below = _stages(here), _stages(under)
     return RungResult(
@@ -103,47 +95,42 @@ def judged(
         over_first=product_of([*ratios, ratio]),
         parity=parity,
         prepare_s=prepare_s,
-        runs=_folders([each for pair in pairs for each in (pair.below, pair.here)], root),
+        runs=_folders([each for pair in pairs.whole for each in (pair.below, pair.here)], root),
         **_measured(here, recipe),
     )
 
 
 def _decide(rung: Rung, ratio: Interval, parity: ParityResult | None) -> tuple[bool, str]:
     """Return whether a rung is kept, and why."""
-    found = f"{_times(ratio)} in {count(ratio.n, 'pair')}"
-    if parity is not None and parity.verdict == "differs":
+    found = f"{times(ratio)} in {count(ratio.n, 'pair')}"
+    if parity is not None and forbids(parity):
         return False, f"trains otherwise: {parity.why} ({found})"
+    unproved = doubt(parity) if rung.parity == "same" else ""
     if ratio.is_above(1):
-        return True, f"faster: {found}"
-    what = "slower" if ratio.is_below(1) else "no gain to be told"
+        return True, f"faster: {found}{unproved}"
+    what, more = _no_gain(ratio)
     if rung.keep == "always":
-        return True, f"{what}, and kept however fast it is: {found}"
-    return False, f"{what}: {found}"
+        return True, f"{what}, and kept however fast it is: {found}{unproved}"
+    return False, f"{what}: {found}{more}"
 
 
-def _times(ratio: Interval) -> str:
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.2f}x"
-    return f"{ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
-
-
-def _parity(pairs: Sequence[Pair], warmup_steps: int) -> ParityResult | None:
-    """Compare the losses of pairs that both have one; None where none does."""
-    losses = [(mean_loss(pair.here.rundir, warmup_steps), mean_loss(pair.below.rundir, warmup_steps)) for pair in pairs]
-    told = [(here, below) for here, below in losses if here and below]
-    return parity_of([here for here, _ in told], [below for _, below in told]) if told else None
+def _no_gain(ratio: Interval) -> tuple[str, str]:
+    """Return what a ratio shows that is no gain, and what would tell more."""
+    if ratio.n == 1:
+        return "one pair proves nothing", " (ask for --repeats 3)"
+    return "slower" if ratio.is_below(1) else "no gain to be told", ""
 
 
 def _measured(results: Sequence[RunResult], recipe: Recipe) -> "_Figures":
     """Return what runs of a rung have measured, as fields of its result."""
-    rates = _rates(results)
+    speeds = rates(results)
     memory = [result.memory for result in results if result.memory is not None]
     compiling = [result.account.compile_s for result in results if result.account is not None]
     return _Figures(
-        images_per_s=mean_of(rates),
-        spread=(min(rates), max(rates)) if len(rates) > 1 else results[0].throughput.spread,
+        images_per_s=mean_of(speeds),
+        spread=(min(speeds), max(speeds)) if len(speeds) > 1 else results[0].throughput.spread,
         stages=_stages(results),
-        step_s=fmean(recipe.data.batch_size / rate for rate in rates),
+        step_s=fmean(recipe.data.batch_size / rate for rate in speeds),
         startup_s=fmean(result.time.startup_s for result in results),
         compile_s=fmean(compiling) if compiling else None,
         host_bytes=max((each.host_bytes for each in memory), default=None),
@@ -168,10 +155,6 @@ class _Figures(TypedDict):
     ranks: int
 
 
-def _rates(results: Sequence[RunResult]) -> list[float]:
-    return [result.throughput.images_per_s for result in results]
-
-
 def _stages(results: Sequence[RunResult]) -> dict[str, float]:
     """Return the stages in device seconds of a step: means over runs that counted steps."""
     counted = [(result.stages, result.account.counted_steps) for result in results if result.account is not None]
@@ -181,10 +164,6 @@ def _stages(results: Sequence[RunResult]) -> dict[str, float]:
         name: fmean(stages[name].device_s / num_steps if name in stages else 0.0 for stages, num_steps in counted)
         for name in names
     }
-
-
-def _results(outcomes: Sequence[Outcome]) -> list[RunResult]:
-    return [outcome.result for outcome in outcomes if outcome.result is not None]
 
 
 def _folders(outcomes: Sequence[Outcome], root: Path) -> tuple[str, ...]:

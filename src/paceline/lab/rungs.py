@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, Validat
 
 from paceline.core.errors import RecipeError, near_miss
 from paceline.core.stages import STAGES
+from paceline.lab.laying import by_path
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.section import Section
 from paceline.recipe.yamlfile import Document, read_file
@@ -54,10 +55,19 @@ class Rung(Section):
     parity: Literal["same", "free"] = "same"
     """`same` has it train as the rung below does; `free` is for what trains otherwise on purpose, and is not judged."""
 
+    @model_validator(mode="after")
+    def _leaves_the_rate(self) -> Self:
+        """Refuse another learning rate: a ladder measures at a small and constant one, to tell what trains alike."""
+        paths = (path for path, _ in self.patch.assignments)
+        path = next((path for path in paths if path == "optim.lr" or path.startswith("schedule.")), "")
+        if path and self.parity == "same":
+            raise ValueError(f"set: {path} trains otherwise than the rung below (leave it out, or add `parity: free`)")
+        return self
+
     @property
     def patch(self) -> Patch:
         """The settings as a patch."""
-        return Patch(tuple(self.set.items()))
+        return by_path(Patch(tuple(self.set.items())))
 
 
 class _File(Section):

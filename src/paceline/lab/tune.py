@@ -8,16 +8,19 @@ tried in the next round is said by the verdict of what won.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Final
 
+from paceline.core.errors import RecipeError
 from paceline.core.experiments.tuning import TriedResult
 from paceline.core.interval import Interval, mean_of, product_of
 from paceline.core.results import RunResult
 from paceline.core.units import count
 from paceline.lab.duel import GAIN, Bench, Duel, fight
 from paceline.lab.entry import Entry
+from paceline.lab.laying import lay
+from paceline.lab.measuring import setting_of
 from paceline.lab.moves import Move
+from paceline.lab.pairs import rates
 from paceline.lab.runner import TrialError
 from paceline.lab.space import Space, grid_of
 from paceline.recipe.patch import Patch
@@ -80,22 +83,29 @@ class Search:
     def search(self) -> Found:
         """Return the best that was found. Raise `TrialError` when the recipe itself cannot be run."""
         first = best = self._run_recipe()
+        base: RunResult | None = first  # just measured; later rounds measure what they are compared with themselves
         while moves := self._moves(best):
-            if self._room() < 1:
-                return self._found(first, best, f"the budget of {count(self.budget or 0, 'run')} is spent")
-            duel = self._round(moves[: self._room()], best)
+            room = self._room(0 if base is not None else 1)
+            if room >= 1:
+                duel = self._round(moves[:room], base)
+            elif self._has_room_for_pairs():
+                duel = self._at_once(moves[0])
+            else:
+                budget = count(self.budget or 0, "run")
+                return self._found(first, best, f"the budget of {budget} leaves no room for another round")
+            base = None
             if duel is not None:
-                best = duel.challenger[-1]  # just measured, so that the next round is compared with that
+                best = duel.challenger[-1]
         return self._found(first, best, "nothing is left to try that could be faster")
 
     def _found(self, first: RunResult, best_run: RunResult, stopped: str) -> Found:
-        rates = _rates(self._duels[0].champion) if self._duels else [first.throughput.images_per_s]
-        best = _rates(self._duels[-1].challenger) if self._duels else rates
+        before = rates(self._duels[0].champion) if self._duels else [first.throughput.images_per_s]
+        best = rates(self._duels[-1].challenger) if self._duels else before
         gains = [duel.ratio for duel in self._duels if duel.ratio is not None]
         return Found(
             patch=self._best,
             gain=product_of(gains) if gains else None,
-            first=mean_of(rates),
+            first=mean_of(before),
             best=mean_of(best),
             first_run=first,
             best_run=best_run,
@@ -105,9 +115,11 @@ class Search:
             stopped=stopped,
         )
 
-    def _room(self) -> int:
-        """Return how many short runs there is room for, when pairs of runs are to follow."""
-        return WIDTH if self.budget is None else min(WIDTH, self.budget - self.bench.num_runs - 2 * self.repeats)
+    def _room(self, num_bases: int) -> int:
+        """Return how many short runs there is room for beside `num_bases` of the best, when pairs are to follow."""
+        if self.budget is None:
+            return WIDTH
+        return min(WIDTH, self.budget - self.bench.num_runs - num_bases - 2 * self.repeats)
 
     def _run_recipe(self) -> RunResult:
         found = self._run_best("recipe", self.steps)
@@ -134,15 +146,32 @@ class Search:
         return sorted(left, key=lambda move: -self._ratios.get(move.name, math.inf))  # what is new comes first
 
     def _is_way_back(self, move: Move) -> bool:
-        return any((path, str(value)) in self._left for path, value in move.patch.assignments)
+        """Return whether all that a move sets was left for something faster."""
+        return all((path, str(value)) in self._left for path, value in move.patch.assignments)
 
     def _over(self, patch: Patch) -> Patch | None:
         """Return `patch` over the best, or None where they do not fit."""
-        laid = Patch((*self._best.assignments, *patch.assignments))
-        return None if self.vary(laid) is None else laid
+        laid = self._laid(self._best, patch)
+        return None if laid is None or self.vary(laid) is None else laid
 
-    def _round(self, moves: Sequence[Move], base: RunResult) -> Duel | None:
-        """Try moves over the best; return the pairs of runs that one has won, or None."""
+    def _laid(self, below: Patch, added: Patch) -> Patch | None:
+        try:
+            return lay(self.bench.recipe, below, added)
+        except RecipeError:
+            return None
+
+    def _at_once(self, move: Move) -> Duel | None:
+        """Try one move in pairs alone, where there is no room for a short run before them."""
+        self._rounds += 1
+        self._over_best.add(move.name)
+        entry = self._entry(move)
+        duel = self._fight(entry)
+        is_had = duel.status in ("won", "lost", "no_gain")  # what cannot be had will not be over other settings either
+        self._ratios[move.name] = entry.value if is_had else 0.0
+        return self._take(entry, duel, [entry]) if duel.status == "won" else None
+
+    def _round(self, moves: Sequence[Move], base: RunResult | None) -> Duel | None:
+        """Try moves over the best, which ran as `base` just now; return the pairs of runs that one has won, or None."""
         self._rounds += 1
         self._over_best |= {move.name for move in moves}
         entries = [self._entry(move) for move in moves]
@@ -176,9 +205,9 @@ class Search:
         parts: list[Entry] = []
         patch = Patch()
         for entry in (each for each in pool if each.move.parity == "same"):
-            laid = Patch((*patch.assignments, *entry.move.patch.assignments))
+            laid = self._laid(patch, entry.move.patch)
             is_free = not any(entry.move.keys & part.move.keys for part in parts)
-            if entry.value >= GAIN and is_free and self._over(laid) is not None:
+            if entry.value >= GAIN and is_free and laid is not None and self._over(laid) is not None:
                 parts.append(entry)
                 patch = laid
         if len(parts) < 2 or not self._has_room_for_pairs():
@@ -197,7 +226,7 @@ class Search:
         """Halve, and let the rest fight for it one by one, until one has won or the fastest is no faster."""
         num_half = -(-len(pool) // 2)
         half, rest = pool[:num_half], pool[num_half:]
-        if len(half) > 1 and self._room() > len(half):
+        if len(half) > 1 and self._room(1) >= len(half):
             self._compare(half, 2 * self.steps, None)
         for entry in (*sorted(half, key=lambda each: -each.value), *rest):
             if entry.value <= 1 or not self._has_room_for_pairs():
@@ -237,7 +266,8 @@ class Search:
             elif other.status == "no_gain" and other.value >= GAIN:
                 other.why += "; left for the next round"
         before = self.vary(self._best)
-        self._left |= {(path, str(reduce(getattr, path.split("."), before))) for path in entry.move.keys}
+        assert before is not None, "the best fits its recipe"
+        self._left |= {(path, str(setting_of(before, path))) for path in entry.move.keys}
         self._best = patch
         self._names.append(entry.move.name)
         self._duels.append(duel)
@@ -247,7 +277,3 @@ class Search:
 
 def _joined(moves: Sequence[Move], patch: Patch) -> Move:
     return Move(" + ".join(move.name for move in moves), "all that looked faster, at once", patch, ())
-
-
-def _rates(results: Sequence[RunResult]) -> list[float]:
-    return [result.throughput.images_per_s for result in results]

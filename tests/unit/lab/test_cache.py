@@ -7,6 +7,7 @@ nothing to test.
 import ctypes
 import mmap
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,12 @@ import pytest
 from PIL import Image
 
 from paceline.core.errors import RecipeError
+from paceline.data.bad import ImageError
 from paceline.data.pack.writer import PackOptions, pack
 from paceline.data.sampler import TrainOrder
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.lmdb_write import write_lmdb
-from paceline.lab.cache import check_cold, drop, files_of, set_cache
+from paceline.lab.cache import check_cold, drop, files_of, set_cache, warm
 from paceline.lab.trial import vary
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
@@ -152,3 +154,24 @@ def test_what_no_disk_is_read_for_is_not_cold(root: Path, tmp_path: Path) -> Non
 def test_before_a_warm_run_of_what_is_in_memory_or_copied_there_nothing_is_read() -> None:
     for words in (["digits"], ["folder", "data.source.root=/nowhere", "data.stage=/dev/shm"]):
         set_cache(load(words[0], Patch.parse(words[1:])).recipe, is_cold=False)
+
+
+def test_what_is_not_on_the_disk_yet_is_dropped_too(root: Path) -> None:
+    path = root / "fresh"
+    path.write_bytes(bytes(1 << 20))
+    assert is_held(path)
+    drop([path])
+    assert not is_held(path)
+
+
+def test_an_image_that_cannot_be_read_is_left_for_the_run_to_tell(root: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(root, copied)
+    source = build_datasets(Folder(root=str(copied)), may_download=False).train
+    files = files_of(source)
+    files[0].write_bytes(b"")
+    drop(files)
+    with pytest.raises(ImageError):
+        source.read(0)
+    warm(source, len(source))
+    assert all(is_held(path) for path in files[1:])

@@ -3,19 +3,18 @@
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.lab.laying import lay
+from paceline.lab.ladder import stacked
 from paceline.lab.rungs import Ladder, load_ladder
 from paceline.lab.trial import vary
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.source import Lmdb, Pack
 
-MADE = {
-    "none": (),
-    "source": (("data.source.name", "folder"), ("data.source.root", "photos")),
-    "pack": (("data.source.name", "pack"), ("data.source.root", "data/source.pack")),
-    "pack-256": (("data.source.name", "pack"), ("data.source.root", "data/source-256.pack")),
-    "lmdb": (("data.source.name", "lmdb"), ("data.source.root", "data/source.lmdb")),
+MADE: dict[str, Pack | Lmdb] = {
+    "pack": Pack(root="data/source.pack"),
+    "pack-256": Pack(root="data/source-256.pack"),
+    "lmdb": Lmdb(root="data/source.lmdb"),
 }
 
 
@@ -24,7 +23,7 @@ def climbed(ladder: Ladder, dropped: set[str]) -> Recipe:
     recipe = load(ladder.recipe, Patch((("data.source.root", "photos"),))).recipe
     patch = Patch()
     for rung in ladder.rungs:
-        laid = lay(recipe, patch, Patch((*MADE[rung.data], *rung.patch.assignments)))
+        laid, _ = stacked(recipe, patch, rung, MADE.get(rung.data))
         vary(recipe, laid)
         patch = patch if rung.name in dropped else laid
     return vary(recipe, patch)

@@ -1,5 +1,6 @@
 """Pairs of runs settle what is faster; what failed, and what cannot be compared, is said."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,34 @@ def test_the_losses_of_one_pair_have_to_agree_within_the_tolerance(gap: float, s
     assert fought(machine, repeats=1).status == status
 
 
+def test_losses_that_differ_by_more_than_the_tolerance_on_average_forbid_it_though_they_scatter(tmp_path: Path) -> None:
+    gaps = (1.04, 1.05, 1.03)
+    machine = Machine(MEASURED, tmp_path, speed, loss=lambda recipe: gaps[recipe.seed] if is_bf16(recipe) else 1.0)
+    duel = fought(machine, repeats=3)
+    assert duel.parity is not None and duel.parity.verdict == "open"
+    assert (duel.status, duel.why) == ("differs", duel.parity.why)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "loss", "doubt"),
+    [
+        (1, 2.0, "; not proved to train alike"),
+        (2, math.nan, "; not proved to train alike: no losses of the same steps were recorded after the warm-up ("),
+    ],
+)
+def test_a_gain_without_a_proof_that_both_train_alike_says_so(
+    repeats: int, loss: float, doubt: str, tmp_path: Path
+) -> None:
+    duel = fought(Machine(MEASURED, tmp_path, speed, loss=lambda recipe: loss), repeats=repeats)
+    assert duel.status == "won"
+    assert doubt in duel.why
+
+
 def test_what_may_train_otherwise_is_judged_by_speed_alone(tmp_path: Path) -> None:
     machine = Machine(MEASURED, tmp_path, speed, loss=lambda recipe: 9.0 if is_bf16(recipe) else 1.0)
     duel = fought(machine, is_same=False)
     assert (duel.status, duel.parity) == ("won", None)
+    assert "alike" not in duel.why
 
 
 def test_a_pair_ends_with_the_first_run_that_fails(tmp_path: Path) -> None:
@@ -70,6 +95,10 @@ def test_the_one_it_was_compared_with_is_named_where_that_fails(tmp_path: Path) 
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", "no_room"),
         ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8", "no_room"),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "no_room"),
+        ("numpy.core._exceptions._ArrayMemoryError: Unable to allocate 3 GiB", "no_room"),
+        ("MemoryError", "no_room"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "no_room"),
         ("was killed by signal 9", "no_room"),
         ("rank 1 of 2 was killed by SIGKILL, so all ranks were ended", "no_room"),
         ("was killed by signal 11", "failed"),

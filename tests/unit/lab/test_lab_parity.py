@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.core.rundir import RunDir
-from paceline.lab.parity import TOLERANCE, mean_loss, parity_of
+from paceline.lab.parity import TOLERANCE, doubt, forbids, losses_of, parity_of
 
 
 def run_with(folder, records):
@@ -17,25 +17,49 @@ def run_with(folder, records):
     return rundir
 
 
-def test_the_loss_is_the_mean_over_the_steps_after_the_warm_up(tmp_path):
-    rundir = run_with(tmp_path, [(5, 9.0), (10, 8.0), (20, 3.0), (25, 6.0)])
-    assert mean_loss(rundir, after=10) == (10 * 3.0 + 5 * 6.0) / 15
+def losses(tmp_path, here, below, after):
+    return losses_of(run_with(tmp_path / "here", here), run_with(tmp_path / "below", below), after)
+
+
+def test_losses_are_means_over_the_steps_after_the_warm_up(tmp_path):
+    here = [(5, 9.0), (10, 8.0), (20, 3.0), (25, 6.0)]
+    below = [(5, 9.0), (10, 8.0), (20, 2.0), (25, 4.0)]
+    assert losses(tmp_path, here, below, after=10) == ((10 * 3.0 + 5 * 6.0) / 15, (10 * 2.0 + 5 * 4.0) / 15)
 
 
 def test_a_record_that_began_in_the_warm_up_is_left_out(tmp_path):
-    rundir = run_with(tmp_path, [(8, 9.0), (16, 8.0), (24, 3.0)])
-    assert mean_loss(rundir, after=10) == 3.0
+    here, below = [(8, 9.0), (16, 8.0), (24, 3.0)], [(8, 7.0), (16, 6.0), (24, 1.0)]
+    assert losses(tmp_path, here, below, after=10) == (3.0, 1.0)
 
 
-@pytest.mark.parametrize("records", [[], [(5, 1.0)], [(10, 1.0), (20, float("nan"))]])
-def test_without_a_number_after_the_warm_up_there_is_no_loss(tmp_path, records):
-    assert mean_loss(run_with(tmp_path, records), after=10) is None
+def test_losses_of_runs_that_record_unequally_often_are_of_the_same_steps(tmp_path):
+    """Both fall by one a step: means over other steps would differ where training does not."""
+    often = [(step, 100.0 - step + 0.5 * 5) for step in range(5, 31, 5)]
+    rarely = [(step, 100.0 - step + 0.5 * 10) for step in range(10, 31, 10)]
+    one, other = losses(tmp_path, often, rarely, after=5)
+    assert one == other == 100.0 - 20  # at the middle of steps 10 to 30
 
 
-def test_without_the_file_or_with_a_damaged_one_there_is_no_loss(tmp_path):
-    assert mean_loss(RunDir(tmp_path), after=0) is None
-    (tmp_path / "steps.jsonl").write_text('{"step": 1}\nno record\n', encoding="utf-8")
-    assert mean_loss(RunDir(tmp_path), after=0) is None
+@pytest.mark.parametrize(
+    ("here", "below"),
+    [
+        ([], []),
+        ([(5, 1.0)], [(5, 1.0)]),
+        ([(10, 1.0), (20, float("nan"))], [(10, 1.0), (20, 1.0)]),
+        ([(10, 1.0), (20, 1.0)], []),
+        ([(12, 1.0), (24, 1.0)], [(10, 1.0), (20, 1.0), (24, 1.0)]),
+    ],
+)
+def test_without_numbers_of_the_same_steps_after_the_warm_up_there_are_no_losses(tmp_path, here, below):
+    assert losses(tmp_path, here, below, after=10) is None
+
+
+def test_without_the_file_or_with_a_damaged_one_there_are_no_losses(tmp_path):
+    whole = run_with(tmp_path / "whole", [(1, 1.0), (2, 1.0)])
+    damaged = RunDir(tmp_path)
+    assert losses_of(whole, damaged, after=0) is None
+    damaged.steps.write_text('{"step": 1}\nno record\n', encoding="utf-8")
+    assert losses_of(whole, damaged, after=0) is None
 
 
 def test_equal_losses_are_the_same_with_no_gap():
@@ -67,3 +91,18 @@ def test_a_small_gap_that_is_significant_is_still_the_same():
     found = parity_of([1.01, 1.011, 1.009], [1.0, 1.0, 1.0])
     assert found.gap.is_above(0)
     assert found.verdict == "same"
+
+
+def test_losses_that_differ_on_average_forbid_a_setting_though_their_interval_leaves_it_open():
+    found = parity_of([1.04, 1.05, 1.03], [1.0, 1.0, 1.0])
+    assert found.verdict == "open"
+    assert forbids(found)
+    assert forbids(parity_of([1.1, 1.1], [1.0, 1.0]))
+    assert not forbids(parity_of([1.1, 0.9], [1.0, 1.0]))
+    assert not forbids(parity_of([1.0, 1.0], [1.0, 1.0]))
+
+
+def test_what_is_not_forbidden_is_not_therefore_proved():
+    assert doubt(parity_of([1.0, 1.0], [1.0, 1.0])) == ""
+    assert doubt(parity_of([1.1, 0.9], [1.0, 1.0])) == "; not proved to train alike"
+    assert doubt(None).endswith("no losses of the same steps were recorded after the warm-up (set log.every lower)")

@@ -1,6 +1,7 @@
 """A ladder is climbed in pairs: what is faster and trains alike is kept, all others stay in the table with a reason."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ class Machine:
     commands: list[list[str]] = field(default_factory=list)
     fails: dict[str, tuple[int, str]] = field(default_factory=dict)
     loss: dict[str, float] = field(default_factory=dict)
+    losses: dict[str, Sequence[float]] = field(default_factory=dict)
     scatter: dict[str, Sequence[float]] = field(default_factory=dict)
     verdict: dict[str, str] = field(default_factory=lambda: {"bottleneck": "unknown", "evidence": "None.", "try": ""})
 
@@ -77,6 +79,7 @@ class Child:
         for word in words:
             rate *= FASTER.get(word, 1.0) * self.machine.scatter.get(word, (1.0, 1.0, 1.0))[turn - 1]
         loss = next((self.machine.loss[word] for word in words if word in self.machine.loss), 2.0)
+        loss = next((self.machine.losses[word][turn - 1] for word in words if word in self.machine.losses), loss)
         (folder / "steps.jsonl").write_text(json.dumps({"step": STEPS, "loss": loss}) + "\n", encoding="utf-8")
         patch = Patch.parse([word for word in words if "=" in word])
         ranks = int(words[words.index("--ranks") + 1])
@@ -133,14 +136,14 @@ def climbing(tmp_path):
     """Return a function that climbs rungs on a machine, and what it said on the way."""
     said: list[str] = []
 
-    def climb(rungs, machine, *, repeats=3, goes_on=False, here=TWO_CORES, prepare=None, propose=None):
+    def climb(rungs, machine, *, repeats=3, goes_on=False, here=TWO_CORES, prepare=None, propose=None, **runs):
         runner = Runner(
             RECIPE,
             tmp_path / "measured.yaml",
             here.ranks,
             place=lambda trial, repeat: tmp_path / "trials" / folder_name(trial, RECIPE, trial.ranks, repeat),
-            start=machine.start,
             goes_on=True,
+            **{"start": machine.start, **runs},
         )
         climber = Climber(
             ladder=Ladder("own", "", "digits", STEPS, None, repeats, tuple(rungs), goes_on),
@@ -218,10 +221,24 @@ def test_what_trains_otherwise_is_dropped_however_fast_it_is(climbing):
     assert bf16.why.startswith("trains otherwise: loss +50.00% (+50.00% to +50.00%) in 3 pairs: beyond 2%")
 
 
+def test_what_trains_otherwise_on_average_is_dropped_though_its_losses_scatter(climbing):
+    machine = Machine(losses={"train.precision=bf16": (2.08, 2.10, 2.06)})
+    bf16 = climbing([BASE, BF16], machine).rungs[1]
+    assert (bf16.status, bf16.parity.verdict) == ("dropped", "open")
+    assert bf16.why.startswith("trains otherwise: loss +4.00%")
+
+
+def test_what_is_kept_without_losses_to_compare_says_so(climbing):
+    bf16 = climbing([BASE, BF16], Machine(loss={"train.precision=bf16": math.nan})).rungs[1]
+    assert (bf16.status, bf16.parity) == ("kept", None)
+    assert "; not proved to train alike: no losses of the same steps were recorded" in bf16.why
+
+
 def test_what_is_meant_to_train_otherwise_is_not_judged_by_it(climbing):
     rung = BF16.model_copy(update={"parity": "free"})
     bf16 = climbing([BASE, rung], Machine(loss={"train.precision=bf16": 3.0})).rungs[1]
     assert (bf16.status, bf16.parity) == ("kept", None)
+    assert "alike" not in bf16.why
 
 
 def test_a_rung_that_is_always_kept_is_however_slow(climbing):
@@ -231,7 +248,10 @@ def test_a_rung_that_is_always_kept_is_however_slow(climbing):
 
 def test_a_single_pair_proves_no_gain(climbing):
     bf16 = climbing([BASE, BF16], Machine(), repeats=1).rungs[1]
-    assert (bf16.status, bf16.why) == ("dropped", "no gain to be told: 2.00x in 1 pair")
+    assert (bf16.status, bf16.why) == (
+        "dropped",
+        "one pair proves nothing: 2.00x in 1 pair (ask for --repeats 3)",
+    )
 
 
 def test_a_rung_that_fails_is_told_and_the_others_go_on(climbing):
@@ -246,6 +266,36 @@ def test_a_rung_is_not_run_again_once_it_has_failed(climbing):
     machine = Machine(fails={"optim.nesterov=false": (1, "error: broke\n")})
     climbing([BASE, SLOWER], machine)
     assert len(machine.commands) == 3 + 2  # the first rung, and one pair
+
+
+def test_the_second_run_of_a_pair_is_not_made_once_the_first_has_failed(climbing):
+    machine = Machine()
+
+    def start(command):
+        machine.fails = {"--json": (1, "error: broke\n")} if len(machine.commands) == 3 else {}
+        return Machine.start(machine, command)
+
+    left = climbing([BASE, BF16], machine, start=start).rungs[1]
+    assert (left.status, left.why) == ("failed", "base: broke")
+    assert len(machine.commands) == 3 + 1
+
+
+def test_a_rung_that_has_no_room_is_told_as_that(climbing):
+    machine = Machine(fails={"train.precision=bf16": (1, "error: rank 1 of 2: CUDA out of memory. Tried to\n")})
+    bf16 = climbing([BASE, BF16], machine).rungs[1]
+    assert (bf16.status, bf16.why) == ("failed", "out of memory")
+
+
+def test_data_that_are_gone_before_a_run_leave_the_rung_out(climbing):
+    def begins(trial, repeat):
+        if trial.name == "02 bf16":
+            raise DataError("/data: is gone (mend it)")
+
+    climbed = climbing([BASE, BF16, SLOWER], Machine(), begins=begins)
+    assert [(rung.status, rung.why[:8]) for rung in climbed.rungs[1:]] == [
+        ("left_out", "/data: i"),
+        ("dropped", "slower: "),
+    ]
 
 
 def test_a_first_rung_that_fails_ends_the_ladder_with_its_exit_code(climbing):
@@ -359,3 +409,26 @@ def test_data_that_two_rungs_read_were_made_once(climbing):
     climbed = climbing(rungs, Machine(), prepare=lambda form: prepared)
     assert [rung.prepare_s for rung in climbed.rungs] == [0.0, 12.5, 0.0]
     assert climbed.rungs[2].status == "kept"
+
+
+def test_seconds_for_data_are_told_at_the_rung_that_had_them_made_though_it_was_left_out(climbing):
+    prepared = Prepared(Pack(root="/made.pack"), 12.5, 100)
+    rungs = [
+        BASE,
+        Rung(name="elsewhere", data="pack", on="cuda"),
+        Rung(name="wrong", data="pack", set={"train.precison": "bf16"}),
+        Rung(name="packed", data="pack"),
+    ]
+    climbed = climbing(rungs, Machine(), prepare=lambda form: prepared)
+    assert [(rung.status, rung.prepare_s) for rung in climbed.rungs[1:]] == [
+        ("left_out", 0.0),
+        ("left_out", 12.5),
+        ("kept", 0.0),
+    ]
+
+
+def test_the_seconds_are_those_of_the_first_rung_that_could_be_made(climbing):
+    prepared = Prepared(Pack(root="/made.pack"), 12.5, 100)
+    rungs = [BASE, Rung(name="elsewhere", data="pack", on="cuda"), Rung(name="packed", data="pack")]
+    climbed = climbing(rungs, Machine(), prepare=lambda form: prepared)
+    assert [rung.prepare_s for rung in climbed.rungs] == [0.0, 0.0, 12.5]

@@ -5,6 +5,7 @@ import pytest
 from paceline.lab.moves import Place, batch_move, ceiling_of, moves_for, named, next_move
 from paceline.lab.rungs import Rung
 from paceline.lab.trial import vary, words_of
+from paceline.measure.remedy import Settings, faster_data
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
@@ -80,6 +81,20 @@ def test_advice_about_what_is_no_step_is_no_move(to_try: str) -> None:
     assert names(DIGITS, CPU, verdict) == names(DIGITS, CPU, judged("evaluation-bound"))
 
 
+def test_advice_in_a_sentence_is_no_move() -> None:
+    to_try = faster_data(8.0, 10.0, Settings(workers=1, cores=2, has_files=True))
+    assert to_try.startswith("packing the images")
+    assert names(DIGITS, CPU, judged("input-bound", to_try)) == names(DIGITS, CPU, judged("input-bound"))
+    assert names(DIGITS, CPU, judged("input-bound", "it isn't")) == names(DIGITS, CPU, judged("input-bound"))
+
+
+@pytest.mark.parametrize(("loader", "auto"), [("auto", 0), ("processes", 3), ("threads", 3)])
+def test_as_many_workers_as_there_are_is_no_move(loader: str, auto: int) -> None:
+    recipe = vary(DIGITS, Patch((("data.loader", loader),)))
+    workers = {name for name in names(recipe, CPU, judged("input-bound")) if name.startswith("workers-")}
+    assert workers and f"workers-{auto}" not in workers
+
+
 def test_a_move_needs_the_machine_that_it_is_for() -> None:
     on_cpu, on_gpu = names(DIGITS, CPU, judged("compute-bound")), names(DIGITS, GPU, judged("compute-bound"))
     assert {"precision-bf16", "threads-2"} <= set(on_cpu)
@@ -131,3 +146,9 @@ def test_a_value_that_the_recipe_has_is_no_move() -> None:
     assert named(DIGITS, "train.precision", "fp32") is None
     move = named(DIGITS, "train.precision", "bf16")
     assert move is not None and move.name == "train.precision=bf16"
+
+
+def test_a_value_below_a_section_that_is_off_is_a_move() -> None:
+    assert DIGITS.train.ema == "off"
+    move = named(DIGITS, "train.ema.decay", 0.9)
+    assert move is not None and words_of(move.patch) == ["train.ema.decay=0.9"]

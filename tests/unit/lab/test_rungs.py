@@ -79,6 +79,14 @@ def test_a_recipe_file_is_looked_for_beside_the_ladder(written, tmp_path):
         ("recipe: d\nrungs: [{name: a}, {name: a}]\n", ":1: rungs: two are called 'a' (rename one)"),
         ("recipe: d\nstep: 3\nrungs: [{name: a}]\n", ":2: step: is not a field (did you mean 'steps'?)"),
         ("recipe: d\nsteps: 0\nrungs: [{name: a}]\n", ":2: steps: 0 should be greater than 0"),
+        (
+            "recipe: d\nrungs:\n  - name: a\n  - name: b\n    set: {optim.lr: 0.4}\n",
+            ":4: rungs[1]: set: optim.lr trains otherwise than the rung below (leave it out, or add `parity: free`)",
+        ),
+        (
+            "recipe: d\nrungs:\n  - name: a\n    set: {schedule: {name: cosine}}\n",
+            ":3: rungs[0]: set: schedule.name trains otherwise",
+        ),
         ("recipe: d\nrungs: [3]\n", ":2: rungs[0]: 3 should be a mapping"),
         ("recipe: d\nrungs: 3\n", ":2: rungs: 3 should be a list"),
     ],
@@ -155,3 +163,16 @@ def test_a_tilde_in_the_name_of_a_file_is_home(monkeypatch, tmp_path):
     (tmp_path / "own.yaml").write_text("recipe: digits\nrungs: [{name: a}]\n", encoding="utf-8")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load_ladder("~/own.yaml").name == Path("own.yaml").stem
+
+
+def test_a_mapping_is_the_settings_in_it(written):
+    text = "recipe: d\nrungs:\n  - name: a\n    set: {optim: {name: adam, lr: 0.1}, seed: 3}\n    parity: free\n"
+    assert load_ladder(written(text)).rungs[0].patch == Patch((("optim.name", "adam"), ("optim.lr", 0.1), ("seed", 3)))
+
+
+def test_another_variant_in_a_mapping_replaces_the_one_below():
+    recipe = load("digits").recipe
+    below = Patch((("optim.name", "adam"), ("optim.betas", [0.8, 0.9])))
+    laid = lay(recipe, below, Patch((("optim", {"name": "sgd", "momentum": 0.8}),)))
+    assert laid == Patch((("optim.name", "sgd"), ("optim.momentum", 0.8)))
+    assert vary(recipe, laid).optim.name == "sgd"

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
+from paceline.core.results import RunResult
 from paceline.lab.duel import Bench
 from paceline.lab.measuring import measuring_patch
+from paceline.lab.moves import Move
 from paceline.lab.runner import TrialError
 from paceline.lab.space import ByHand, FromVerdict, Space, build_space, grid_of
 from paceline.lab.trial import vary, words_of
@@ -19,6 +21,7 @@ from paceline.lab.tune import Found, Search
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.optim import Sgd
 
 from .machines import Machine
 
@@ -238,6 +241,76 @@ def test_a_setting_that_was_left_for_a_faster_one_is_not_gone_back_to(tmp_path: 
     found = tuned(Machine(MEASURED, tmp_path, product), by_hand(*WORDS))
     later = [tried.name for tried in found.tried if tried.round > 1]
     assert not {"train.precision=fp32", "train.accumulate=1"} & set(later)
+
+
+def test_a_move_of_which_only_a_part_was_left_is_no_way_back(tmp_path: Path) -> None:
+    half = Patch((("train.precision", "bf16"),))
+    whole = Patch((("train.precision", "fp32"), ("train.accumulate", 2)))
+
+    class Both:
+        def moves(self, best: Recipe, result: RunResult) -> list[Move]:
+            return [Move("half", "", half, ()), Move("whole", "", whole, ())]
+
+    machine = Machine(MEASURED, tmp_path, lambda recipe: 120.0 if recipe.train.precision == "bf16" else 100.0)
+    tried = [(tried.name, tried.round) for tried in tuned(machine, Both()).tried]
+    assert ("whole", 2) in tried
+
+
+def test_another_variant_is_tried_over_what_was_set_of_the_one_before(tmp_path: Path) -> None:
+    def speed(recipe: Recipe) -> float:
+        return 100.0 if not isinstance(recipe.optim, Sgd) or recipe.optim.nesterov else 150.0
+
+    assert isinstance(MEASURED.optim, Sgd) and MEASURED.optim.nesterov
+    found = tuned(Machine(MEASURED, tmp_path, speed), by_hand("optim.nesterov=false", "optim.name=adam"))
+    assert [(tried.name, tried.round, tried.status) for tried in found.tried] == [
+        ("optim.nesterov=false", 1, "won"),
+        ("optim.name=adam", 1, "no_gain"),
+        ("optim.name=adam", 2, "lost"),
+    ]
+
+
+def test_a_setting_below_a_section_that_is_off_can_win(tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, lambda recipe: 100.0 if recipe.train.ema == "off" else 150.0)
+    assert words_of(tuned(machine, by_hand("train.ema.decay=0.9")).patch) == ["train.ema.decay=0.9"]
+
+
+MANY = ("train.accumulate=2,4,8,16,32", "train.precision=bf16,fp64", "model.memory_format=contiguous,channels_last")
+
+
+def test_moves_of_later_rounds_are_compared_with_a_run_of_that_round(tmp_path: Path) -> None:
+    """The machine grows a fifth slower after the first round, whatever is set."""
+    machine = Machine(MEASURED, tmp_path, lambda recipe: 100.0 if len(machine.made) <= 9 else 80.0)
+    later = [tried for tried in tuned(machine, by_hand(*MANY)).tried if tried.round == 2]
+    assert later
+    assert all(tried.ratio is not None and tried.ratio.value == 1.0 for tried in later)
+
+
+def test_all_runs_that_are_compared_are_equally_long(tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, noisy(product))
+    tuned(machine, by_hand(*MANY))
+    assert "round-2-best" in [trial.name for trial, _ in machine.made]
+    lengths: dict[str, set[int]] = {}
+    for trial, _ in machine.made:
+        comparison = "-".join(trial.name.split("-")[:2]) + ("-longer" if trial.name.endswith("-longer") else "")
+        lengths.setdefault(comparison, set()).add(int(vary(MEASURED, trial.patch).train.steps))
+    assert {"round-1", "round-2", "pairs-1"} <= set(lengths)
+    assert all(len(steps) == 1 for steps in lengths.values())
+
+
+def test_what_a_budget_leaves_for_one_pair_is_spent_on_the_next_move(tmp_path: Path) -> None:
+    def speed(recipe: Recipe) -> float:
+        is_fast = recipe.train.precision == "bf16"
+        return 100 * (1.5 if is_fast else 1.0) * (1.3 if is_fast and recipe.train.accumulate == 2 else 1.0)
+
+    machine = Machine(MEASURED, tmp_path, speed)
+    found = tuned(machine, by_hand("train.precision=bf16", "train.accumulate=2"), repeats=1, budget=7)
+    assert dict(found.patch.assignments) == {"train.precision": "bf16", "train.accumulate": 2}
+    assert found.trials == 7
+
+
+def test_a_budget_that_ends_a_search_is_told(tmp_path: Path) -> None:
+    found = tuned(Machine(MEASURED, tmp_path, noisy(product)), by_hand(*MANY), repeats=1, budget=6)
+    assert found.stopped == "the budget of 6 runs leaves no room for another round"
 
 
 def test_a_grid_counts_what_excludes_each_other_once(tmp_path: Path) -> None:
