@@ -6,7 +6,6 @@ override does, such as packing a data set, is said in a sentence.
 
 from dataclasses import dataclass
 from math import ceil
-
 from typing import Final
 
 from paceline.core.units import Duration
@@ -15,6 +14,7 @@ PACK_IT: Final = (
     "packing the images, which load several times as fast (paceline data pack SRC OUT.pack, then "
     "data.source={name: pack, root: OUT.pack})"
 )
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -223,7 +223,9 @@ def test_files_are_to_be_packed_where_there_are_no_cores_left_to_read_them() -> 
 
     assert verdict(waiting, Settings(workers=1, cores=8, has_files=True)).try_.startswith("data.workers=")
     assert "paceline data pack SRC OUT.pack" in verdict(waiting, Settings(workers=8, cores=8, has_files=True)).try_
-    assert verdict(waiting, replace(GPU, workers=4, cores=4, augments_on="host", has_files=True)).try_.startswith("pack")
+    assert verdict(waiting, replace(GPU, workers=4, cores=4, augments_on="host", has_files=True)).try_.startswith(
+        "pack"
+    )
 
 
 def test_nothing_is_tried_without_the_setting_or_the_cores_for_it() -> None:
