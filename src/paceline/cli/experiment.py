@@ -1,6 +1,7 @@
 """What the lab's verbs have in common: the folder of an experiment is opened, gone on with, and left in one way."""
 
 import contextlib
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,12 +11,22 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from paceline import __version__
+from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import Experiment, ExperimentDir, open_experiment
 from paceline.core.rundir import RunDir
+from paceline.parallel.environ import world_from_environ
 
 Result = TypeVar("Result", bound=Experiment)
 LIMIT_S: Final = 1800.0
 """Longest that a short run may take: settings that hang, or compile for longer, are not fast ones."""
+
+
+def refuse_ranks_of_others(verb: str) -> None:
+    """Raise `RecipeError` where torchrun or Slurm has started this process, for a verb that starts ranks of its own."""
+    launcher = world_from_environ(os.environ).launcher
+    if launcher != "single":
+        fix = "start it without, with --ranks"
+        raise RecipeError(f"{verb}: starts ranks of its own, and {launcher} has started these ({fix})")
 
 
 @contextlib.contextmanager

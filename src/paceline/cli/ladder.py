@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.experiment import LIMIT_S, experiment, found_before, leave
+from paceline.cli.experiment import LIMIT_S, experiment, found_before, leave, refuse_ranks_of_others
 from paceline.cli.show_ladder import show_ladder, show_ladders, show_rungs
 from paceline.cli.telling import Begins, Say, telling
-from paceline.cli.words import count_ranks
+from paceline.cli.words import count_ranks, refuse_length
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.ladder import LadderResult
@@ -22,19 +22,16 @@ from paceline.core.limits import usable_cores
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
 from paceline.lab.ladder import Climbed, Climber, Here
-from paceline.lab.measuring import measuring_patch
+from paceline.lab.measuring import FALLING, measuring_patch
 from paceline.lab.rungs import Ladder, ladder_names, load_ladder
 from paceline.lab.runner import Runner, interrupted_by
 from paceline.lab.trial import Trial, folder_name, vary, words_of, write_recipe
-from paceline.parallel.environ import count_gpus, world_from_environ
+from paceline.parallel.environ import count_gpus
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 
 _AUTO: Final = "auto"
-_MEASURED: Final = "measured.yaml"
-_LR_SHARE: Final = 0.1
-"""Of the peak learning rate: enough for a loss to fall, and to show what trains otherwise, without any warm-up."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +99,8 @@ def _ask(
     chosen: Ladder, recipe: str | None, said: Patch, ranks: str, *, steps: int | None, repeats: int | None
 ) -> _Asked:
     """Return what is to be climbed. Raise `RecipeError` for what a ladder does not have."""
-    _refuse(said)
-    world = world_from_environ(os.environ)
-    if world.launcher != "single":
-        raise RecipeError(
-            f"ladder: starts ranks of its own, and {world.launcher} has started these (start it without, with --ranks)"
-        )
+    refuse_length(said, "a ladder", to="compare")
+    refuse_ranks_of_others("ladder")
     for path, value in said.assignments:
         if path in chosen.rungs[0].set:
             fix = f"leave it out, or copy the ladder and change its rung {chosen.rungs[0].name!r}"
@@ -117,7 +110,7 @@ def _ask(
     if chosen.warmup_steps is not None and "measure.warmup_steps" not in dict(said.assignments):
         base = vary(base, Patch((("measure.warmup_steps", chosen.warmup_steps),)))
     steps = steps or chosen.steps
-    measured = vary(base, measuring_patch(base, steps, said, lr_share=_LR_SHARE))
+    measured = vary(base, measuring_patch(base, steps, said, lr_share=FALLING))
     return _Asked(
         ladder=chosen if recipe is None else replace(chosen, recipe=recipe),
         loaded=loaded,
@@ -128,19 +121,11 @@ def _ask(
     )
 
 
-def _refuse(said: Patch) -> None:
-    for path, value in said.assignments:
-        if path in ("train.steps", "train.epochs"):
-            raise RecipeError(f"{path}: {value} has no effect on a ladder (leave it out, or set --steps)")
-        if path == "measure.clock" and value == "off":
-            raise RecipeError("measure.clock: off leaves nothing to compare (leave it out)")
-
-
 def _climb(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
     """Run the ladder, and write what it came to."""
     out = sys.stderr if as_json else sys.stdout
     write_recipe(asked.loaded.recipe, folder.recipe)
-    write_recipe(asked.recipe, folder.path / _MEASURED)
+    write_recipe(asked.recipe, folder.measured)
     total = None if asked.ladder.goes_on else asked.repeats * (2 * len(asked.ladder.rungs) - 1)
     with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, total) as (begins, say):
         say(_plan(asked, total))
@@ -177,7 +162,7 @@ def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> 
 
     runner = Runner(
         asked.recipe,
-        folder.path / _MEASURED,
+        folder.measured,
         asked.ranks,
         place=lambda trial, repeat: (
             folder.trials / folder_name(trial, asked.recipe, trial.ranks or asked.ranks, repeat)

@@ -19,7 +19,7 @@ from paceline.cli.ranks import enter_world, ranks_to_start
 from paceline.cli.report import leave_report
 from paceline.cli.started import STARTED_S
 from paceline.cli.telling import telling
-from paceline.cli.words import split_words
+from paceline.cli.words import refuse_length, split_words
 from paceline.core.errors import RecipeError
 from paceline.core.process import ignore_stop_signals
 from paceline.core.rundir import RunDir
@@ -74,7 +74,7 @@ def profile(
 ) -> int:
     """Do what `paceline profile` was asked for; return the exit code."""
     name, said = split_words(words)
-    _refuse_length(said)
+    refuse_length(said, "a profile", to="profile")
     loaded = load(name, said)
     world = enter_world()
     num_ranks = ranks_to_start(ranks, world, loaded.recipe)
@@ -103,15 +103,6 @@ def profile(
     finally:
         if run_dir is None and world.is_main:
             rundir.give_back()
-
-
-def _refuse_length(said: Patch) -> None:
-    """Raise `RecipeError` for a length that a profile does not have, and for a clock that is off."""
-    for path, value in said.assignments:
-        if path in ("train.steps", "train.epochs"):
-            raise RecipeError(f"{path}: {value} has no effect on a profile (leave it out, or set --steps)")
-        if path == "measure.clock" and value == "off":
-            raise RecipeError("measure.clock: off leaves nothing to profile (leave it out)")
 
 
 def _refuse_more_runs(world: World, *, repeats: int, trace: bool, nvtx: bool) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 from paceline.cli.allocation import gpus_of_a_node, refuse_more_nodes, start_in
 from paceline.cli.experiment import experiment, found_before, leave
 from paceline.cli.ranks import enter_world
-from paceline.cli.scale_words import Options, one_of, read_nodes, read_ranks, refuse_length, refuse_recipe
+from paceline.cli.scale_words import Options, one_of, read_nodes, read_ranks, refuse_recipe
 from paceline.cli.telling import telling
-from paceline.cli.words import count_ranks, split_words
+from paceline.cli.words import count_ranks, refuse_length, refuse_no_clock, split_words
 from paceline.core.errors import PacelineError, WorldError
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.scaling import ScaleResult
@@ -82,7 +82,10 @@ def scale(
     )
     options.refuse_without_effect()
     name, said = split_words(words)
-    refuse_length(said, is_whole=options.is_whole)
+    if options.is_whole:
+        refuse_no_clock(said, "measure")
+    else:
+        refuse_length(said, "short runs", to="measure")
     loaded = load(name, said)
     refuse_recipe(loaded.recipe, options)
     _refuse_launcher()

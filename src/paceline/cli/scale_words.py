@@ -9,7 +9,6 @@ from paceline.core.limits import usable_cores
 from paceline.core.units import Duration
 from paceline.lab.batch_study import RULES, Grid, Target
 from paceline.lab.scaling import Mode
-from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 
 _STEPS: Final = 40
@@ -121,15 +120,6 @@ def one_of(option: str, numbers: list[int]) -> int:
     if len(numbers) > 1:
         raise WorldError(f"{option}: {_STUDY} takes one number (write {option} {numbers[-1]})")
     return numbers[0]
-
-
-def refuse_length(said: Patch, *, is_whole: bool) -> None:
-    """Raise `RecipeError` for a length that short runs do not have, and for a clock that is off."""
-    for path, value in said.assignments:
-        if path in ("train.steps", "train.epochs") and not is_whole:
-            raise RecipeError(f"{path}: {value} has no effect on short runs (leave it out, or set --steps)")
-        if path == "measure.clock" and value == "off":
-            raise RecipeError("measure.clock: off leaves nothing to measure (leave it out)")
 
 
 def refuse_recipe(recipe: Recipe, options: Options) -> None:

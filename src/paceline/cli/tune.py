@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.experiment import LIMIT_S, experiment, found_before, leave
+from paceline.cli.experiment import LIMIT_S, experiment, found_before, leave, refuse_ranks_of_others
 from paceline.cli.show_tune import show_tune
 from paceline.cli.telling import telling
-from paceline.cli.words import count_ranks, split_words
+from paceline.cli.words import count_ranks, refuse_length, split_words
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.tuning import TuneResult
@@ -23,23 +23,19 @@ from paceline.core.rundir import RunDir
 from paceline.core.units import count
 from paceline.lab.duel import Bench
 from paceline.lab.laying import lay
-from paceline.lab.measuring import measuring_patch
+from paceline.lab.measuring import FALLING, measuring_patch
 from paceline.lab.runner import Runner, interrupted_by
 from paceline.lab.space import Space, build_space
 from paceline.lab.times import times
 from paceline.lab.trial import Trial, folder_name, vary, words_of, write_recipe
 from paceline.lab.tune import Found, Search
 from paceline.lab.tuned import tuned_text, write_tuned
-from paceline.parallel.environ import world_from_environ
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
 
-_MEASURED: Final = "measured.yaml"
 _TUNED: Final = "tuned.yaml"
-_LR_SHARE: Final = 0.1
-"""Of the peak learning rate, as in ladders: enough for a loss to fall, and to show what trains otherwise."""
 
 
 @dataclass(frozen=True)
@@ -90,25 +86,13 @@ def tune(
 ) -> int:
     """Do what `paceline tune` was asked for; return the exit code."""
     name, said = split_words(words)
-    _refuse(said)
+    refuse_length(said, "a search", to="compare")
+    refuse_ranks_of_others("tune")
     asked = _ask(name, said, ranks, vary, allow_batch=allow_batch, steps=steps, repeats=repeats, budget=budget)
     with experiment(f"tune-{asked.loaded.name}", asked.plain, run_dir, as_json=as_json) as folder:
         result = found_before(folder, TuneResult) or _search(asked, folder, as_json=as_json)
     show_tune(result, folder, as_json=as_json)
     return 0
-
-
-def _refuse(said: Patch) -> None:
-    """Raise `RecipeError` for a length, for a clock that is off, and for ranks that others have started."""
-    for path, value in said.assignments:
-        if path in ("train.steps", "train.epochs"):
-            raise RecipeError(f"{path}: {value} has no effect on a search (leave it out, or set --steps)")
-        if path == "measure.clock" and value == "off":
-            raise RecipeError("measure.clock: off leaves nothing to compare (leave it out)")
-    launcher = world_from_environ(os.environ).launcher
-    if launcher != "single":
-        fix = "start it without, with --ranks"
-        raise RecipeError(f"tune: starts ranks of its own, and {launcher} has started these ({fix})")
 
 
 def _ask(
@@ -127,7 +111,7 @@ def _ask(
     if budget is not None and budget < least:
         needs = f"the recipe, one change, and {count(repeats, 'pair')}"
         raise RecipeError(f"--budget: {budget} is less than the {least} runs of {needs} (raise it, or lower --repeats)")
-    measured = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said, lr_share=_LR_SHARE))
+    measured = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said, lr_share=FALLING))
     num_ranks = count_ranks(ranks, os.environ)
     divide_batch(measured, num_ranks)
     return _Asked(
@@ -151,7 +135,7 @@ def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResul
 
     out = sys.stderr if as_json else sys.stdout
     write_recipe(asked.loaded.recipe, folder.recipe)
-    write_recipe(asked.recipe, folder.path / _MEASURED)
+    write_recipe(asked.recipe, folder.measured)
     with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, asked.budget) as (begins, say):
         most = "" if asked.budget is None else f"up to {count(asked.budget, 'run')}, "
         say(f"tuning {asked.loaded.name}: {most}{count(asked.repeats, 'pair')} of runs for what looks faster")
@@ -163,7 +147,7 @@ def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResul
 
         runner = Runner(
             asked.recipe,
-            folder.path / _MEASURED,
+            folder.measured,
             asked.ranks,
             place=lambda trial, repeat: folder.trials / folder_name(trial, asked.recipe, asked.ranks, repeat),
             begins=before,

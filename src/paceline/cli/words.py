@@ -22,6 +22,23 @@ def split_words(words: list[str]) -> tuple[str, Patch]:
     return name, Patch.parse(overrides)
 
 
+def refuse_length(said: Patch, of: str, *, to: str) -> None:
+    """Raise `RecipeError` for a length, as short runs have their own, and for a clock that is off.
+
+    `of` and `to` say in the message what has that length, and what a clock is for.
+    """
+    for path, value in said.assignments:
+        if path in ("train.steps", "train.epochs"):
+            raise RecipeError(f"{path}: {value} has no effect on {of} (leave it out, or set --steps)")
+    refuse_no_clock(said, to)
+
+
+def refuse_no_clock(said: Patch, to: str) -> None:
+    """Raise `RecipeError` for a clock that is off, without which there is nothing `to` do."""
+    if ("measure.clock", "off") in said.assignments:
+        raise RecipeError(f"measure.clock: off leaves nothing to {to} (leave it out)")
+
+
 def count_ranks(text: str, environ: Mapping[str, str]) -> int:
     """Return how many ranks to start here: `auto` is one a GPU, or one."""
     if text == "auto":

@@ -9,6 +9,8 @@ from paceline.recipe.schema.section import Section
 
 STILL: Final = 1e-3
 """Of the peak learning rate: weights hardly move, so that a few steps at a rate nobody warmed up to stay finite."""
+FALLING: Final = 0.1
+"""Of the peak learning rate: enough for a loss to fall, and to show what trains otherwise, without any warm-up."""
 _OF_SAVING: Final = ("keep", "keep_best", "keep_every", "background", "on_failure")
 _OF_MEASURING: Final = ("communication", "trace", "nvtx")
 
@@ -33,8 +35,7 @@ def measuring_patch(recipe: Recipe, steps: int, said: Patch, lr_share: float = S
         assignments.append(("optim.sgd_lr", _rounded(recipe.optim.sgd_lr * lr_share)))
     if "train.eval_every" not in keys:
         assignments += [("train.eval_every", "off"), ("train.stop", "off"), ("train.eval_train", "off")]
-    if "checkpoint.every" not in keys:
-        assignments += [("checkpoint.every", "off"), *defaults(recipe, "checkpoint", _OF_SAVING)]
+    assignments += nothing_saved(recipe, said)
     if not any(key.startswith("data.progressive") for key in keys):
         assignments.append(("data.progressive", "off"))
     if str(recipe.log.every).endswith("%"):
@@ -44,6 +45,13 @@ def measuring_patch(recipe: Recipe, steps: int, said: Patch, lr_share: float = S
     assignments += defaults(recipe, "measure", _OF_MEASURING)
     assignments.append(("log.report", "off"))  # a profile writes one when all is measured
     return without_what_is_so(recipe, assignments)
+
+
+def nothing_saved(recipe: Recipe, said: Patch) -> list[Assignment]:
+    """Return what turns checkpoints off, and nothing where a user has `said` when they are to be written."""
+    if any(path == "checkpoint.every" for path, _ in said.assignments):
+        return []
+    return [("checkpoint.every", "off"), *defaults(recipe, "checkpoint", _OF_SAVING)]
 
 
 def defaults(recipe: Recipe, section: str, names: tuple[str, ...]) -> list[Assignment]:

@@ -138,11 +138,6 @@ def load_ladder(name: str) -> Ladder:
     )
 
 
-def is_ladder(word: str) -> bool:
-    """Return whether `word` names a shipped ladder or looks like a ladder file."""
-    return word in ladder_names() or Path(word).suffix in _SUFFIXES
-
-
 def _find(name: str) -> Path:
     if name in ladder_names():
         return LADDERS / f"{name}.yaml"

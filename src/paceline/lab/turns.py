@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from paceline.core.results import RunResult
-from paceline.lab.measuring import defaults, without_what_is_so
+from paceline.lab.measuring import nothing_saved, without_what_is_so
 from paceline.lab.runner import Runner
 from paceline.lab.trial import Outcome, Trial
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-
-_OF_SAVING: Final = ("keep", "keep_best", "keep_every", "background", "on_failure")
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,4 @@ def whole_patch(recipe: Recipe, said: Patch) -> Patch:
 
     What a user has `said` of saving stands.
     """
-    keys = {path for path, _ in said.assignments}
-    assignments: list[tuple[str, object]] = [("train.stop", "off")]
-    if "checkpoint.every" not in keys:
-        assignments += [("checkpoint.every", "off"), *defaults(recipe, "checkpoint", _OF_SAVING)]
-    return without_what_is_so(recipe, assignments)
+    return without_what_is_so(recipe, [("train.stop", "off"), *nothing_saved(recipe, said)])

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.lab.laying import lay
-from paceline.lab.rungs import is_ladder, ladder_names, load_ladder
+from paceline.lab.rungs import ladder_names, load_ladder
 from paceline.lab.trial import vary
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
@@ -104,12 +104,6 @@ def test_a_name_that_is_no_ladder_is_told_with_the_closest(tmp_path):
         load_ladder("cup")
     with pytest.raises(RecipeError, match=r"none.yaml: no such ladder file \(see `paceline ladder --list`\)"):
         load_ladder(str(tmp_path / "none.yaml"))
-
-
-def test_a_ladder_is_told_from_a_recipe_by_its_name():
-    assert is_ladder("cpu")
-    assert is_ladder("own.yaml")
-    assert not is_ladder("digits")
 
 
 @pytest.mark.parametrize("name", ladder_names())

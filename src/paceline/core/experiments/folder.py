@@ -38,6 +38,11 @@ class ExperimentDir:
         return self.path / "recipe.yaml"
 
     @property
+    def measured(self) -> Path:
+        """The form of the recipe that short runs measure, where there are such."""
+        return self.path / "measured.yaml"
+
+    @property
     def trials(self) -> Path:
         """The folder of runs, one folder each."""
         return self.path / "trials"
