@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.scaling import BatchPoint
+from paceline.core.goal import met_at
 from paceline.core.interval import Interval, mean_of, ratio_of
 from paceline.core.rundir import read_lines
 from paceline.core.units import Duration, number
@@ -169,7 +170,7 @@ def _reached(outcomes: Sequence[Outcome], target: Target | None) -> dict[int, di
     """Return the evaluation that met the target, by turn, of the runs that did."""
     if target is None:
         return {}
-    found = {each.repeat: first_reached(read_lines(each.rundir.evals), target) for each in outcomes if each.result}
+    found = {each.repeat: first_met([*read_lines(each.rundir.evals)], target) for each in outcomes if each.result}
     return {turn: evaluation for turn, evaluation in found.items() if evaluation is not None}
 
 
@@ -192,17 +193,11 @@ def _batch(cell: Cell, outcomes: Sequence[Outcome], seeds: int, target: Target |
     )
 
 
-def first_reached(evaluations: Iterable[dict[str, Any]], target: Target) -> dict[str, Any] | None:
-    """Return the evaluation that met the target: the last of the first `patience` in a row to reach it; else None.
-
-    As where a run is to stop at it, the averaged weights are judged when there are any.
-    """
-    hits = 0
-    for evaluation in evaluations:
-        hits = hits + 1 if evaluation.get("ema_top1", evaluation["top1"]) >= target.top1 else 0
-        if hits == target.patience:
-            return evaluation
-    return None
+def first_met(evaluations: Sequence[dict[str, Any]], target: Target) -> dict[str, Any] | None:
+    """Return the evaluation that met the target; averaged weights are judged where there are, as where a run stops."""
+    judged = [each.get("ema_top1", each["top1"]) for each in evaluations]
+    place = met_at(judged, target.top1, target.patience)
+    return None if place is None else evaluations[place]
 
 
 def _geometric(values: Sequence[float]) -> Interval | None:

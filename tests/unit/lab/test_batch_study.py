@@ -12,7 +12,7 @@ from paceline.core.interval import ratio_of
 from paceline.core.results import EvalResult, RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
 from paceline.core.units import Duration, number
-from paceline.lab.batch_study import Cell, Grid, Target, first_reached, plan_cells, sentences_of, to_batches
+from paceline.lab.batch_study import Cell, Grid, Target, first_met, plan_cells, sentences_of, to_batches
 from paceline.lab.trial import Outcome, vary
 from paceline.lab.turns import whole_patch
 from paceline.recipe.load import load
@@ -110,17 +110,9 @@ def test_what_does_not_fit_is_told_and_the_others_are_run() -> None:
         plan_cells(digits(schedule__name="one_cycle"), Grid(warmups=(Duration(4, "ep"),)), 1, 0, NOTHING)
 
 
-def test_a_target_is_reached_at_the_last_of_so_many_evaluations_in_a_row() -> None:
-    seen = evaluations(0.5, 0.8, 0.7, 0.8, 0.9)
-    assert first_reached(seen, Target(0.8)) == seen[1]
-    assert first_reached(seen, Target(0.8, patience=2)) == seen[4]
-    assert first_reached(seen, Target(0.95)) is None
-    assert first_reached([], Target(0.5)) is None
-
-
 def test_averaged_weights_are_judged_where_there_are_any() -> None:
     seen = [{**each, "ema_top1": each["top1"] - 0.2} for each in evaluations(0.8, 0.9, 1.0)]
-    assert first_reached(seen, Target(0.8)) == seen[2]
+    assert first_met(seen, Target(0.8)) == seen[2]
 
 
 def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.core.errors import RecipeError
+from paceline.core.goal import met_at
 from paceline.report.compare.read import Judged, Trained
 
 From = Literal["asked", "recipes", "lowest_best", "nothing"]
@@ -25,12 +26,9 @@ class Target:
         """
         if self.level is None:
             return None
-        patience, hits = (_patience(run) if self.origin == "recipes" else 1), 0
-        for each in run.evals:
-            hits = hits + 1 if each.accuracy >= self.level else 0
-            if hits >= patience:
-                return each
-        return None
+        patience = _patience(run) if self.origin == "recipes" else 1
+        place = met_at([each.accuracy for each in run.evals], self.level, patience)
+        return None if place is None else run.evals[place]
 
 
 def choose_target(runs: Sequence[Trained], metric: str, asked: float | None) -> Target:
