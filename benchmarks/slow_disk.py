@@ -1,8 +1,8 @@
 """Run a command on a disk that is held to what a hard disk does: so many reads a second, so many bytes.
 
-    python benchmarks/slow_disk.py --reads 80 --megabytes 150 --of DISK -- paceline ladder quant data.source.root=DISK/set
+    python benchmarks/slow_disk.py --reads 80 --megabytes 150 --of DIR -- paceline ladder quant data.source.root=DIR/set
 
-The disk is the one that DISK lies on, and the limits are a control group's (blkio of version 1, io of version 2), in
+The disk is the one that DIR lies on, and the limits are a control group's (blkio of version 1, io of version 2), in
 which the command and all that it starts are. What is in the kernel's cache is read as fast as ever. A disk of 7,200
 turns a minute seeks and waits for about 12 ms: 80 random reads a second. Programs are to lie on another disk than the
 data, such as those of an image that is mounted by `mount -o loop`; else they start as slowly. It needs root.
