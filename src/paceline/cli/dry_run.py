@@ -4,7 +4,8 @@ import json
 import math
 from dataclasses import replace
 
-from paceline.core.limits import usable_cores
+from paceline.core.limits import rank_cores
+from paceline.core.units import count
 from paceline.core.world import World
 from paceline.data.choice import choose_loader
 from paceline.data.sources.build import build_datasets
@@ -29,10 +30,11 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
         take_inventory(recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip")  # refuses what cannot be staged
     plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
     check_model(recipe.model, plan)
-    cores = max(1, usable_cores() // world.local_world_size)
+    cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
     plan = replace(plan, notes=(*plan.notes, *filter(None, [choice.note])))
-    devices = f"{world.world_size} x {device.type}, {usable_cores()} cores on this node, started by {world.launcher}"
+    each = count(cores, "core")
+    devices = f"{world.world_size} x {device.type}, {each} each, started by {world.launcher}"
     if as_json:
         values = {"hash": recipe.hash, "recipe": recipe.to_dict(), "plan": plan.to_dict(), "devices": devices}
         print(json.dumps(values, indent=2))

@@ -13,7 +13,7 @@ from paceline.core.errors import RecipeError, WorldError
 from paceline.core.process import ignore_stop_signals
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
-from paceline.parallel.environ import count_gpus, launch_name
+from paceline.parallel.environ import batch_job, count_gpus, launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.load import DEFAULT, RUN_RECIPE, Loaded, load
 from paceline.recipe.plan import divide_batch
@@ -52,7 +52,7 @@ def train(
         if world.launcher == "single" and (num_ranks > 1 or max_restarts):
             grace_s = loaded.recipe.checkpoint.grace.seconds
             extra = ["--run-dir", str(rundir.path)]
-            if world.attempt and not resume and _is_of_this_launch(rundir):
+            if world.may_be_again and not resume and _is_of_this_launch(rundir):
                 extra.append("--resume")
             return start_ranks(num_ranks, port, extra, grace_s=grace_s, max_restarts=max_restarts)
         return _train_here(loaded, world, rundir, resume=resume, as_json=as_json)
@@ -97,7 +97,7 @@ def _rundir(name: str, loaded: Loaded, run_dir: Path | None, world: World, *, re
         return RunDir(Path(name).expanduser())
     if not world.is_main:
         return RunDir(Path("runs"))  # until rank 0 says which
-    ours = RunDir.newest_of(loaded.name, _is_of_this_launch) if world.attempt else None
+    ours = RunDir.newest_of(loaded.name, _is_of_this_launch) if world.may_be_again else None
     return ours or RunDir.claim(loaded.name, datetime.now().astimezone())
 
 
@@ -114,6 +114,7 @@ def _is_of_this_launch(rundir: RunDir) -> bool:
 def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
     from paceline.train.interrupt import Interrupts
 
+    in_job = batch_job(os.environ)
     with Interrupts() as interrupts:  # importing torch takes seconds, in which a signal may come
         from paceline.cli.progress import build_progress
         from paceline.cli.report import leave_report
@@ -128,7 +129,7 @@ def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, a
         out = sys.stderr if as_json else sys.stdout
         listeners = [build_progress(out)] if world.is_main else []
         words = ("paceline", *sys.argv[1:])
-        invocation = Invocation(STARTED_S, words, listeners, _launch(), interrupts)
+        invocation = Invocation(STARTED_S, words, listeners, _launch(), interrupts, in_job)
         result = run(loaded.recipe, world, rundir, resume=resume, invocation=invocation)
         if world.is_main:
             if loaded.recipe.log.report == "on" and result.status != "preempted":  # which has little time left

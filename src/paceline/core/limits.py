@@ -4,10 +4,13 @@ Version 2, https://docs.kernel.org/admin-guide/cgroup-v2.html, and of version 1 
 https://docs.kernel.org/scheduler/sched-bwc.html. Other systems set no limits that are seen here.
 """
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from paceline.core.world import World
 
 PROC: Final = Path("/proc")
 MOUNT: Final = Path("/sys/fs/cgroup")
@@ -55,8 +58,36 @@ def memory_left_bytes() -> float:
 
 def usable_cores(proc: Path = PROC, mount: Path = MOUNT) -> int:
     """Return how many CPU cores this process may keep busy: those it may run on, or its quota where that is less."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(cores, find_limits(proc, mount).cores)))
+    return max(1, int(min(_may_run_on(0), find_limits(proc, mount).cores)))
+
+
+def rank_cores(world: World, proc: Path = PROC, mount: Path = MOUNT) -> int:
+    """Return how many CPU cores a rank of `world` is to keep busy: this process is one, or is to start them."""
+    own = launchers = _may_run_on(0)
+    if world.launcher in ("local", "torchrun"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and so will this one
+            launchers = _may_run_on(os.getppid())
+    return share_of_cores(world, own, launchers, find_limits(proc, mount).cores)
+
+
+def share_of_cores(world: World, own: int, launchers: int, quota: float) -> int:
+    """Return how many cores are a rank's that may run on `own` CPUs, as its launcher may on `launchers`.
+
+    It is the least of what it may run on itself, and of its shares of what it has with others: its launcher's CPUs with
+    all that were started together, and the CPUs that a batch system or a `quota`, in CPU seconds a second, gives to the
+    node's ranks, with all of them. So a rank that is bound to CPUs of its own has these, and ranks that are bound to
+    the same ones, such as those of a NUMA node, share them, where they are spread evenly. A hardware thread counts as a
+    core, as it does for the kernel and in what Slurm gives.
+    """
+    ranks = world.local_world_size
+    started_together = max(1, ranks // world.local_tasks)
+    given = world.given_cpus or INFINITY
+    return max(1, int(min(own, launchers // started_together, given / ranks, quota / ranks)))
+
+
+def _may_run_on(process: int) -> int:
+    """Return the number of CPUs that `process` may run on; 0 is this one."""
+    return len(os.sched_getaffinity(process)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _groups(proc: Path, mount: Path, controller: str) -> list[Path]:

@@ -246,7 +246,8 @@ class RunResult(Value):
     images could not be read and were left out. `goodput`, `checkpoints`, `account` and `memory` are None in results of
     before they were measured; `loader` is None with `measure.clock=off`, `communication` also where gradients are not
     averaged by ddp, and `straggler` likewise and where there is one rank, which is when `ranks` is empty. `verdict`
-    has `bottleneck`, `evidence`, `ceiling` and `try`.
+    has `bottleneck`, `evidence`, `ceiling` and `try`. `provenance` says what it was measured on and how
+    it was started; in a batch job `job_id`, and `job_restarts`, how often that was queued again (SLURM_RESTART_COUNT).
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -19,6 +19,7 @@ class Timer:
         self._now = now
         self.turns = 0
         self.total_s = 0.0
+        self.slowest_s = 0.0
 
     def begin(self) -> float:
         """Return when a turn begins, in seconds, which `end` asks for."""
@@ -26,7 +27,9 @@ class Timer:
 
     def end(self, began_s: float) -> None:
         """Add the turn that began at `began_s`."""
-        self.total_s += self._now() - began_s
+        turn_s = self._now() - began_s
+        self.total_s += turn_s
+        self.slowest_s = max(self.slowest_s, turn_s)
         self.turns += 1
 
     @contextlib.contextmanager

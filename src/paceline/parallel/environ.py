@@ -6,27 +6,56 @@ SLURM_STEP_NUM_TASKS (a batch script has SLURM_PROCID too, but is no task of a s
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.errors import WorldError
-from paceline.core.world import Launcher, World
+from paceline.core.world import NEVER, BatchJob, Launcher, World
 
 _STORE_FD = "PACELINE_STORE_FD"
 _LAUNCHER_PID = "PACELINE_LAUNCHER_PID"
 _ATTEMPT = "PACELINE_ATTEMPT"
 _AGENT_ID = "TORCHELASTIC_RUN_ID"
 _SLURM_PORTS = range(20_000, 30_000)
+_PORTS_APART = 1009
+"""Between the ports of two steps of a job: those of jobs less than 900 apart differ, in up to nine steps each."""
 
 
 def world_from_environ(environ: Mapping[str, str]) -> World:
     """Return this process's place. Raise `WorldError` for variables that contradict one another."""
+    tasks = _tasks_here(environ)
+    cpus = _given_cpus(environ, tasks)
+    # Where Slurm does not say what it has given, nobody knows whether its tasks have CPUs of their own.
+    gpus = _number(environ, "SLURM_GPUS_ON_NODE", 0)
+    return replace(_place(environ), given_cpus=cpus, given_gpus=gpus, local_tasks=tasks if cpus else 1)
+
+
+def _place(environ: Mapping[str, str]) -> World:
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _checked(_from_torchrun(environ))
     if "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":  # one task: a shell, or one rank
         return _checked(_from_slurm(environ))
     # A shell's only task, which may yet start ranks of its own, is started again with its job.
     return World(attempt=_number(environ, "SLURM_RESTART_COUNT", 0))
+
+
+def batch_job(environ: Mapping[str, str]) -> BatchJob:
+    """Return the job of Slurm's that this process is in. Raise `WorldError` for an end of it that is no time.
+
+    Slurm says when a job ends since 23.02, in SLURM_JOB_END_TIME, as it was known when the step began
+    (https://github.com/SchedMD/slurm/blob/master/CHANGELOG/slurm-23.02.md). PACELINE_END_TIME comes before it, for an
+    older Slurm, another batch system or an end that has moved; empty, there is none.
+    """
+    name = "PACELINE_END_TIME" if "PACELINE_END_TIME" in environ else "SLURM_JOB_END_TIME"
+    text = environ.get(name, "").strip()
+    if text and not text.isdecimal():
+        raise WorldError(f"{name}: {text!r} is no time (set it to seconds since 1970, as of date +%s, or to nothing)")
+    return BatchJob(
+        number=environ.get("SLURM_JOB_ID", ""),
+        restarts=_number(environ, "SLURM_RESTART_COUNT", 0),
+        end_s=float(text) if text else NEVER,
+    )
 
 
 def rank_environ(environ: Mapping[str, str], world: World) -> dict[str, str]:
@@ -90,11 +119,13 @@ def _from_torchrun(environ: Mapping[str, str]) -> World:
     launcher: Launcher = "local" if is_local else "torchrun"
     world_size = _number(environ, "WORLD_SIZE")
     rank = _number(environ, "RANK")
+    is_task = world_size > 1 and environ.get("SLURM_STEP_NUM_TASKS") == str(world_size)  # told by a shell in a step
+    local_ranks = _tasks_here(environ) if is_task else world_size
     return World(
         rank=rank,
         world_size=world_size,
-        local_rank=_number(environ, "LOCAL_RANK", rank),
-        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
+        local_rank=_number(environ, "LOCAL_RANK", _number(environ, "SLURM_LOCALID", rank) if is_task else rank),
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", local_ranks),
         master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
         master_port=_number(environ, "MASTER_PORT", 29_500),
         launcher=launcher,
@@ -107,44 +138,65 @@ def _from_torchrun(environ: Mapping[str, str]) -> World:
 
 def _from_slurm(environ: Mapping[str, str]) -> World:
     world_size = _number(environ, "SLURM_STEP_NUM_TASKS")
-    job = _number(environ, "SLURM_JOB_ID", 0)
-    hosts = expand_hosts(environ.get("SLURM_STEP_NODELIST", "127.0.0.1"))
-    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size))
     return World(
         rank=_number(environ, "SLURM_PROCID"),
         world_size=world_size,
         local_rank=_number(environ, "SLURM_LOCALID", 0),
-        local_world_size=_tasks_on_node(tasks, _number(environ, "SLURM_NODEID", 0)),
-        master_addr=environ.get("MASTER_ADDR", hosts[0]),
-        master_port=_number(environ, "MASTER_PORT", _SLURM_PORTS[job % len(_SLURM_PORTS)]),
+        local_world_size=_tasks_here(environ),
+        master_addr=environ.get("MASTER_ADDR") or next(_hosts(environ.get("SLURM_STEP_NODELIST", "127.0.0.1"))),
+        master_port=_number(environ, "MASTER_PORT", _slurm_port(environ)),
         launcher="slurm",
         attempt=_number(environ, "SLURM_RESTART_COUNT", 0),
     )
 
 
+def _slurm_port(environ: Mapping[str, str]) -> int:
+    """Return the port of a step: another for each step of a job and for jobs beside it, which may share a node."""
+    steps = _number(environ, "SLURM_JOB_ID", 0) + _PORTS_APART * _number(environ, "SLURM_STEP_ID", 0)
+    return _SLURM_PORTS[steps % len(_SLURM_PORTS)]
+
+
 def expand_hosts(nodelist: str) -> list[str]:
     """Return the hosts of a Slurm list, in order: `n[01-03,7],login` -> n01, n02, n03, n7, login."""
-    hosts: list[str] = []
-    for item in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", nodelist):
-        hosts += _expand_item(item)
-    if not hosts:
+    return list(_hosts(nodelist))
+
+
+def _hosts(nodelist: str) -> Iterator[str]:
+    items = re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", nodelist)
+    if not items:
         raise WorldError(f"SLURM_STEP_NODELIST: {nodelist!r} names no host (start with srun)")
-    return hosts
+    for item in items:
+        yield from _expand_item(item)
 
 
-def _expand_item(item: str) -> list[str]:
+def _expand_item(item: str) -> Iterator[str]:
     match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", item)
     if match is None:
-        return [item]
+        yield item
+        return
     before, ranges, after = match.groups()
-    names: list[str] = []
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?", part):
             raise WorldError(f"SLURM_STEP_NODELIST: {part!r} of {item!r} is no range of hosts (start with srun)")
         for number in range(int(first), int(last or first) + 1):
-            names += _expand_item(f"{before}{number:0{len(first)}d}{after}")
-    return names
+            yield from _expand_item(f"{before}{number:0{len(first)}d}{after}")
+
+
+def _tasks_here(environ: Mapping[str, str]) -> int:
+    """Return how many tasks of the step are on this node; 1 outside of a step."""
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    return _tasks_on_node(tasks, _number(environ, "SLURM_NODEID", 0))
+
+
+def _given_cpus(environ: Mapping[str, str], tasks: int) -> int:
+    """Return how many CPUs of this node the step has, or the job where this is no step; 0 where Slurm does not say.
+
+    SLURM_CPUS_ON_NODE is what the step has. SLURM_CPUS_PER_TASK may be what `sbatch` was asked for, not `srun`, which
+    does not take it over since Slurm 22.05; so it counts only where the other is missing.
+    """
+    per_task = _number(environ, "SLURM_CPUS_PER_TASK", 0) if "SLURM_STEP_NUM_TASKS" in environ else 0
+    return _number(environ, "SLURM_CPUS_ON_NODE", per_task * tasks)
 
 
 def _tasks_on_node(tasks_per_node: str, node: int) -> int:

@@ -26,7 +26,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import GoodputResult, Status
 from paceline.core.rundir import RunDir, read_lines, write_atomic
 from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, TRACE
-from paceline.core.world import World
+from paceline.core.world import NO_JOB, BatchJob, World
 from paceline.measure.rate import unix_s
 from paceline.measure.summary import ClockSummary
 
@@ -59,7 +59,8 @@ class _Row(BaseModel):
 class Start(_Row):
     """A process that began to train: `started_s` is when it was started (seconds since 1970), `startup_s` how long it
     took to its first step, `trained_s` what the checkpoint of `from_step` had trained, `launch` what told its ranks to
-    start, the same each time that does (empty: nobody)."""
+    start, the same each time that does (empty: nobody). `job_id` is the batch job that it was in (empty: none), and
+    `job_restarts` how often that had been queued again."""
 
     event: Literal["start"] = "start"
     number: int
@@ -71,6 +72,8 @@ class Start(_Row):
     host: str
     pid: int
     launch: str = ""
+    job_id: str = ""
+    job_restarts: int = 0
 
 
 class End(_Row):
@@ -229,6 +232,7 @@ def build_ledger(
     before: Spent,
     startup_s: float,
     launch: str = "",
+    batch_job: BatchJob = NO_JOB,
     now: Callable[[], float] = unix_s,
 ) -> Ledger:
     """Note that training begins, `startup_s` seconds after this process did, with what a checkpoint held; rank 0 only.
@@ -249,6 +253,8 @@ def build_ledger(
         host=os.uname().nodename,
         pid=os.getpid(),
         launch=launch,
+        job_id=batch_job.number,
+        job_restarts=batch_job.restarts,
     )
     attempts = (*attempts, Attempt(start))
     try:

@@ -77,6 +77,7 @@ def open_books(parts: Parts, job: Job, persistent: Persistent, machine: dict[str
         before=state.spent,
         startup_s=Stopwatch().started_s - job.invocation.started_s,
         launch=job.invocation.launch,
+        batch_job=job.invocation.batch_job,
     )  # before the recipe: whose run a folder with a recipe is, is known
     open_rundir(rundir, recipe)
     rundir.write_json("plan.json", parts.plan.to_dict())

@@ -8,6 +8,7 @@ from paceline.measure.alarm import Alarm
 from paceline.parallel.agreement import Agreement
 from paceline.parallel.replicas import Replicas
 from paceline.train.bad_images import OfSplit
+from paceline.train.deadline import Deadline
 from paceline.train.interrupt import Interrupts
 
 
@@ -24,6 +25,7 @@ class Council:
 
     agreement: Agreement
     interrupts: Interrupts
+    deadline: Deadline
     alarm: Alarm
     bad_images: OfSplit
     replicas: Replicas
@@ -31,6 +33,7 @@ class Council:
     def after(self, step: int, batch: Batch) -> Orders:
         """Return what is to be done after `step` steps, the last of them on `batch`. Every rank must call it."""
         self.replicas.check(step)
+        self.deadline.step(step)
         met = self.bad_images.note(batch.bad)
         leave, save, bad = self.agreement.of(bool(self.interrupts.requested), self.alarm.rings(), met)
         if bad:

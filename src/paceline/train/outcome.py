@@ -5,7 +5,7 @@ from math import fsum
 from typing import Any
 
 from paceline.core.dataset import ArraySource
-from paceline.core.limits import usable_cores
+from paceline.core.limits import rank_cores
 from paceline.core.results import (
     AccountResult,
     CheckpointResult,
@@ -125,7 +125,7 @@ def _verdict(parts: Parts, measured: Measured) -> Verdict:
     train, parallel, saving = recipe.train, recipe.parallel, recipe.checkpoint
     settings = Settings(
         workers=parts.choice.workers,
-        cores=max(1, usable_cores() // world.local_world_size),
+        cores=rank_cores(world),
         eval_every=None if train.eval_every == "off" else train.eval_every,
         save_every=None if saving.every == "off" or saving.keep_every != "off" else saving.every,
         saves_in_background=saving.background == "on",

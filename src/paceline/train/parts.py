@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paceline.core.dataset import Datasets, Source, Split
 from paceline.core.errors import RecipeError
-from paceline.core.limits import usable_cores
+from paceline.core.limits import rank_cores
 from paceline.core.world import World
 from paceline.data.choice import Choice, choose_loader
 from paceline.data.finish import Finish, build_finish
@@ -65,7 +65,7 @@ class Parts:
         """Return the parts of training on `train_ranks` ranks, those of the world unless told otherwise."""
         plan = Plan.derive(recipe, train_ranks or world.world_size, datasets.train.info, datasets.val.info)
         free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-        cores = max(1, usable_cores() // world.local_world_size)
+        cores = rank_cores(world)
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
         return cls(recipe, world, device, datasets, plan, choice, held).noting(choice.note)
 

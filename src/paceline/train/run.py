@@ -39,6 +39,7 @@ from paceline.train.books import Books, checkpoints_of, open_books, open_telemet
 from paceline.train.cadence import Cadence
 from paceline.train.checkpoint import load_model, model_tensors, weights_sha256
 from paceline.train.compiled import compiled
+from paceline.train.deadline import Deadline, build_deadline
 from paceline.train.engine import StepSeed, Trainer
 from paceline.train.guard import Reporter, build_guard
 from paceline.train.job import Invocation, Job
@@ -76,7 +77,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         changes: Sequence[str] = ()
         if world.is_main:
             held.enter_context(rundir.lock(world.launcher_pid))
-            resume = resume or (world.attempt > 0 and is_of_launch(rundir, invocation.launch))
+            resume = resume or (world.may_be_again and is_of_launch(rundir, invocation.launch))
             changes = check_rundir(rundir, recipe, resume=resume)
         rundir = RunDir(Path(met.share("rundir", str(rundir.path))))
         resume = met.share("resume", "yes" if resume else "") == "yes"
@@ -191,6 +192,7 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
     machine = describe_machine()
     books = open_books(parts, job, persistent, machine, state)  # what is refused before leaves nothing behind
     job.met.share("opened", "yes")  # the others write into the folder that rank 0 has made
+    job = replace(job, deadline=_deadline(parts, job, books))
     watch = Stopwatch(state.trained_s)
     trace = build_trace(recipe.log, job.rundir, world.rank, state.step)
     journal = Journal(parts.plan, strategy, persistent.schedule, books.sinks, trace, watch, state)
@@ -229,6 +231,7 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
             "device": parts.device.type,
             "launcher": world.launcher,
             "command": job.invocation.command,
+            **job.invocation.provenance,
             **({"telemetry_missing": telemetry.missing} if telemetry.missing else {}),
         },
     )
@@ -237,6 +240,20 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
         job.rundir.write_result(result)
         _add_pictures(parts, job, meter, measured, state)
     return result
+
+
+def _deadline(parts: Parts, job: Job, books: Books) -> Deadline:
+    """Return what has the run leave before its batch job ends."""
+    plan, invocation = parts.plan, job.invocation
+    return build_deadline(
+        invocation.batch_job,
+        parts.world,
+        Cadence(plan.eval_every, plan.total_steps),
+        lambda: books.writer.slowest_s,
+        invocation.interrupts.request,
+        job.warn,
+        grace_s=parts.recipe.checkpoint.grace.seconds,
+    )
 
 
 def _add_pictures(parts: Parts, job: Job, meter: Meter, measured: Measured, state: TrainState) -> None:
@@ -282,7 +299,7 @@ def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: 
         loader=running.meter.loader,
         evaluate=parts.judge(precision, strategy, persistent.average, bad_images, job.leaves_evaluation),
         save=Saver(persistent, books.facts, books.writer, lambda: books.ledger.spent(clock.drain())),
-        council=Council(agreement, job.invocation.interrupts, alarm, bad_images.of("train"), replicas),
+        council=Council(agreement, job.invocation.interrupts, job.deadline, alarm, bad_images.of("train"), replicas),
         stop_rule=build_stop_rule(recipe.train.stop),
         clock=clock,
         journal=running.journal,

@@ -20,6 +20,11 @@ class Writes(Protocol):
         """The newest step that is known to be on disk, -1 for none."""
         ...
 
+    @property
+    def slowest_s(self) -> float:
+        """The longest in seconds that a save took until it was on disk, 0 before the first."""
+        ...
+
     def save(self, step: int, best_step: int, snapshot: Snapshot) -> None:
         """Take `snapshot`, whose tensors may change afterwards."""
         ...
@@ -41,6 +46,7 @@ class NoWriter:
     """For ranks that do not write."""
 
     saved_step = -1
+    slowest_s = 0.0
 
     def save(self, step: int, best_step: int, snapshot: Snapshot) -> None:
         """Drop it."""

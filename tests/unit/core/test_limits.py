@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.limits import Limits, find_limits, usable_cores
+from paceline.core.limits import Limits, find_limits, rank_cores, share_of_cores, usable_cores
+from paceline.core.world import World
 
 GIB = 2**30
 
@@ -87,3 +88,69 @@ def test_usable_cores_are_those_the_process_may_run_on_or_its_quota_in_whole_one
     assert usable_cores(first_version / "proc", first_version / "cgroup") == 1
     (first_version / "cgroup" / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("-1\n")
     assert usable_cores(first_version / "proc", first_version / "cgroup") == len(os.sched_getaffinity(0))
+
+
+def slurm(ranks: int, given: int) -> World:
+    """Return the world of a task of Slurm's, one of `ranks` on a node of whose CPUs it has `given` to them."""
+    return World(0, ranks, 0, ranks, launcher="slurm", given_cpus=given, local_tasks=ranks if given else 1)
+
+
+def torchrun(ranks: int, given: int = 0) -> World:
+    return World(0, ranks, 0, ranks, launcher="torchrun", given_cpus=given)
+
+
+UNLIMITED = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("world", "own", "launchers", "quota", "cores"),
+    [
+        pytest.param(World(0, 4, 0, 4), 64, 64, UNLIMITED, 16, id="to be started here"),
+        pytest.param(World(0, 4, 0, 4, launcher="local"), 64, 64, UNLIMITED, 16, id="started here"),
+        pytest.param(World(0, 3, 0, 3, launcher="local"), 2, 2, UNLIMITED, 1, id="more ranks than cores"),
+        pytest.param(slurm(4, 32), 8, 8, UNLIMITED, 8, id="bound by srun --cpus-per-task=8"),
+        pytest.param(slurm(4, 32), 32, 32, UNLIMITED, 8, id="held to the step's CPUs, not bound"),
+        pytest.param(slurm(4, 32), 16, 16, UNLIMITED, 8, id="two bound to each socket"),
+        pytest.param(slurm(4, 32), 1, 1, UNLIMITED, 1, id="bound to a core, though the step has more"),
+        pytest.param(slurm(4, 16), 64, 64, UNLIMITED, 4, id="neither bound nor held, beside other jobs"),
+        pytest.param(slurm(4, 64), 8, 8, UNLIMITED, 8, id="a thread of each core, given both"),
+        pytest.param(slurm(4, 0), 64, 64, UNLIMITED, 16, id="a Slurm that does not say"),
+        pytest.param(torchrun(4), 64, 64, UNLIMITED, 16, id="torchrun"),
+        pytest.param(torchrun(4), 32, 64, UNLIMITED, 16, id="torchrun --numa-binding=node"),
+        pytest.param(torchrun(4), 16, 64, UNLIMITED, 16, id="torchrun --numa-binding=exclusive"),
+        pytest.param(torchrun(4), 8, 64, UNLIMITED, 8, id="torchrun --numa-binding=core-complex"),
+        pytest.param(torchrun(4, 32), 64, 64, UNLIMITED, 8, id="torchrun in a step of one task"),
+        pytest.param(World(launcher="single", given_cpus=6), 64, 64, UNLIMITED, 6, id="a batch script"),
+        pytest.param(torchrun(4), 64, 64, 10.5, 2, id="a quota for all ranks"),
+        pytest.param(torchrun(4), 64, 64, 0.5, 1, id="a quota of less than a core"),
+    ],
+)
+def test_a_rank_has_what_is_its_own_and_its_share_of_what_is_not(world, own, launchers, quota, cores) -> None:
+    assert share_of_cores(world, own, launchers, quota) == cores
+
+
+def test_ranks_of_one_machine_share_its_cores_as_ever() -> None:
+    for cores in range(1, 20):
+        for quota in (UNLIMITED, 0.3, 1.0, 2.5, 7.9, 30.0):
+            for ranks in range(1, 9):
+                usable = max(1, int(min(cores, quota)))
+                assert share_of_cores(World(0, ranks, 0, ranks), cores, cores, quota) == max(1, usable // ranks)
+
+
+def test_a_rank_that_was_bound_has_its_own_cores_whoever_started_it(tmp_path, monkeypatch) -> None:
+    cpus = {0: range(8), os.getppid(): range(64)}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(cpus[process]))
+    nowhere = (tmp_path / "proc", tmp_path / "cgroup")
+    assert rank_cores(torchrun(4), *nowhere) == 8
+    assert rank_cores(slurm(4, 32), *nowhere) == 8
+    assert rank_cores(World(0, 4, 0, 4), *nowhere) == 2  # all four are yet to be started from here
+
+
+def test_a_launcher_that_has_ended_is_taken_to_have_had_the_cores_of_its_rank(tmp_path, monkeypatch) -> None:
+    def affinity(process: int) -> set[int]:
+        if process:
+            raise ProcessLookupError
+        return set(range(8))
+
+    monkeypatch.setattr(os, "sched_getaffinity", affinity)
+    assert rank_cores(torchrun(4), tmp_path / "proc", tmp_path / "cgroup") == 2

@@ -12,7 +12,7 @@ def test_turns_add_up() -> None:
     for _ in range(2):
         with timer.turn():
             pass
-    assert (timer.turns, timer.total_s) == (2, 2.5)
+    assert (timer.turns, timer.total_s, timer.slowest_s) == (2, 2.5, 2.0)
 
 
 def test_a_turn_that_raises_counts() -> None:

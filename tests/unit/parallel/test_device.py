@@ -1,5 +1,7 @@
 """Which device a rank computes on."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,6 +29,17 @@ def test_more_ranks_than_gpus_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(WorldError, match=r"^parallel.device: auto: 3 ranks on a node with 2 GPUs \(start 2, or set"):
         choose_device(Parallel(), World(0, 3, 0, 3))
+
+
+def test_a_gpu_that_slurm_shows_to_one_rank_alone_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    bound = World(3, 4, 3, 4, launcher="slurm", given_cpus=32, given_gpus=4, local_tasks=4)
+    assert choose_device(Parallel(), bound) == torch.device("cuda", 0)
+    with pytest.raises(WorldError, match="4 ranks on a node with 1 GPU"):
+        choose_device(Parallel(), replace(bound, given_gpus=1))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert choose_device(Parallel(), bound) == torch.device("cuda", 3)
 
 
 def test_nccl_without_gpus_is_one_line() -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import WorldError
-from paceline.core.world import World
+from paceline.core.world import NEVER, BatchJob, World
 from paceline.parallel.environ import (
+    batch_job,
     count_gpus,
     ends_with_parent,
     expand_hosts,
@@ -53,6 +54,77 @@ def test_sruns_variables_are_read_and_the_port_comes_from_the_job() -> None:
     world = world_from_environ(SRUN)
     assert (world.rank, world.world_size, world.local_rank, world.local_world_size) == (5, 7, 1, 3)
     assert (world.master_addr, world.master_port, world.launcher) == ("jwb0097", 20_000 + 4567, "slurm")
+
+
+def test_steps_of_one_job_and_jobs_beside_it_each_have_a_port_of_their_own() -> None:
+    ports = {
+        world_from_environ({**SRUN, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).master_port
+        for job in range(1_234_000, 1_234_900)
+        for step in range(10)
+    }
+    assert len(ports) == 9000 and ports <= set(range(20_000, 30_000))
+    assert world_from_environ({**SRUN, "SLURM_STEP_ID": "0"}).master_port == world_from_environ(SRUN).master_port
+
+
+def test_the_interactive_step_of_a_job_has_a_port() -> None:
+    assert 20_000 <= world_from_environ({**SRUN, "SLURM_STEP_ID": "4294967290"}).master_port < 30_000
+
+
+def test_a_master_address_of_ones_own_comes_before_the_first_host() -> None:
+    assert world_from_environ({**SRUN, "MASTER_ADDR": "jwb0097i"}).master_addr == "jwb0097i"
+    assert world_from_environ({**SRUN, "MASTER_ADDR": ""}).master_addr == "jwb0097"
+
+
+def test_each_of_1024_ranks_finds_its_place() -> None:
+    step = {**SRUN, "SLURM_STEP_NUM_TASKS": "1024", "SLURM_STEP_TASKS_PER_NODE": "4(x256)"}
+    step |= {"SLURM_STEP_NODELIST": "n[0001-0256]", "SLURM_CPUS_ON_NODE": "48", "SLURM_GPUS_ON_NODE": "4"}
+    worlds = [
+        world_from_environ(
+            {**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 4), "SLURM_NODEID": str(rank // 4)}
+        )
+        for rank in range(1024)
+    ]
+    assert [world.rank for world in worlds] == list(range(1024))
+    assert {(world.world_size, world.local_world_size, world.num_nodes) for world in worlds} == {(1024, 4, 256)}
+    assert {(world.master_addr, world.master_port) for world in worlds} == {("n0001", 24_567)}
+    assert sum(world.is_node_main for world in worlds) == 256
+    assert {(world.given_cpus, world.given_gpus, world.local_tasks) for world in worlds} == {(48, 4, 4)}
+
+
+def test_what_slurm_gives_to_a_node_is_what_the_step_has_there() -> None:
+    for given, expected in [
+        ({"SLURM_CPUS_ON_NODE": "24"}, (24, 3)),
+        ({"SLURM_CPUS_ON_NODE": "24", "SLURM_CPUS_PER_TASK": "32"}, (24, 3)),  # as sbatch was asked for
+        ({"SLURM_CPUS_PER_TASK": "8"}, (24, 3)),
+        ({}, (0, 1)),
+    ]:
+        world = world_from_environ({**SRUN, **given})
+        assert (world.given_cpus, world.local_tasks) == expected, given
+
+
+def test_what_slurm_gives_to_a_job_holds_for_ranks_that_its_script_starts() -> None:
+    batch = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_CPUS_ON_NODE": "24", "SLURM_CPUS_PER_TASK": "8"}
+    assert world_from_environ(batch) == World(given_cpus=24)
+    ours = World(1, 3, 1, 3, master_port=4242, launcher="local", launcher_pid=99)
+    assert world_from_environ(rank_environ(batch, ours)).given_cpus == 24
+    assert world_from_environ(rank_environ(batch, ours)).local_tasks == 1
+
+
+def test_ranks_that_a_script_in_a_step_has_numbered_are_its_tasks() -> None:
+    by_script = {"RANK": "5", "WORLD_SIZE": "7", "MASTER_ADDR": "jwb0097i"}
+    world = world_from_environ({**SRUN, **by_script, "SLURM_CPUS_ON_NODE": "24"})
+    assert (world.local_rank, world.local_world_size, world.local_tasks, world.launcher) == (1, 3, 3, "torchrun")
+    assert world_from_environ(by_script).local_world_size == 7
+
+
+def test_a_batch_job_has_a_number_restarts_and_an_end() -> None:
+    assert batch_job({}) == BatchJob("", 0, NEVER)
+    job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "1795312800"}
+    assert batch_job(job) == BatchJob("7", 2, 1_795_312_800.0)
+    assert batch_job({**job, "PACELINE_END_TIME": "1795316400"}).end_s == 1_795_316_400.0
+    assert batch_job({**job, "PACELINE_END_TIME": ""}).end_s == NEVER
+    with pytest.raises(WorldError, match=r"^PACELINE_END_TIME: 'noon' is no time \(set it to seconds since 1970"):
+        batch_job({"PACELINE_END_TIME": "noon"})
 
 
 def test_torchrun_inside_srun_is_torchrun() -> None:
@@ -125,6 +197,7 @@ def test_slurms_host_lists_expand_in_order(nodelist: str, hosts: list[str]) -> N
         {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "2"},
         {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "four"},
         {**SRUN, "SLURM_STEP_NODELIST": ""},
+        {**SRUN, "SLURM_STEP_NODELIST": "n[1-x]"},
     ],
 )
 def test_contradictions_are_one_line(environ: dict[str, str]) -> None:

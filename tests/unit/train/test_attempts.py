@@ -9,7 +9,7 @@ import pytest
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import GoodputResult
 from paceline.core.rundir import RunDir
-from paceline.core.world import World
+from paceline.core.world import BatchJob, World
 from paceline.measure.summary import ClockSummary, StageTotal
 from paceline.train.attempts import Attempt, NoLedger, Spent, Start, account, build_ledger, closed, read_attempts
 
@@ -248,6 +248,25 @@ def test_the_ledger_says_who_trained_from_where_and_how_it_ended(story: Story) -
     assert [(row["event"], row["number"]) for row in rows] == [("start", 1), ("end", 1), ("start", 2)]
     assert rows[0]["startup_s"] == 1.5 and rows[0]["pid"] > 0 and rows[0]["host"] and rows[0]["world_size"] == 1
     assert (rows[1]["how"], rows[1]["step"]) == ("preempted", 10) and rows[2]["from_step"] == 10
+
+
+def test_the_ledger_says_in_which_batch_job_and_how_often_that_had_been_queued_again(tmp_path: Path) -> None:
+    options = {"from_step": 0, "trained_s": 0.0, "before": Spent(), "startup_s": 1.0}
+    for restarts in (0, 1):
+        ledger = build_ledger(RunDir(tmp_path), World.single(), **options, batch_job=BatchJob("4711", restarts))
+        ledger.end(10, 20.0, "preempted")
+    build_ledger(RunDir(tmp_path), World.single(), **options)
+    starts = [attempt.start for attempt in read_attempts(tmp_path / "attempts.jsonl")]
+    assert [(start.job_id, start.job_restarts) for start in starts] == [("4711", 0), ("4711", 1), ("", 0)]
+
+
+def test_a_ledger_of_before_batch_jobs_were_noted_is_read(story: Story) -> None:
+    story.starts(1.0)
+    row = json.loads(story.rundir.attempts.read_text())
+    del row["job_id"], row["job_restarts"]
+    story.rundir.attempts.write_text(json.dumps(row) + "\n")
+    (attempt,) = read_attempts(story.rundir.attempts)
+    assert (attempt.start.job_id, attempt.start.job_restarts) == ("", 0)
 
 
 def test_an_end_that_cannot_be_written_is_left_to_the_next_process(story: Story, tmp_path: Path) -> None:

@@ -118,6 +118,11 @@ class Writer:
         self.saved_step = saved_step
         """Newest step known to be on disk, -1 for none."""
 
+    @property
+    def slowest_s(self) -> float:
+        """The longest that a save took until it was on disk, 0 before the first."""
+        return self._written.slowest_s
+
     def save(self, step: int, best_step: int, snapshot: Snapshot) -> None:
         """Save `snapshot` as the checkpoint of `step`; it may change as soon as this returns.
 

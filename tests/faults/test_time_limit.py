@@ -1,0 +1,54 @@
+"""A run whose job is about to end saves, leaves, and goes on in the next one as if nothing had happened."""
+
+import itertools
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from paceline.core.rundir import RunDir
+from paceline.core.world import BatchJob, World
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.train.attempts import read_attempts
+from paceline.train.deadline import build_deadline
+from paceline.train.job import Invocation
+from paceline.train.run import run
+
+WORDS = (
+    *("data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"),
+    *("data.batch_size=12", "optim.lr=0.01", "train.steps=60", "train.eval_every=7st", "checkpoint.every=50st"),
+    *("log.every=1st", "log.tensorboard=off", "log.report=off", "parallel.threads=1"),
+)
+
+
+def trained(rundir: RunDir, job: BatchJob, *, resume: bool = False) -> None:
+    recipe = load("synthetic", Patch.parse(WORDS)).recipe
+    run(recipe, World.single(), rundir, resume=resume, invocation=Invocation(batch_job=job))
+
+
+# matrix: 22
+def test_a_run_leaves_before_its_job_ends_and_goes_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_digest
+) -> None:
+    whole, left = RunDir(tmp_path / "whole"), RunDir(tmp_path / "left")
+    trained(whole, BatchJob())
+    ticks = itertools.count()  # a second passes each time that the run looks whether it is time to leave
+    monkeypatch.setattr(
+        "paceline.train.run.build_deadline", partial(build_deadline, unix=lambda: 0.0, now=lambda: float(next(ticks)))
+    )
+    jobs = [BatchJob("4711", restarts, end_s=50.0) for restarts in range(5)]
+    for job in jobs:
+        trained(left, job, resume=job.restarts > 0)
+        if left.read_result().status == "completed":
+            break
+    starts = [attempt.start for attempt in read_attempts(left.attempts)]
+    restarts = [start.job_restarts for start in starts]
+    assert restarts == list(range(len(starts))) and {start.job_id for start in starts} == {"4711"}
+    begun = [start.from_step for start in starts]
+    assert len(begun) > 1 and begun[1] > 10 and begun == sorted(set(begun))
+    result = left.read_result()
+    assert (result.status, result.steps) == ("completed", 60)
+    assert (result.provenance["job_id"], result.provenance["job_restarts"]) == ("4711", len(starts) - 1)
+    assert result.weights_sha256 == whole.read_result().weights_sha256
+    assert state_digest(left.path) == state_digest(whole.path)
