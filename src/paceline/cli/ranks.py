@@ -10,6 +10,7 @@ from paceline.core.process import die_with_parent, ignore_stop_signals
 from paceline.core.units import count
 from paceline.core.world import World
 from paceline.parallel.environ import count_gpus, ends_with_parent, is_one_node, world_from_environ
+from paceline.parallel.interface import interface_to
 from paceline.parallel.launch import PREEMPTED, launch
 from paceline.recipe.schema import Recipe
 
@@ -19,7 +20,8 @@ _LOOPBACK = "lo"
 def enter_world() -> World:
     """Return this process's place; a rank ends with the launcher, torchrun's agent or Slurm's step that started it.
 
-    Ranks that share a node talk on its loopback interface alone, unless GLOO_SOCKET_IFNAME says otherwise.
+    Ranks that share a node talk on its loopback interface alone, and those of several on one that others can reach,
+    unless GLOO_SOCKET_IFNAME says otherwise.
     """
     world = world_from_environ(os.environ)
     # A rank that asks a peer for something may find it gone; torch's C++ side would print 20 lines about it.
@@ -27,8 +29,8 @@ def enter_world() -> World:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above all levels; its profiler writes when it starts and stops
     if ends_with_parent(os.environ, world):
         die_with_parent(world.launcher_pid or os.getppid())
-    if world.world_size > 1 and is_one_node(os.environ, world) and _has_interface(_LOOPBACK):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
+    if interface := _interface(world):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return world
 
 
@@ -72,6 +74,15 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
     if ended.sentence:
         print(f"error: {ended.sentence}", file=sys.stderr)
     return ended.code
+
+
+def _interface(world: World) -> str:
+    """Return the network interface that gloo is to use, or nothing where it may choose."""
+    if world.world_size == 1:
+        return ""
+    if is_one_node(os.environ, world):
+        return _LOOPBACK if _has_interface(_LOOPBACK) else ""
+    return interface_to(world.master_addr)
 
 
 def _has_interface(name: str) -> bool:

@@ -21,6 +21,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline.core.world import World
 from paceline.parallel.culprit import Condition, Sight, State
+from paceline.parallel.rendezvous import absent
 
 T = TypeVar("T")
 Where = Callable[[], tuple[int, str]]
@@ -195,8 +196,9 @@ class StoreBeats:
     def claims(self, *, is_own: bool) -> bool:
         """Return whether this rank is the one to explain a failure: the first that failed.
 
-        The others fail because they lost it. Where the store went with rank 0, an error of a rank's `own` is still
-        explained by it, and the loss of rank 0 by rank 1.
+        The others fail because they lost it. Where the store is out of reach, gone with rank 0 or cut off with its
+        machine, an error of a rank's `own` is still explained by it, and the loss of rank 0 by rank 1; and by the first
+        rank of each machine, where each has an agent of torchrun's and a terminal of its own.
         """
 
         def claim() -> bool:
@@ -207,7 +209,8 @@ class StoreBeats:
 
         answer = self._ask(claim)
         if answer is None:
-            self._speaks = not self.has_failed and (is_own or self._world.rank <= 1)
+            is_first = self._world.launcher == "torchrun" and self._world.is_node_main
+            self._speaks = not self.has_failed and (is_own or self._world.rank <= 1 or is_first)
         return self._speaks
 
     def linger(self) -> None:
@@ -264,8 +267,10 @@ class StoreBeats:
             self.has_failed = True
 
     def _read(self, ranks: "range | tuple[int, ...]") -> None:
-        known = [rank for rank in ranks if rank in self._seen or self._store.check([f"beat/{rank}"])]
-        texts = self._store.multi_get([f"beat/{rank}" for rank in known]) if known else []
+        keys = {rank: f"beat/{rank}" for rank in ranks}
+        silent = set(absent(self._store, [key for rank, key in keys.items() if rank not in self._seen]))
+        known = [rank for rank, key in keys.items() if key not in silent]
+        texts = self._store.multi_get([keys[rank] for rank in known]) if known else []
         for rank, text in zip(known, texts, strict=True):
             self._seen[rank] = Beat(**json.loads(text))
 
@@ -319,7 +324,7 @@ class StoreBeats:
         """Return `rank` as it is; it is silent when it has not spoken since it counted as `before`."""
         if rank == self._world.rank:
             return self._mine.seen(rank, "here")
-        is_hosting = rank == 0 and not self._world.agent_hosts_store
+        is_hosting = rank == 0 and (not self._world.agent_hosts_store or self._world.num_nodes > 1)
         is_cut_off = self._patience_s() == 0.0
         beat = self._seen.get(rank)
         if beat is None:
@@ -328,7 +333,7 @@ class StoreBeats:
         is_silent = is_hosting if is_cut_off else before.get(rank) == beat.count
         if condition == "here" and is_silent and beat.state == "runs":
             condition = "silent"
-        return beat.seen(rank, condition)
+        return replace(beat.seen(rank, condition), is_elsewhere=beat.machine != self._mine.machine)
 
 
 Beats = NoBeats | StoreBeats

@@ -38,7 +38,8 @@ _NUMBERS: Final = {name: number for number, names in enumerate(_ORDER) for name 
 class Sight:
     """A rank as another one sees it: how many steps it has done, the stage it is in, and for how long.
 
-    `silent_s` is how long ago it last spoke, None where it never did. `at` is the line of Python it is stuck in.
+    `silent_s` is how long ago it last spoke, None where it never did. `at` is the line of Python it is stuck in, and
+    `is_elsewhere` says that it is on another machine, which may be cut off.
     """
 
     rank: int
@@ -49,6 +50,7 @@ class Sight:
     at: str = ""
     silent_s: float | None = 0.0
     condition: Condition = "here"
+    is_elsewhere: bool = False
 
     @property
     def place(self) -> str:
@@ -90,7 +92,8 @@ def _gone(sights: Sequence[Sight], *, waited: bool) -> tuple[int, str] | None:
                 case "stopped":
                     return sight.rank, f"is stopped by a signal ({heard})"
                 case "silent" if waited:
-                    return sight.rank, f"does not answer ({heard}: frozen, or in a call that keeps the GIL)"
+                    others = ", or its machine is cut off" if sight.is_elsewhere else ""
+                    return sight.rank, f"does not answer ({heard}: frozen, or in a call that keeps the GIL{others})"
             return sight.rank, f"is gone ({heard})"
     return None
 

@@ -16,7 +16,7 @@ from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.world import World
 from paceline.parallel.beats import Beats, NoBeats, StoreBeats
 from paceline.parallel.culprit import account
-from paceline.parallel.rendezvous import assemble, attempt_of, open_store
+from paceline.parallel.rendezvous import assemble, open_store
 from paceline.recipe.schema.parallel import Parallel
 
 T = TypeVar("T")
@@ -145,10 +145,10 @@ def once_a_node(met: Meeting, work: Callable[[bool], T], waits: Callable[[], Non
 
 def _met(world: World, timeout: timedelta) -> Meeting:
     store = open_store(world, timeout)
-    assemble(world, attempt_of(world, store), timeout)
+    place = assemble(world, store, timeout)
     # A handle serves one call at a time, and the main thread may wait in one.
-    beats = StoreBeats(world, PrefixStore("beats", attempt_of(world, store.clone())))
-    return Meeting(world, timeout, attempt_of(world, store), beats)
+    beats = StoreBeats(world, PrefixStore("beats", PrefixStore(place, store.clone())))
+    return Meeting(world, timeout, PrefixStore(place, store), beats)
 
 
 def _claimed(met: Meeting, error: Exception) -> Exception:
@@ -175,6 +175,8 @@ def _lost(met: Meeting, error: Exception) -> PeerLostError:
 
 
 def _is_of_collective(error: Exception) -> bool:
+    if isinstance(error, dist.DistNetworkError | dist.DistStoreError):  # the store went with the rank that hosts it
+        return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_COLLECTIVES)
 
 

@@ -1,11 +1,13 @@
 """The store that the ranks of a run meet at, and the wait until all have come. What fails here is named by variable."""
 
 import contextlib
+import resource
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from itertools import islice
 from typing import Final
 
 import torch.distributed as dist
@@ -16,7 +18,14 @@ from paceline.core.world import World
 
 NOTICE_S: Final = 8.0
 """A wait that lasts longer is said on stderr, for it may be a mistake, and may be a node that is slow to start."""
-_MISSING = "paceline/missing"
+_LOOK_S: Final = 0.5
+"""How often a rank that waits for rank 0 looks whether another meeting has been called."""
+_LATER_S: Final = 5.0
+"""How much longer than rank 0 the others wait for its word."""
+_FILES: Final = 64
+_FILES_A_RANK: Final = 4
+"""Connections: of gloo to each rank, and of each rank to the store where rank 0 hosts it, with some to spare."""
+_MEETINGS, _MISSING = "paceline/meetings", "missing"
 
 Say = Callable[[str], None]
 
@@ -31,7 +40,9 @@ def open_store(world: World, timeout: timedelta) -> TCPStore:
 
     Raise `WorldError` for a host that cannot be resolved or reached, and for a port that is taken.
     """
+    _allow_connections(world.world_size)
     is_master = world.is_main and not world.agent_hosts_store
+    _look_up(world.master_addr)  # rank 0 too, which would try to reach itself for as long as it may
     if not is_master:
         _wait_for_host(world, timeout.total_seconds(), on_stderr)
     try:
@@ -48,36 +59,66 @@ def open_store(world: World, timeout: timedelta) -> TCPStore:
         raise WorldError(_explained(world, str(error))) from None
 
 
-def attempt_of(world: World, store: Store) -> Store:
-    """Return `store` with keys of its own for each time the ranks are started."""
-    return PrefixStore(f"attempt{world.attempt}", store)
+def _allow_connections(world_size: int) -> None:
+    """Raise the soft limit of open files to what connections between all ranks take, where the hard limit has room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES + _FILES_A_RANK * world_size
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def assemble(world: World, store: Store, timeout: timedelta, say: Say = on_stderr) -> None:
-    """Wait until all ranks have come to `store`. Raise `WorldError` on all that have, naming those that have not."""
-    store.set(_here(world.rank), "")
-    if not world.is_main:
-        missing = _answer(world, store, timeout)
+def assemble(world: World, store: Store, timeout: timedelta, say: Say = on_stderr) -> str:
+    """Wait until all ranks have come to `store`; return what the keys of this meeting are to begin with.
+
+    The store of torchrun's agent outlives the ranks, and has what those left in it that were started before. There is
+    no number of starts that all ranks know, for the agent of each host counts for itself
+    (https://github.com/pytorch/pytorch/issues/108158); so rank 0 calls a meeting, and the others come to the newest.
+    Raise `WorldError` on all that have come, naming those that have not.
+    """
+    if world.is_main:
+        meeting = _name(store.add(_MEETINGS, 1))
+        missing = _held(world, PrefixStore(meeting, store), timeout, say)
     else:
-        with contextlib.suppress(dist.DistStoreError):  # time ran out; who is missing is looked up below
-            _wait_for_all(world, store, timeout, say)
-        missing = _missing(world, store)
-        store.set(_MISSING, missing)
+        meeting, missing = _attended(world, store, timeout.total_seconds() + _LATER_S)
     if missing:
         seconds = f"{timeout.total_seconds():g}s"
         raise WorldError(f"WORLD_SIZE: {world.world_size}, but {missing} did not come within {seconds} ({_fix(world)})")
+    return meeting
 
 
-def _answer(world: World, store: Store, timeout: timedelta) -> str:
-    """Return what rank 0 says is missing. Raise `WorldError` when it does not say."""
-    try:
-        store.wait([_MISSING], timeout + timedelta(seconds=5))
-        return store.get(_MISSING).decode()
-    except RuntimeError:
-        place = f"rank {world.rank} of {world.world_size}"
-        raise _claimed(
-            f"MASTER_ADDR: {place} met no rank 0 at {world.master_addr}, or lost it ({_fix(world)})"
-        ) from None
+def _held(world: World, store: Store, timeout: timedelta, say: Say) -> str:
+    """Wait until all have come to the meeting that keeps its keys in `store`; return, and tell them, who is missing."""
+    store.set(_here(world.rank), "")
+    with contextlib.suppress(dist.DistStoreError):  # time ran out; who is missing is looked up below
+        _wait_for_all(world, store, timeout, say)
+    missing = _missing(world, store)
+    store.set(_MISSING, missing)
+    return missing
+
+
+def _attended(world: World, store: Store, timeout_s: float) -> tuple[str, str]:
+    """Come to the newest meeting; return its name, and who rank 0 says is missing from it.
+
+    One that is over, or that a rank of this number has come to before, was a meeting of ranks that are no more. Raise
+    `WorldError` when rank 0 does not say.
+    """
+    number, is_first = 0, False
+    deadline = time.monotonic() + timeout_s
+    with contextlib.suppress(RuntimeError):  # the store went with rank 0
+        while time.monotonic() < deadline:
+            newest = store.add(_MEETINGS, 0)
+            meeting = PrefixStore(_name(newest), store)
+            if newest > number:
+                number, is_first = newest, not meeting.check([_MISSING]) and meeting.add(_here(world.rank), 1) == 1
+            if not is_first:
+                time.sleep(_LOOK_S / 10)
+                continue
+            with contextlib.suppress(dist.DistStoreError):
+                meeting.wait([_MISSING], timedelta(seconds=_LOOK_S))
+                return _name(number), meeting.get(_MISSING).decode()
+    place = f"rank {world.rank} of {world.world_size}"
+    raise _claimed(f"MASTER_ADDR: {place} met no rank 0 at {world.master_addr}, or lost it ({_fix(world)})")
 
 
 def _wait_for_all(world: World, store: Store, timeout: timedelta, say: Say) -> None:
@@ -94,28 +135,49 @@ def _wait_for_all(world: World, store: Store, timeout: timedelta, say: Say) -> N
 
 def _missing(world: World, store: Store) -> str:
     """Return the ranks that have not come, in words, or nothing."""
-    missing = [str(rank) for rank in range(world.world_size) if not store.check([_here(rank)])]
+    keys = [_here(rank) for rank in range(world.world_size)]
+    missing = [key.rpartition("/")[2] for key in islice(absent(store, keys), 9)]
     shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
     return f"{'rank' if len(missing) == 1 else 'ranks'} {shown}" if missing else ""
 
 
+def absent(store: Store, keys: Sequence[str]) -> Iterator[str]:
+    """Yield those of `keys` that `store` does not have, in order. One question is for many: k of n take k log2(n)."""
+    if not keys or store.check([*keys]):
+        return
+    if len(keys) == 1:
+        yield keys[0]
+        return
+    half = len(keys) // 2
+    yield from absent(store, keys[:half])
+    yield from absent(store, keys[half:])
+
+
+def _name(meeting: int) -> str:
+    return f"meeting{meeting}"
+
+
 def _here(rank: int) -> str:
-    return f"paceline/here/{rank}"
+    return f"here/{rank}"
 
 
 def _fix(world: World) -> str:
     return f"start it with MASTER_ADDR={world.master_addr} and MASTER_PORT={world.master_port}, as the others were"
 
 
-def _wait_for_host(world: World, timeout_s: float, say: Say) -> None:
-    """Wait until something listens where rank 0 should, which may start later than this rank."""
-    host, port = world.master_addr, world.master_port
+def _look_up(host: str) -> None:
+    """Raise `WorldError` for a host that has no address here."""
     try:
-        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         reason = f"cannot be resolved on {socket.gethostname()}: {error.strerror or error}"
         fix = "set it to the name or address of rank 0's machine"
         raise _claimed(f"MASTER_ADDR: {host!r} {reason} ({fix})") from None
+
+
+def _wait_for_host(world: World, timeout_s: float, say: Say) -> None:
+    """Wait until something listens where rank 0 should, which may start later than this rank."""
+    host, port = world.master_addr, world.master_port
     deadline, notice = time.monotonic() + timeout_s, time.monotonic() + NOTICE_S
     while True:
         reason = _refusal(host, port)

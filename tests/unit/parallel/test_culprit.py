@@ -135,3 +135,8 @@ def test_a_rank_that_still_computes_is_waited_for() -> None:
     assert "waits for rank 1, which is not done: at step 0 in start for 5.0 s (raise parallel.timeout" in told(
         at(0, 0, "start"), at(1, 0, "start", state="runs", still_s=0.1)
     )
+
+
+def test_a_silent_rank_of_another_machine_may_be_cut_off_with_it() -> None:
+    silent = at(1, 40, "forward", state="runs", silent_s=5.2, condition="silent", is_elsewhere=True)
+    assert told(at(0, 41, "backward"), silent).endswith("in a call that keeps the GIL, or its machine is cut off)")

@@ -1,6 +1,7 @@
 """Meeting, and what is missing when ranks do not: one process, and stores without a network."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -29,29 +30,57 @@ def test_an_error_that_is_no_lost_peer_stays_what_it_is() -> None:
 
 def test_ranks_that_did_not_come_are_named_in_order() -> None:
     store = HashStore()
-    store.set("paceline/here/2", "")
+    store.set("meeting1/here/2", "")
     with pytest.raises(
         WorldError, match=r"^WORLD_SIZE: 4, but ranks 1, 3 did not come within 0.2s \(start it with MASTER_"
     ):
         assemble(World(rank=0, world_size=4), store, SOON)
-    assert store.get("paceline/missing") == b"ranks 1, 3"
+    assert store.get("meeting1/missing") == b"ranks 1, 3"
 
 
 def test_the_other_ranks_hear_who_is_missing() -> None:
     store = HashStore()
-    store.set("paceline/missing", "rank 2")
-    with pytest.raises(WorldError, match="rank 2 did not come") as caught:
-        assemble(World(rank=1, world_size=3), store, SOON)
+    with ThreadPoolExecutor() as ranks:
+        main = ranks.submit(assemble, World(rank=0, world_size=3), store, SOON)
+        with pytest.raises(WorldError, match="rank 2 did not come") as caught:
+            assemble(World(rank=1, world_size=3), store, SOON)
+        assert "rank 2 did not come" in str(main.exception())
     assert not caught.value.is_claimed
 
 
-def test_all_ranks_that_come_go_on() -> None:
+def test_a_rank_that_meets_no_rank_0_says_so(monkeypatch) -> None:
+    monkeypatch.setattr("paceline.parallel.rendezvous._LATER_S", 0.0)
+    with pytest.raises(WorldError, match=r"^MASTER_ADDR: rank 1 of 3 met no rank 0 at 127\.0\.0\.1") as caught:
+        assemble(World(rank=1, world_size=3), HashStore(), SOON)
+    assert caught.value.is_claimed
+
+
+def met(store: HashStore, world_size: int) -> set[str]:
+    """Let as many ranks come to `store`; return the names of the meetings that they think they are at."""
+    worlds = [World(rank=rank, world_size=world_size) for rank in range(world_size)]
+    with ThreadPoolExecutor(world_size) as ranks:
+        return set(ranks.map(lambda world: assemble(world, store, timedelta(seconds=20)), worlds))
+
+
+def test_ranks_that_are_started_again_meet_anew_in_the_store_that_others_have_left() -> None:
+    """The order in which they come is the threads', and each of the later ranks finds the keys of those before."""
     store = HashStore()
-    for rank in (1, 0, 2):
-        if rank:
-            store.set(f"paceline/here/{rank}", "")
-    assemble(World(rank=0, world_size=3), store, SOON)
-    assemble(World(rank=1, world_size=3), store, SOON)
+    assert [met(store, 4) for _ in range(3)] == [{"meeting1"}, {"meeting2"}, {"meeting3"}]
+
+
+@pytest.mark.parametrize("left", [{"here/0": ""}, {"here/0": "", "here/1": "", "missing": "rank 2"}])
+def test_a_meeting_that_came_to_nothing_is_not_gone_on_with(left: dict[str, str]) -> None:
+    store = HashStore()
+    store.add("paceline/meetings", 1)
+    for name, value in left.items():
+        store.set(f"meeting1/{name}", value)
+    worlds = [World(rank=rank, world_size=3) for rank in range(3)]
+    with ThreadPoolExecutor(3) as ranks:
+        later = [ranks.submit(assemble, world, store, timedelta(seconds=20)) for world in worlds[1:]]
+        while not left.keys() & {"missing"} and not store.check(["meeting1/here/1", "meeting1/here/2"]):
+            pass  # they have come to it before rank 0 calls another
+        assert assemble(worlds[0], store, timedelta(seconds=20)) == "meeting2"
+        assert [each.result() for each in later] == ["meeting2", "meeting2"]
 
 
 def test_a_long_wait_is_said_once_with_what_to_set(monkeypatch) -> None:

@@ -1,0 +1,70 @@
+"""torchrun's part in the place of torchrun: its exit code is that of the ranks."""
+
+import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.parallel.agent import exit_code, hold_store_on_first_node, main
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([2], 2),
+        ([1, 3], 3),
+        ([75, -15, 4], 4),
+        ([1, -9], 137),
+        ([-15, 1], 1),
+        ([1, 75], 1),
+        ([75, 75], 75),
+        ([75, -15], 75),
+        ([-15], 143),
+    ],
+)
+def test_the_code_is_that_of_the_rank_that_tells_most(codes: list[int], expected: int) -> None:
+    assert exit_code(codes) == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "said", "node_rank", "expected"),
+    [
+        ("c10d", "", "0", "is_host=1"),
+        ("c10d", "join_timeout=9", 1, "join_timeout=9,is_host=0"),
+        ("c10d", "is_host=1", 1, "is_host=1"),
+        ("static", "", 0, ""),
+    ],
+)
+def test_the_first_node_holds_the_store_unless_told_otherwise(
+    backend: str, said: str, node_rank: object, expected: str
+) -> None:
+    options = SimpleNamespace(rdzv_backend=backend, rdzv_conf=said, node_rank=node_rank)
+    hold_store_on_first_node(options)
+    assert options.rdzv_conf == expected
+
+
+@pytest.fixture
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put back what torchrun leaves changed: it expects to be a process of its own."""
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    asked = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in asked}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_as_before")
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [("exit 0", 0), ("exit 2", 2), ("[ $RANK = 1 ] && exit 3; sleep 20; exit 1", 3), ("kill -9 $$$$", 137)],
+)
+def test_ranks_really_started_end_it_with_their_code(program: str, expected: int) -> None:
+    """The ranks are shells, so that they cost no import of torch; the one that sleeps is ended for its peer's sake.
+
+    torchrun makes one `$` of two.
+    """
+    options = ["--standalone", "--nproc-per-node=2", "--monitor-interval=0.05", "--no-python"]
+    assert main([*options, "sh", "-c", program]) == expected

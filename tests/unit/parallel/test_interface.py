@@ -1,0 +1,75 @@
+"""Which interface ranks on several hosts meet on, by what names and interfaces there are; no network."""
+
+import pytest
+
+from paceline.parallel import interface
+from paceline.parallel.interface import interface_to
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """Return a function that makes this host one of the given first address, interfaces and way to the master."""
+    monkeypatch.setattr("sys.platform", "linux")
+
+    def has(own: str, towards: str, default: str = "", **addresses: str) -> None:
+        monkeypatch.setattr(interface, "own_address", lambda name: own)
+        monkeypatch.setattr(interface, "address_to", lambda name: default if name == interface._FAR else towards)
+        monkeypatch.setattr(interface, "addresses", lambda: {"lo": "127.0.0.1", **addresses})
+
+    return has
+
+
+def test_a_host_whose_name_leads_to_an_address_of_its_own_needs_none(host) -> None:
+    host("10.0.0.2", "10.1.0.2", eth0="10.0.0.2", ib0="10.1.0.2")
+    assert interface_to("10.1.0.1") == ""
+
+
+@pytest.mark.parametrize("own", ["127.0.1.1", "::1", ""])
+def test_where_the_name_leads_nowhere_the_way_to_the_master_is_taken(host, own: str) -> None:
+    host(own, "10.1.0.2", eth0="10.0.0.2", ib0="10.1.0.2")
+    assert interface_to("10.1.0.1") == "ib0"
+
+
+@pytest.mark.parametrize("towards", ["127.0.0.1", ""])
+def test_on_the_masters_own_host_the_only_interface_is_taken(host, towards: str) -> None:
+    host("127.0.1.1", towards, eth0="10.0.0.2")
+    assert interface_to("host1") == "eth0"
+
+
+@pytest.mark.parametrize("bridge", ["docker0", "br-0f3a", "virbr0", "veth12ab"])
+def test_what_leads_to_this_hosts_own_containers_is_no_interface_to_other_hosts(host, bridge: str) -> None:
+    host("127.0.1.1", "127.0.0.1", **{bridge: "172.17.0.1"}, eth0="10.0.0.2")
+    assert interface_to("host1") == "eth0"
+    host("127.0.1.1", "127.0.0.1", default="172.17.0.1", **{bridge: "172.17.0.1"})
+    assert interface_to("host1") == ""
+
+
+def test_of_several_interfaces_that_of_the_default_route_is_taken(host) -> None:
+    host("127.0.1.1", "127.0.1.1", default="10.1.0.2", eth0="10.0.0.2", docker0="172.17.0.1", ib0="10.1.0.2")
+    assert interface_to("host1") == "ib0"
+
+
+def test_of_several_interfaces_without_a_default_route_none_is_guessed(host) -> None:
+    host("127.0.1.1", "127.0.1.1", eth0="10.0.0.2", ib0="10.1.0.2")
+    assert interface_to("host1") == ""
+
+
+def test_other_systems_are_left_alone(host, monkeypatch) -> None:
+    host("127.0.1.1", "10.0.0.2", eth0="10.0.0.2")
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert interface_to("host1") == ""
+
+
+def test_what_is_asked_of_the_system_is_answered() -> None:
+    assert interface.own_address("localhost") in ("127.0.0.1", "::1")
+    assert interface.address_to("127.0.0.1") == "127.0.0.1"
+    assert "127.0.0.1" in interface.addresses().values()
+
+
+def test_what_is_no_address_is_not_known_to_stay_here() -> None:
+    assert [interface.stays_here(each) for each in ("", "::1", "fe80::1%eth0", "nonsense")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
