@@ -87,3 +87,33 @@ def count_trained(said: str) -> int:
 
 def test_a_run_that_reads_images_twice_is_not_called_cold(paceline, photographs) -> None:
     paceline("ladder", *WORDS, "--steps", "9").says("10 steps of 4 images", "12 of training", "--steps 2")
+
+
+DIGITS = """\
+# One setting.
+recipe: digits
+steps: 2
+warmup_steps: 0
+repeats: 2
+rungs:
+  - {name: base}
+"""
+
+
+def test_two_tasks_at_once_and_the_ladder_after_them_make_each_run_once(paceline, lines_of, tmp_path) -> None:
+    (tmp_path / "own.yaml").write_text(DIGITS)
+    words = ("ladder", "own.yaml", "parallel.device=cpu", "--ranks", "1", "--run-dir", "found")
+    tasks = [paceline.start(*words, "--task", number) for number in "12"]
+    said = [task.communicate() for task in tasks]
+    assert [task.wait() for task in tasks] == [0, 0], said
+    assert [out.count("images/s") for out, _ in said] == [1, 1]
+    folder = ExperimentDir(tmp_path / "found")
+    runs = {path.name: (path / "result.json").stat().st_mtime_ns for path in folder.trials.iterdir()}
+    assert len(runs) == 2 and not folder.result.exists()
+
+    ended = paceline(*words, "--json")
+    assert ended.err.count(", known: ") == 2 and count_trained(ended.err) == 0
+    assert {Path(run).name for rung in ended.result["rungs"] for run in rung["runs"]} == set(runs)
+    assert {path.name: (path / "result.json").stat().st_mtime_ns for path in folder.trials.iterdir()} == runs
+    assert all(len(lines_of(folder.trials / run / "attempts.jsonl")) == 2 for run in runs)  # a start and an end
+    assert json.loads(folder.result.read_text()) == ended.result

@@ -15,3 +15,7 @@ Words = Annotated[
 Ranks = Annotated[str, typer.Option(metavar="N|auto", help="Processes on this machine; auto: one a GPU, or one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port the local ranks meet at; 0 takes a free one.")]
+TaskNumber = Annotated[
+    int | None,
+    typer.Option("--task", min=1, metavar="K", help="Run the K-th part alone, and judge nothing; needs --run-dir."),
+]

@@ -1,22 +1,31 @@
 """What the lab's verbs have in common: the folder of an experiment is opened, gone on with, and left in one way."""
 
 import contextlib
+import json
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from paceline import __version__
+from paceline.cli.telling import Begins, Say, telling
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import Experiment, ExperimentDir, open_experiment
+from paceline.core.experiments.sharing import task_locked
 from paceline.core.rundir import RunDir
+from paceline.lab.runner import interrupted_by
+from paceline.lab.tasks import Task
+from paceline.lab.trial import Outcome
 from paceline.parallel.environ import world_from_environ
 
 Result = TypeVar("Result", bound=Experiment)
+STOPS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that interrupt an experiment as Ctrl-C does; the last is what Slurm is told to send before the time is up."""
 LIMIT_S: Final = 1800.0
 """Longest that a short run may take: settings that hang, or compile for longer, are not fast ones."""
 
@@ -36,15 +45,60 @@ def experiment(name: str, asked: dict[str, Any], run_dir: Path | None, *, as_jso
     Runs of another version of paceline or of torch are not gone on with. Whoever interrupts is told how to go on.
     """
     out = sys.stderr if as_json else sys.stdout
+    folder = _open(name, asked, run_dir, lambda line: print(line, file=out, flush=True))
+    with RunDir(folder.path).lock(), _told_how_to_go_on(folder):
+        yield folder
+
+
+def run_task(
+    asked: dict[str, Any],
+    run_dir: Path | None,
+    task: Task,
+    run: Callable[[ExperimentDir, Begins, Say], Sequence[Outcome]],
+    *,
+    as_json: bool,
+) -> int:
+    """Do a part of an experiment in the folder that all parts share, beside others, and judge nothing; return 0.
+
+    `run` does it: it is given the folder, what is to be called as each run begins, and what says a line. Nothing is run
+    where the experiment has ended. Raise `RecipeError` where the folder is not named, or holds something else, and
+    where the task, or the whole experiment, is being run.
+    """
+    if run_dir is None:
+        raise RecipeError("--task: is a part of an experiment whose folder all parts share (add --run-dir DIR)")
+    folder = _open("", asked, run_dir, lambda line: None)
+    outcomes: Sequence[Outcome] = ()
+    out = sys.stderr if as_json else sys.stdout
+    with (
+        task_locked(folder.path, task.number),
+        _told_how_to_go_on(folder),
+        interrupted_by(*STOPS),
+        telling(out) as (begins, say),
+    ):
+        if folder.result.exists():
+            say(f"{folder.path}: has ended, so task {task.number} is not run")
+        else:
+            outcomes = run(folder, begins, say)
+    if as_json:
+        runs = [each.rundir.path.relative_to(folder.path).as_posix() for each in outcomes if each.result is not None]
+        print(json.dumps({"task": task.number, "what": task.what, "runs": runs}, indent=2))
+    return 0
+
+
+def _open(name: str, asked: dict[str, Any], run_dir: Path | None, told: Say) -> ExperimentDir:
+    # A run that left early because the job ends soon would count as failed; the job's signal ends the whole experiment.
+    os.environ["PACELINE_END_TIME"] = ""
     versions = {"paceline": __version__, "torch": version("torch")}
-    now = datetime.now().astimezone()
-    folder = open_experiment(name, {**asked, **versions}, run_dir, now, lambda line: print(line, file=out, flush=True))
-    with RunDir(folder.path).lock():
-        try:
-            yield folder
-        except KeyboardInterrupt:
-            print(f"stopped: the same command goes on with {folder.path}", file=sys.stderr)
-            raise
+    return open_experiment(name, {**asked, **versions}, run_dir, datetime.now().astimezone(), told)
+
+
+@contextlib.contextmanager
+def _told_how_to_go_on(folder: ExperimentDir) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"stopped: the same command goes on with {folder.path}", file=sys.stderr)
+        raise
 
 
 def found_before(folder: ExperimentDir, kind: type[Result]) -> Result | None:

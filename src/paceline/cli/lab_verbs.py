@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.arguments import Json, Ranks, Words
+from paceline.cli.arguments import Json, Ranks, TaskNumber, Words
 
 
 def profile(
@@ -50,6 +50,7 @@ def ladder(
     steps: Annotated[int | None, typer.Option(min=1, help="Steps that are measured in a run (the ladder's).")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Pairs of runs for each rung (the ladder's).")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the ladders, or the rungs of one, and stop.")] = False,
+    task: TaskNumber = None,
     as_json: Json = False,
 ) -> int:
     """Lay settings one over the other, and say what each of them buys: kept where it does, dropped where not."""
@@ -64,6 +65,7 @@ def ladder(
         repeats=repeats,
         list_only=list_only,
         as_json=as_json,
+        task=task,
     )
 
 

@@ -1,17 +1,26 @@
 """`paceline ladder`: settings laid one over the other, each measured against the one below, and kept or dropped.
 
-The folder of a ladder holds one run directory a run; the same command goes on where it was stopped.
+The folder of a ladder holds one run directory a run; the same command goes on where it was stopped, and finds what
+tasks of it have left.
 """
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.experiment import LIMIT_S, experiment, found_before, leave, refuse_ranks_of_others
+from paceline.cli.experiment import (
+    LIMIT_S,
+    STOPS,
+    experiment,
+    found_before,
+    leave,
+    refuse_ranks_of_others,
+    run_task,
+)
 from paceline.cli.show_ladder import show_ladder, show_ladders, show_rungs
 from paceline.cli.telling import Begins, Say, telling
 from paceline.cli.words import count_ranks, refuse_length
@@ -25,7 +34,8 @@ from paceline.lab.ladder import Climbed, Climber, Here
 from paceline.lab.measuring import FALLING, measuring_patch
 from paceline.lab.rungs import Ladder, ladder_names, load_ladder
 from paceline.lab.runner import Runner, interrupted_by
-from paceline.lab.trial import Trial, folder_name, vary, words_of, write_recipe
+from paceline.lab.tasks import Task, find_task, ladder_tasks, place_of
+from paceline.lab.trial import Outcome, Trial, folder_name, vary, words_of, write_recipe
 from paceline.parallel.environ import count_gpus
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
@@ -63,17 +73,30 @@ def ladder(
     repeats: int | None,
     list_only: bool,
     as_json: bool,
+    task: int | None = None,
 ) -> int:
     """Do what `paceline ladder` was asked for; return the exit code."""
     name, recipe, said = _split(words, recipe)
     if list_only:
+        if task is not None:
+            raise RecipeError(f"--task: {task} has no effect on a list (leave it out)")
         _list(name, as_json=as_json)
         return 0
     asked = _ask(load_ladder(name or _AUTO), recipe, said, ranks, steps=steps, repeats=repeats)
+    if task is not None:
+        return _run_task(asked, task, run_dir, as_json=as_json)
     with experiment(f"ladder-{asked.ladder.name}", asked.plain, run_dir, as_json=as_json) as folder:
         result = found_before(folder, LadderResult) or _climb(asked, folder, as_json=as_json)
     show_ladder(result, folder, as_json=as_json)
     return 0
+
+
+def tasks_of(
+    words: list[str], ranks: str, *, recipe: str | None, steps: int | None, repeats: int | None
+) -> tuple[Task, ...]:
+    """Return the tasks of the ladder that was asked for. Raise `RecipeError` for what a ladder does not have."""
+    name, recipe, said = _split(words, recipe)
+    return _tasks(_ask(load_ladder(name or _AUTO), recipe, said, ranks, steps=steps, repeats=repeats))
 
 
 def _split(words: list[str], recipe: str | None) -> tuple[str | None, str | None, Patch]:
@@ -124,15 +147,35 @@ def _ask(
 def _climb(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
     """Run the ladder, and write what it came to."""
     out = sys.stderr if as_json else sys.stdout
-    write_recipe(asked.loaded.recipe, folder.recipe)
-    write_recipe(asked.recipe, folder.measured)
+    _write_recipes(asked, folder)
     total = None if asked.ladder.goes_on else asked.repeats * (2 * len(asked.ladder.rungs) - 1)
-    with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, total) as (begins, say):
+    with interrupted_by(*STOPS), telling(out, total) as (begins, say):
         say(_plan(asked, total))
         climbed = _climber(asked, folder, begins, say).climb()
     result = _result(asked, climbed, folder)
     leave(folder, result)
     return result
+
+
+def _run_task(asked: _Asked, number: int, run_dir: Path | None, *, as_json: bool) -> int:
+    """Run one turn of one rung, in the folder of the ladder."""
+    task = find_task(_tasks(asked), number)
+    index, turn = place_of(task, len(asked.ladder.rungs))
+
+    def run(folder: ExperimentDir, begins: Begins, say: Say) -> Sequence[Outcome]:
+        _write_recipes(asked, folder)
+        return _climber(asked, folder, begins, say).run_turn(index + 1, turn)
+
+    return run_task(asked.plain, run_dir, task, run, as_json=as_json)
+
+
+def _tasks(asked: _Asked) -> tuple[Task, ...]:
+    return ladder_tasks(asked.ladder, asked.repeats, asked.ranks)
+
+
+def _write_recipes(asked: _Asked, folder: ExperimentDir) -> None:
+    write_recipe(asked.loaded.recipe, folder.recipe)
+    write_recipe(asked.recipe, folder.measured)
 
 
 def _plan(asked: _Asked, total: int | None) -> str:
@@ -151,7 +194,8 @@ def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> 
     here = Here(gpus=count_gpus(os.environ), cores=usable_cores(), ranks=asked.ranks)
 
     def make(form: Form) -> Prepared:
-        made = prepare(form, asked.recipe.data, folder.data, workers=here.cores, now=now_s)
+        waits = partial(say, f"{form}: waiting for another task that is making data")
+        made = prepare(form, asked.recipe.data, folder.data, workers=here.cores, now=now_s, waits=waits)
         if not made.is_known:
             say(f"{form}: made in {made.seconds:,.1f} s")
         return made

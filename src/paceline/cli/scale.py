@@ -4,7 +4,6 @@ Each run is a training in processes of its own. Ranks are started here, or by `s
 """
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.allocation import gpus_of_a_node, refuse_more_nodes, start_in
-from paceline.cli.experiment import experiment, found_before, leave
+from paceline.cli.experiment import STOPS, experiment, found_before, leave, run_task
 from paceline.cli.ranks import enter_world
 from paceline.cli.scale_words import Options, one_of, read_nodes, read_ranks, refuse_recipe
-from paceline.cli.telling import telling
+from paceline.cli.telling import Begins, Say, telling
 from paceline.cli.words import count_ranks, refuse_length, refuse_no_clock, split_words
 from paceline.core.errors import PacelineError, WorldError
 from paceline.core.experiments.folder import ExperimentDir
@@ -28,6 +27,7 @@ from paceline.lab.measuring import measuring_patch
 from paceline.lab.predict.points import POINTS
 from paceline.lab.runner import Runner, TrialError, interrupted_by, start_process
 from paceline.lab.scaling import caution_of, plan_points, points_csv, ranks_over, to_points, top1_of
+from paceline.lab.tasks import Task, find_task, place_of, study_tasks
 from paceline.lab.trial import Outcome, folder_name, words_of, write_recipe
 from paceline.lab.turns import Case, run_turns, whole_patch
 from paceline.parallel.environ import count_gpus
@@ -65,6 +65,7 @@ def scale(
     seeds: int | None,
     run_dir: Path | None,
     as_json: bool,
+    task: int | None = None,
 ) -> int:
     """Do what `paceline scale` was asked for; return the exit code."""
     options = Options(
@@ -80,6 +81,32 @@ def scale(
         target=target,
         seeds=seeds,
     )
+    loaded, study = _read(words, options)
+    _refuse_launcher()
+    if task is not None:
+        return _run_task(options, loaded, study, task, run_dir, as_json=as_json)
+    refuse_more_nodes(_missing_nodes(options, loaded, study, run_dir), os.environ)
+    asked = _asked(study, loaded, options)
+    with experiment(f"scale-{loaded.name}", asked, run_dir, as_json=as_json) as folder:
+        result = found_before(folder, ScaleResult)
+        if result is None:
+            outcomes = _measure(study, loaded, options, folder, as_json=as_json)
+            result = _conclude(study, loaded, options, outcomes)
+            _write_points(result, folder)
+            leave(folder, result)
+    from paceline.cli.show_scale import show_scale
+
+    show_scale(result, folder, as_json=as_json)
+    return 0
+
+
+def tasks_of(words: list[str], options: Options) -> tuple[Task, ...]:
+    """Return the tasks of the study that was asked for. Raise `PacelineError` for what it cannot measure."""
+    return study_tasks(_read(words, options)[1].cases, options.turns)
+
+
+def _read(words: list[str], options: Options) -> tuple[Loaded, _Study]:
+    """Return what is measured. Raise `PacelineError` for what has no effect, and for a recipe that is no study."""
     options.refuse_without_effect()
     name, said = split_words(words)
     if options.is_whole:
@@ -88,28 +115,40 @@ def scale(
         refuse_length(said, "short runs", to="measure")
     loaded = load(name, said)
     refuse_recipe(loaded.recipe, options)
-    _refuse_launcher()
-    return _work(options, loaded, said, run_dir, as_json=as_json)
-
-
-def _work(options: Options, loaded: Loaded, said: Patch, run_dir: Path | None, *, as_json: bool) -> int:
-    """Run what was asked for, write what came of it, and tell."""
-    num_nodes = read_nodes(options.nodes)
-    refuse_more_nodes(num_nodes, os.environ)
     build = _study_batches if options.is_study else _study_ranks
-    study = build(options, loaded, said, num_nodes)
-    asked = _asked(study, loaded, options)
-    with experiment(f"scale-{loaded.name}", asked, run_dir, as_json=as_json) as folder:
-        result = found_before(folder, ScaleResult)
-        if result is None:
-            outcomes = _measure(study, loaded, options, folder, bool(num_nodes), as_json=as_json)
-            result = _conclude(study, loaded, options, outcomes)
-            _write_points(result, folder)
-            leave(folder, result)
-    from paceline.cli.show_scale import show_scale
+    return loaded, build(options, loaded, said, read_nodes(options.nodes))
 
-    show_scale(result, folder, as_json=as_json)
-    return 0
+
+def _missing_nodes(options: Options, loaded: Loaded, study: _Study, run_dir: Path | None) -> list[int]:
+    """Return over how many nodes each case goes of which a run is missing, those alone that go over nodes."""
+    over_nodes = [case for case in study.cases if case.nodes]
+    if run_dir is None or not over_nodes:
+        return sorted({case.nodes for case in over_nodes})
+    folder = ExperimentDir(run_dir.expanduser())
+    if folder.result.exists():
+        return []
+    runner, turns = _runner(study, loaded, folder), range(1, options.turns + 1)
+    missing = (case for case in over_nodes if any(runner.known(case.trial(turn), turn) is None for turn in turns))
+    return sorted({case.nodes for case in missing})
+
+
+def _run_task(
+    options: Options, loaded: Loaded, study: _Study, number: int, run_dir: Path | None, *, as_json: bool
+) -> int:
+    """Run one case in one turn, in the folder of the study."""
+    task = find_task(study_tasks(study.cases, options.turns), number)
+    index, turn = place_of(task, len(study.cases))
+    case = study.cases[index]
+    refuse_more_nodes([case.nodes] if case.nodes else [], os.environ)
+
+    def run(folder: ExperimentDir, begins: Begins, say: Say) -> Sequence[Outcome]:
+        write_recipe(loaded.recipe, folder.recipe)
+        outcome = _runner(study, loaded, folder, begins).run(case.trial(turn), turn)
+        say(_line(outcome, options.turns, is_whole=study.is_whole))
+        _refuse_nothing([outcome])
+        return [outcome]
+
+    return run_task(_asked(study, loaded, options), run_dir, task, run, as_json=as_json)
 
 
 def _refuse_launcher() -> None:
@@ -180,33 +219,37 @@ def _asked(study: _Study, loaded: Loaded, options: Options) -> dict[str, Any]:
     return {"experiment": "scale", "mode": study.mode, "recipe": recipe, "cases": cases, **whole}
 
 
-def _measure(
-    study: _Study, loaded: Loaded, options: Options, folder: ExperimentDir, is_on_nodes: bool, *, as_json: bool
-) -> list[Outcome]:
+def _measure(study: _Study, loaded: Loaded, options: Options, folder: ExperimentDir, *, as_json: bool) -> list[Outcome]:
     """Run all cases in turns; return how their runs ended. Raise `TrialError` where none gave a result."""
-    recipe, out = loaded.recipe, sys.stderr if as_json else sys.stdout
-    write_recipe(recipe, folder.recipe)
+    out = sys.stderr if as_json else sys.stdout
+    write_recipe(loaded.recipe, folder.recipe)
     total = len(study.cases) * options.turns
     outcomes: list[Outcome] = []
-    with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, total) as (begins, say):
+    with interrupted_by(*STOPS), telling(out, total) as (begins, say):
         for line in study.lost:
             say(line)
         length = "whole runs" if study.is_whole else f"runs of {options.num_steps:,} counted steps"
         say(f"{count(len(study.cases), 'case')} in {count(options.turns, 'turn')}: {total:,} {length}")
-        runner = Runner(
-            recipe,
-            folder.recipe,
-            1,
-            place=lambda trial, repeat: folder.trials / folder_name(trial, recipe, trial.ranks or 1, repeat),
-            begins=begins,
-            start=start_in(os.environ) if is_on_nodes else start_process,
-            goes_on=True,
-        )
-        for outcome in run_turns(study.cases, options.turns, runner):
+        for outcome in run_turns(study.cases, options.turns, _runner(study, loaded, folder, begins)):
             say(_line(outcome, options.turns, is_whole=study.is_whole))
             outcomes.append(outcome)
     _refuse_nothing(outcomes)
     return outcomes
+
+
+def _runner(
+    study: _Study, loaded: Loaded, folder: ExperimentDir, begins: Begins = lambda trial, repeat: None
+) -> Runner:
+    recipe, is_on_nodes = loaded.recipe, any(case.nodes for case in study.cases)
+    return Runner(
+        recipe,
+        folder.recipe,
+        1,
+        place=lambda trial, repeat: folder.trials / folder_name(trial, recipe, trial.ranks or 1, repeat),
+        begins=begins,
+        start=start_in(os.environ) if is_on_nodes else start_process,
+        goes_on=True,
+    )
 
 
 def _line(outcome: Outcome, turns: int, *, is_whole: bool) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from paceline.cli.arguments import Json, Words
+from paceline.cli.arguments import Json, TaskNumber, Words
 from paceline.core.errors import RecipeError
 
 
@@ -32,6 +32,7 @@ _HEARD: Final[Mapping[str, tuple[_Question, ...]]] = {
     "--ranks": (_Question.RANKS, _Question.COLLECTIVE),
     **dict.fromkeys(("--nodes", "--mode", "--steps", "--repeats", "--accuracy"), (_Question.RANKS,)),
     **dict.fromkeys(("--batch-sizes", "--warmups", "--lr-rules", "--target", "--seeds"), (_Question.RANKS,)),
+    "--task": (_Question.RANKS,),
     "--run-dir": (_Question.RANKS, *_OF_BOTH),
     **dict.fromkeys(("--at", "--ranks-per-node", "--rank-batch", "--images", "--price"), _OF_BOTH),
     **dict.fromkeys(("--network", "--alpha-us", "--gigabytes-per-s", "--fixed-s"), (_Question.RUN,)),
@@ -140,6 +141,7 @@ def scale(
     target: Target = None,
     seeds: Seeds = None,
     run_dir: Where = None,
+    task: TaskNumber = None,
     predict: Predict = False,
     points: Points = None,
     at: At = None,
@@ -187,12 +189,7 @@ def _question(words: list[str], points: Path | None, *, predict: bool, collectiv
 
 def _answer(question: _Question, words: list[str], points: Path | None, given: dict[str, Any], as_json: bool) -> int:
     """Do what was asked, with the options that were given; return the exit code."""
-    options = {name: value for name, value in given.items() if value is not None and value is not False}
-    for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
-        if question not in _HEARD[option]:
-            needs = " or ".join(each for each in _HEARD[option])
-            raise RecipeError(f"{option}: {value} has no effect here (leave it out; it is for {needs})")
+    options = _heard(question, given)
     match question:
         case _Question.COLLECTIVE:
             from paceline.cli.collective import collective
@@ -210,5 +207,34 @@ def _answer(question: _Question, words: list[str], points: Path | None, given: d
         case _Question.RANKS:
             from paceline.cli.scale import scale as measure
 
-            unsaid: dict[str, Any] = {name: None for name in given if f"--{name.replace('_', '-')}" in _MEASURING}
-            return measure(words, **unsaid | {"ranks": "auto", "accuracy": False} | options, as_json=as_json)
+            return measure(words, **_measuring(given, options), as_json=as_json)
+
+
+def measuring_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a scaling study, or of a study of batches, by name, all others left out.
+
+    `given` are all of the verb's, as they were read. Raise `RecipeError` where they ask for anything else.
+    """
+    words, points = given["words"] or [], given["points"]
+    question = _question(words, points, predict=given["predict"], collective=given["collective"])
+    if question != _Question.RANKS:
+        raise RecipeError(f"{question}: is one run, which has no tasks (start it by itself)")
+    options = {name: value for name, value in given.items() if f"--{name.replace('_', '-')}" in _HEARD}
+    return _measuring(options, _heard(question, options))
+
+
+def _measuring(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return what the measuring verb takes: the `options` that were given, and for the others what says nothing."""
+    unsaid: dict[str, Any] = {name: None for name in given if f"--{name.replace('_', '-')}" in _MEASURING}
+    return unsaid | {"ranks": "auto", "accuracy": False} | options
+
+
+def _heard(question: _Question, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were given. Raise `RecipeError` for one that the question does not hear."""
+    options = {name: value for name, value in given.items() if value is not None and value is not False}
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if question not in _HEARD[option]:
+            needs = " or ".join(each for each in _HEARD[option])
+            raise RecipeError(f"{option}: {value} has no effect here (leave it out; it is for {needs})")
+    return options

@@ -16,7 +16,8 @@ from typing import Final
 from paceline.core.errors import RecipeError
 
 LOCK: Final = ".lock"
-_NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""What a file system without locks says."""
 
 
 @contextlib.contextmanager
@@ -51,7 +52,7 @@ def _acquire(folder: Path) -> int:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 holder = _holder(descriptor)
                 os.close(descriptor)
                 raise RecipeError(f"--run-dir: {folder} is in use by {holder}, or name another)") from None

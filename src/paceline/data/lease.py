@@ -5,14 +5,12 @@ parent's locks too, so it never lets go of them: only the process that took one 
 protects nothing. The files stay empty; whoever removes one holds it alone.
 """
 
-import errno
 import fcntl
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-_NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+from paceline.core.runlock import NO_LOCKS
 
 
 @dataclass
@@ -78,7 +76,7 @@ def _flock(descriptor: int, how: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
     return True
 

@@ -1,7 +1,7 @@
 """Climb a ladder: each rung against the last one that was kept, in pairs of fresh runs, and kept or dropped for it.
 
-It runs and judges; what a rung says is in `rungs`, what its runs come to in `rung_result`, and where data are made
-that a rung reads is somebody else's.
+It runs and judges; what a rung says is in `rungs`, what its runs come to in `rung_result`, which parts of it can be run
+at once in `tasks`, and where data are made that a rung reads is somebody else's.
 
 The speed of a rung over the first is the product of ratios that were each measured in pairs, one run after the other. A
 direct ratio would compare runs that lie half an hour apart, over which a machine drifts: clocks, heat, neighbours.
@@ -20,7 +20,7 @@ from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
 from paceline.lab.laying import SOURCE, lay, reading, without
-from paceline.lab.pairs import complaint_of, results_of, run_pairs
+from paceline.lab.pairs import complaint_of, results_of, run_pair, run_pairs
 from paceline.lab.prepared import Form, Prepared
 from paceline.lab.rung_result import first_result, judged, unmeasured
 from paceline.lab.rungs import Ladder, Rung
@@ -119,22 +119,58 @@ class Climber:
             rungs.append(result)
         return Climbed(tuple(rungs), standing, stopped)
 
+    def run_turn(self, number: int, turn: int) -> tuple[Outcome, ...]:
+        """Run one turn of rung `number`, both from 1; judge nothing. Return its runs, none where it does not fit here.
+
+        All rungs below that fit here are taken to be kept: where they are, `climb` finds these runs. Raise `TrialError`
+        where a run fails, unless it refuses the rung itself.
+        """
+        rung, (below, standing) = self.ladder.rungs[number - 1], self._assumed(number)
+        if isinstance(standing, str):
+            self.say(f"{rung.name}: left out: {standing}")
+            return ()
+        here = partial(self._run, _trial(number, rung.name, standing, rung))
+        if number == 1:
+            made = {True: here(turn)}
+        else:
+            made = run_pair(partial(self._run, _trial(number, "below", below, rung)), here, turn)
+        for is_here, outcome in made.items():
+            is_refused = is_here and number > 1 and outcome.code == _REFUSED
+            if outcome.result is None and not is_refused:
+                raise self._failed(rung, outcome)
+        return tuple(made.values())
+
+    def _assumed(self, number: int) -> tuple[Standing, Standing | str]:
+        """Return what rung `number` is laid over if all below it are kept, and the rung, or why it does not fit."""
+        below, standing, why = self._ground, self._ground, ""
+        for rung in self.ladder.rungs[:number]:
+            below, why = standing, ""
+            try:
+                standing, _ = self._laid(rung, below, self._data(rung, below))
+            except PacelineError as error:
+                if not below.name:  # the first, without which there is no ladder
+                    raise self._lost(rung, str(error), error.exit_code) from None
+                why = str(error)
+        return below, why or standing
+
+    @property
+    def _ground(self) -> Standing:
+        """What the first rung stands on."""
+        return Standing("", Patch(), self.here.ranks, is_cold=False)
+
     def _first(self, rung: Rung) -> tuple[Standing, RungResult]:
         """Measure what all others are compared with."""
-        ground = Standing("", Patch(), self.here.ranks, is_cold=False)
         try:
-            made = self._data(rung, ground)
-            standing, added = self._laid(rung, ground, made)
+            made = self._data(rung, self._ground)
+            standing, added = self._laid(rung, self._ground, made)
         except PacelineError as error:
-            raise TrialError(f"{self.ladder.name}: {rung.name}: {error}", error.exit_code) from None
+            raise self._lost(rung, str(error), error.exit_code) from None
         trial = _trial(1, rung.name, standing, rung)
         outcomes: list[Outcome] = []
         for repeat in range(1, self.repeats + 1):
             outcome = self._run(trial, repeat)
             if outcome.result is None:
-                if outcome.code == _BUG:  # of ours: its traceback is told too
-                    self.say(outcome.said)
-                raise TrialError(f"{self.ladder.name}: {rung.name}: {outcome.error}", outcome.code)
+                raise self._failed(rung, outcome)
             outcomes.append(outcome)
         recipe = vary(self.recipe, standing.patch)
         result = first_result(rung, added, outcomes, prepare_s=made.seconds, root=self.root, recipe=recipe)
@@ -205,11 +241,21 @@ class Climber:
         seeded = replace(trial, patch=lay(self.recipe, trial.patch, Patch((("seed", seed),))))
         try:
             outcome = self.runner.run(seeded, repeat)
+        except TrialError:  # somebody else is at it
+            raise
         except PacelineError as error:  # what comes before a run: a cache that cannot be cold, data that are gone
             place = RunDir(self.runner.place(seeded, repeat))
             outcome = Outcome(seeded, repeat, place, None, str(error), error.exit_code)
         self.say(_line(outcome, self.repeats))
         return outcome
+
+    def _failed(self, rung: Rung, outcome: Outcome) -> TrialError:
+        if outcome.code == _BUG and outcome.said:  # of ours: its traceback is told too
+            self.say(outcome.said)
+        return self._lost(rung, outcome.error, outcome.code)
+
+    def _lost(self, rung: Rung, why: str, code: int) -> TrialError:
+        return TrialError(f"{self.ladder.name}: {rung.name}: {why}", code)
 
     def _told(self, standing: Standing, result: RungResult) -> tuple[Standing, RungResult]:
         self.say(f"{result.name}: {result.status.replace('_', ' ')}: {result.why}")

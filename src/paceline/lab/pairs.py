@@ -70,13 +70,25 @@ def run_pairs(below: Callable[[int], Outcome], here: Callable[[int], Outcome], r
     """
     whole: list[Pair] = []
     for turn in range(1, repeats + 1):
-        made: dict[bool, Outcome] = {}
-        for is_here in (False, True) if turn % 2 else (True, False):
-            made[is_here] = (here if is_here else below)(turn)
-            if made[is_here].result is None:
-                return Pairs(tuple(whole), made[is_here], is_here)
+        made = run_pair(below, here, turn)
+        for is_here, outcome in made.items():
+            if outcome.result is None:
+                return Pairs(tuple(whole), outcome, is_here)
         whole.append(Pair(here=made[True], below=made[False]))
     return Pairs(tuple(whole))
+
+
+def run_pair(below: Callable[[int], Outcome], here: Callable[[int], Outcome], turn: int) -> dict[bool, Outcome]:
+    """Run pair `turn`, from 1; return its runs as they were made, by whether they are `here`.
+
+    The second run is not made where the first has failed.
+    """
+    made: dict[bool, Outcome] = {}
+    for is_here in (False, True) if turn % 2 else (True, False):
+        made[is_here] = (here if is_here else below)(turn)
+        if made[is_here].result is None:
+            break
+    return made
 
 
 def has_no_room(outcome: Outcome) -> bool:

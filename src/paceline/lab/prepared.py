@@ -1,7 +1,8 @@
 """Data that trials read in another form than the recipe's: made once, before the first of them, and timed.
 
 They lie in a folder of the experiment, which removes it at its end. An experiment that is gone on with uses what is
-whole there; what is not is made anew, so that the seconds are those of all of it.
+whole there; what is not is made anew, so that the seconds are those of all of it. Of several processes that want the
+same, such as tasks of one experiment, the first makes it, and the others wait.
 """
 
 import contextlib
@@ -15,7 +16,9 @@ from typing import Any, Final, Literal
 
 from paceline.core.dataset import ArraySource, Datasets
 from paceline.core.errors import DataError, PacelineError, RecipeError
+from paceline.core.experiments.sharing import alone_with
 from paceline.core.rundir import write_atomic
+from paceline.core.runlock import LOCK
 from paceline.core.units import size
 from paceline.data.identity import dataset_digest
 from paceline.data.pack.writer import PackOptions, pack
@@ -49,8 +52,8 @@ class Prepared:
     is_known: bool = False
 
 
-def _quiet(done: int, total: int) -> None:
-    """Say nothing of how far it is."""
+def _quiet(*told: object) -> None:
+    """Say nothing of how far it is, or that another process is waited for."""
 
 
 def prepare(
@@ -61,11 +64,13 @@ def prepare(
     workers: int,
     now: Callable[[], float],
     progress: Callable[[int, int], None] = _quiet,
+    waits: Callable[[], None] = _quiet,
 ) -> Prepared:
     """Make `data.source` into another form in `folder`, with `workers` threads; or return what is there, and whole.
 
-    `now` gives seconds; `progress` is told images done, and of how many. Raise `DataError` where the source cannot be
-    read or there is no room for more, and `RecipeError` where the form is nothing for it.
+    `now` gives seconds; `progress` is told images done, and of how many; `waits` is called where another process is at
+    work in `folder`. Raise `DataError` where the source cannot be read or there is no room for more, and `RecipeError`
+    where the form is nothing for it.
     """
     skip_bad = data.on_bad_image == "skip"
     datasets = build_datasets(data.source, may_download=True, skip_bad=skip_bad)
@@ -73,21 +78,35 @@ def prepare(
     out = folder.absolute() / _NAMES[form]
     section = Lmdb(root=str(out)) if form == "lmdb" else Pack(root=str(out))
     digest = dataset_digest(datasets)
-    known = _known(section, digest)
-    if known is not None:
-        return known
     folder.mkdir(parents=True, exist_ok=True)
-    _clear(out)
-    _check_room(datasets, folder)
-    began_s = now()
+    # Nothing is looked for before: on a network file system, what was not there a moment ago may seem not to be now.
+    with alone_with(folder / LOCK, waits):
+        known = _known(section, digest)
+        if known is not None:
+            return known
+        _clear(out)
+        _check_room(datasets, folder)
+        began_s = now()
+        _make(form, datasets, out, progress, skip_bad=skip_bad, workers=workers)
+        made = Prepared(section, now() - began_s, _bytes_of(out))
+        record = {"made_from": digest, "digest": _digest_of(section), "seconds": made.seconds, "bytes": made.num_bytes}
+        write_atomic(_record_of(out), json.dumps(record) + "\n")
+        return made
+
+
+def _make(
+    form: Form,
+    datasets: Datasets,
+    out: Path,
+    progress: Callable[[int, int], None],
+    *,
+    skip_bad: bool,
+    workers: int,
+) -> None:
     if form == "lmdb":
         write_lmdb(datasets, out, progress, skip_bad=skip_bad, workers=workers)
     else:
         pack(datasets, out, _options(form, skip_bad=skip_bad), progress, workers)
-    made = Prepared(section, now() - began_s, _bytes_of(out))
-    record = {"made_from": digest, "digest": _digest_of(section), "seconds": made.seconds, "bytes": made.num_bytes}
-    write_atomic(_record_of(out), json.dumps(record) + "\n")
-    return made
 
 
 def _options(form: Form, *, skip_bad: bool) -> PackOptions:

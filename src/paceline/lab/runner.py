@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.rundir import RunDir
 from paceline.lab.trial import Outcome, Trial, command_of, interleaved, vary
 from paceline.recipe.schema import Recipe
@@ -99,14 +99,14 @@ class Runner:
         """Run a trial once, and return how it has ended.
 
         An exception that comes meanwhile, such as that of Ctrl-C, ends the process that runs.
+        Raise `TrialError` where another process is still writing what is to be run again.
         """
         rundir = RunDir(self.place(trial, repeat))
         if self.goes_on:
             known = self.known(trial, repeat)
             if known is not None:
                 return known
-            if rundir.path.exists():
-                shutil.rmtree(rundir.path)
+            _clear(rundir)
         self.begins(trial, repeat)
         command = command_of(trial, self.recipe_file, self.ranks_of(trial), rundir.path)
         return self._run(trial, repeat, rundir, command)
@@ -157,6 +157,18 @@ def run_trials(trials: Sequence[Trial], runner: Runner) -> Iterator[Outcome]:
         if outcome.result is None:
             failed.add(trial.name)
         yield outcome
+
+
+def _clear(rundir: RunDir) -> None:
+    """Remove what a killed run has left. Raise `TrialError` where processes of it live on."""
+    if not rundir.path.exists():
+        return
+    try:
+        with rundir.lock():
+            pass  # an open file, such as the lock, would keep its folder on NFS
+    except RecipeError as error:
+        raise TrialError(str(error), error.exit_code) from None
+    shutil.rmtree(rundir.path)
 
 
 def _end(process: Process) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.experiments.sharing import write_beside_others
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
 from paceline.recipe.layers import Layer, merge
@@ -65,10 +66,13 @@ def vary(recipe: Recipe, patch: Patch) -> Recipe:
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a recipe that `paceline train PATH` reads back. Raise `PacelineError` when it cannot be written."""
+    """Write a recipe that `paceline train PATH` reads back. Raise `PacelineError` when it cannot be written.
+
+    Tasks of an experiment write the same one, and have it read, at the same time.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(write_text(recipe.to_dict()), encoding="utf-8")
+        write_beside_others(path, write_text(recipe.to_dict()))
     except OSError as error:
         raise PacelineError(f"{path}: cannot be written: {error.strerror} (name another --run-dir)") from None
 

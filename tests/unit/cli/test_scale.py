@@ -1,7 +1,7 @@
 """What `paceline scale` refuses, runs and shows, with runs that were never trained."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +293,79 @@ def test_a_step_knows_nothing_of_the_batch_script_that_starts_it(monkeypatch: py
     start_in({**environ, "SLURM_CPUS_PER_TASK": "8"})(["srun", "hostname"])
     dropped = [word for name in ("NTASKS_PER_NODE", "PROCID", "STEP_NUM_TASKS") for word in ("-u", f"SLURM_{name}")]
     assert commands == [["env", *dropped, "SLURM_OVERLAP=1", "SRUN_CPUS_PER_TASK=8", "srun", "hostname"]]
+
+
+def test_tasks_in_any_order_and_then_the_study_come_to_what_it_comes_to_alone(
+    scale, started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = {"repeats": 2, "ranks": "1,2"}
+    scale(**study, run_dir=Path("alone"))
+    alone = sorted(Path(command[command.index("--run-dir") + 1]).name for command in started)
+    started.clear()
+    capsys.readouterr()
+    for number in (4, 1, 3, 2, 3):
+        assert scale(**study, run_dir=Path("found"), task=number) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "2 ranks, turn 2: 190 images/s",
+        "1 rank, turn 1: 100 images/s",
+        "1 rank, turn 2: 100 images/s",
+        "2 ranks, turn 1: 190 images/s",
+        "1 rank, turn 2: 100 images/s (was there)",
+    ]
+    assert sorted(Path(command[command.index("--run-dir") + 1]).name for command in started) == alone
+    assert not Path("found/experiment.json").exists()
+    started.clear()
+    scale(**study, run_dir=Path("found"))
+    assert started == []
+    found, by_itself = (json.loads(Path(name, "experiment.json").read_text()) for name in ("found", "alone"))
+    assert found == by_itself
+
+
+def test_a_study_of_batches_has_a_task_a_run(scale, started) -> None:
+    study = {"batch_sizes": "128,256", "seeds": 2, "ranks": "1", "target": 0.7}
+    for number in range(1, 5):
+        scale(**study, run_dir=Path("found"), task=number)
+    assert [[word for word in command if word.startswith("seed=")] for command in started] == [
+        *(["seed=0"], ["seed=0"], ["seed=1"], ["seed=1"])
+    ]
+    started.clear()
+    scale(**study, run_dir=Path("found"))
+    assert started == [] and Path("found/experiment.json").is_file()
+    with pytest.raises(PacelineError, match=r"^--task: 5 is none of the 4 tasks"):
+        scale(**study, run_dir=Path("found"), task=5)
+
+
+def test_a_task_that_fails_ends_with_what_its_run_has_ended_with(scale, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TrialError, match=r"^no room$") as raised:
+        scale(run_dir=Path("found"), task=2, fails="data.batch_size=256")
+    assert raised.value.exit_code == 1
+    assert capsys.readouterr().out == "2 ranks, turn 1: failed: no room\n"
+
+
+def test_a_task_needs_its_own_nodes_alone_and_what_was_measured_needs_none(
+    scale, started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last job of an array may have fewer nodes than its tasks had, or be on no allocation at all."""
+
+    def begin(environ: Mapping[str, str]) -> Callable[[Sequence[str]], Child]:
+        def start(command: Sequence[str]) -> Child:
+            started.append(list(command))
+            return Child(command, "")
+
+        return start
+
+    monkeypatch.setattr(verb, "start_in", begin)
+    study = {"repeats": 1, "ranks": "2", "nodes": "1,2", "run_dir": Path("found")}
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    scale(**study, task=1)
+    with pytest.raises(PacelineError, match=r"^--nodes: 2 is more than the 1 node of the allocation"):
+        scale(**study, task=2)
+    with pytest.raises(PacelineError, match=r"^--nodes: 2 is more than the 1 node of the allocation"):
+        scale(**study)
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    scale(**study, task=2)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert scale(**study) == 0
+    assert [command[1] for command in started] == ["--nodes=1", "--nodes=2"]
+    assert len(json.loads(Path("found/experiment.json").read_text())["points"]) == 2

@@ -31,12 +31,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
 
 
 def test_each_question_goes_to_whom_it_is_for_with_what_was_said(asked: dict[str, tuple[Any, ...]]) -> None:
-    assert scale(["digits", "seed=1"], ranks="1,2", mode="strong", as_json=True) == 0
+    assert scale(["digits", "seed=1"], ranks="1,2", mode="strong", task=3, as_json=True) == 0
     assert scale(predict=True, points=CSV, at="64", rank_batch=128) == 0
     assert scale([RUN], predict=True, network="ndr", epochs=2.0, run_dir=CSV) == 0
     assert scale(collective=True, ranks="2", out=Path("net.json")) == 0
     (words,), options = asked["scale"]
     assert words == ["digits", "seed=1"] and options["ranks"] == "1,2" and options["mode"] == "strong"
+    assert options["task"] == 3
     assert options["as_json"] and options["accuracy"] is False and options["nodes"] is None and "at" not in options
     assert asked["predict_points"] == ((CSV,), {"at": "64", "rank_batch": 128, "as_json": False})
     (run,), options = asked["predict_run"]
@@ -53,6 +54,7 @@ def test_each_question_goes_to_whom_it_is_for_with_what_was_said(asked: dict[str
         ({"predict": True, "words": [RUN, "seed=1"]}, r"--predict: needs a run to predict from \(write "),
         ({"predict": True, "points": CSV, "words": [RUN]}, r"--points: times\.csv and runs/one are both .*leave one"),
         ({"collective": True, "words": [RUN]}, r"--collective: times messages, .*\(leave those out\)"),
+        ({"predict": True, "words": [RUN], "task": 1}, r"--task: 1 has no effect here \(leave it out; it is for m"),
         ({"at": "8"}, r"--at: 8 has no effect here \(leave it out; it is for --predict --points or --predict RUN\)"),
         ({"predict": True, "points": CSV, "network": "ndr"}, r"--network: ndr has no effect here"),
         ({"predict": True, "words": [RUN], "accuracy": True}, r"--accuracy: True has no effect here"),

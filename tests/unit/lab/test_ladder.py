@@ -136,29 +136,42 @@ def climbing(tmp_path):
     """Return a function that climbs rungs on a machine, and what it said on the way."""
     said: list[str] = []
 
-    def climb(rungs, machine, *, repeats=3, goes_on=False, here=TWO_CORES, prepare=None, propose=None, **runs):
+    def build(
+        rungs,
+        machine,
+        *,
+        repeats=3,
+        goes_on=False,
+        here=TWO_CORES,
+        prepare=None,
+        propose=None,
+        root=tmp_path,
+        **runs,
+    ):
         runner = Runner(
             RECIPE,
-            tmp_path / "measured.yaml",
+            root / "measured.yaml",
             here.ranks,
-            place=lambda trial, repeat: tmp_path / "trials" / folder_name(trial, RECIPE, trial.ranks, repeat),
+            place=lambda trial, repeat: root / "trials" / folder_name(trial, RECIPE, trial.ranks, repeat),
             goes_on=True,
             **{"start": machine.start, **runs},
         )
-        climber = Climber(
+        return Climber(
             ladder=Ladder("own", "", "digits", STEPS, None, repeats, tuple(rungs), goes_on),
             recipe=RECIPE,
             runner=runner,
             here=here,
             repeats=repeats,
-            root=tmp_path,
+            root=root,
             prepare=prepare or (lambda form: pytest.fail("nothing is to be made")),
             propose=propose or (lambda recipe, standing: "nothing is left"),
             say=said.append,
         )
-        return climber.climb()
 
-    climb.said = said
+    def climb(rungs, machine, **options):
+        return build(rungs, machine, **options).climb()
+
+    climb.said, climb.build = said, build
     return climb
 
 
@@ -432,3 +445,74 @@ def test_the_seconds_are_those_of_the_first_rung_that_could_be_made(climbing):
     rungs = [BASE, Rung(name="elsewhere", data="pack", on="cuda"), Rung(name="packed", data="pack")]
     climbed = climbing(rungs, Machine(), prepare=lambda form: prepared)
     assert [rung.prepare_s for rung in climbed.rungs] == [0.0, 0.0, 12.5]
+
+
+def test_turns_that_were_run_one_by_one_are_those_that_climbing_runs(climbing, tmp_path):
+    """In whatever order: `climb` starts none of them again, and comes to what it comes to by itself."""
+    rungs = [BASE, BF16, SLOWER.model_copy(update={"keep": "always"}), Rung(name="gpu", on="cuda"), SAME]
+    alone, parts, rest = Machine(), Machine(), Machine()
+    by_itself = climbing(rungs, alone, root=tmp_path / "alone")
+    climber = climbing.build(rungs, parts, root=tmp_path / "parts")
+    for number, turn in ((number, turn) for number in (5, 2, 4, 1, 3) for turn in (3, 1, 2)):
+        outcomes = climber.run_turn(number, turn)
+        assert len(outcomes) == {1: 1, 4: 0}.get(number, 2)
+    assert climbing(rungs, rest, root=tmp_path / "parts").rungs == by_itself.rungs
+    assert rest.commands == []
+    assert sorted(parts.folders) == sorted(alone.folders) and len(alone.folders) == 3 + 3 * 6
+
+
+def test_a_turn_has_the_order_that_it_has_in_the_ladder(climbing):
+    machine = Machine()
+    climber = climbing.build([BASE, BF16], machine)
+    climber.run_turn(2, 1)
+    climber.run_turn(2, 2)
+    assert [name.split("-")[1] for name in machine.folders] == ["below", "bf16", "bf16", "below"]
+    assert climbing.said == [
+        "02 below, run 1 of 3: 100 images/s",
+        "02 bf16, run 1 of 3: 200 images/s",
+        "02 bf16, run 2 of 3: 202 images/s",
+        "02 below, run 2 of 3: 101 images/s",
+    ]
+
+
+def test_what_stands_on_a_rung_that_was_not_kept_is_run_again(climbing):
+    rungs, parts, rest = [BASE, SLOWER, BF16], Machine(), Machine()
+    climber = climbing.build(rungs, parts)
+    for number in (1, 2, 3):
+        for turn in (1, 2, 3):
+            climber.run_turn(number, turn)
+    assert [rung.status for rung in climbing(rungs, rest).rungs] == ["kept", "dropped", "kept"]
+    assert {name.split("-")[0] for name in rest.folders} == {"03"} and len(rest.folders) == 6
+
+
+def test_a_turn_of_a_rung_that_does_not_fit_here_says_so_and_is_done(climbing):
+    machine = Machine()
+    climber = climbing.build([BASE, Rung(name="gpu", on="cuda"), BF16], machine)
+    assert climber.run_turn(2, 1) == ()
+    assert climbing.said == ["gpu: left out: only helps with a GPU, and there is none"]
+    assert machine.commands == []
+
+
+def test_a_turn_that_fails_is_an_error_unless_the_run_refuses_the_rung(climbing):
+    fails = {"optim.nesterov=false": (2, "error: refused\n"), "log.every=50st": (3, "error: broke\n")}
+    climber = climbing.build([BASE, SLOWER, SAME], Machine(fails=fails))
+    _, refused = climber.run_turn(2, 1)
+    assert (refused.result, refused.error) == (None, "refused")
+    with pytest.raises(TrialError, match="own: rare: refused") as raised:  # below, which is taken to be kept
+        climber.run_turn(3, 1)
+    assert raised.value.exit_code == 2
+    with pytest.raises(TrialError, match="own: plain: refused"):  # without its first rung a ladder is none
+        climbing.build([SLOWER, BF16], Machine(fails=fails)).run_turn(1, 1)
+
+
+def test_a_turn_makes_the_data_that_the_rungs_below_it_read(climbing):
+    made = []
+
+    def prepare(form):
+        made.append(form)
+        return Prepared(Pack(root="/made.pack"), 12.5, 100)
+
+    machine = Machine()
+    climbing.build([BASE, Rung(name="packed", data="pack"), BF16], machine, prepare=prepare).run_turn(3, 1)
+    assert made == ["pack"]
+    assert all("data.source.root=/made.pack" in command for command in machine.commands)

@@ -1,5 +1,7 @@
 """Data made for trials: once, whole, of this source, and refused where there is nothing to make or no room."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 from PIL import Image
 
 from paceline.core.errors import DataError, RecipeError
+from paceline.core.runlock import LOCK
 from paceline.data.identity import dataset_digest
 from paceline.data.sources.build import build_datasets
 from paceline.lab import prepared
@@ -103,7 +106,7 @@ def test_what_is_not_known_to_be_whole_is_made_anew(damage: str, data: Data, tmp
     assert not found.is_known and found.seconds == 1.0
     assert digest_of(found.section) == digest_of(data.source)
     assert made("pack", data, folder).is_known
-    assert sorted(path.name for path in folder.iterdir()) == ["source.pack", "source.pack.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [LOCK, "source.pack", "source.pack.json"]
 
 
 def test_pixels_in_memory_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -116,4 +119,33 @@ def test_too_little_room_is_told_before_anything_is_written(data: Data, tmp_path
     monkeypatch.setattr(prepared.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000})())
     with pytest.raises(DataError, match=r"data: has 1 kB free, and another form of the data takes up to .*--run-dir"):
         made("pack", data, tmp_path / "data")
-    assert not list((tmp_path / "data").iterdir())
+    assert [each.name for each in (tmp_path / "data").iterdir()] == [LOCK]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from paceline.core.experiments.sharing import alone_with
+with alone_with(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_another_process_is_making_is_waited_for_and_not_made_again(data: Data, tmp_path: Path) -> None:
+    """What it has made by the time it ends is used; the clock, which goes on while something is made, is not read."""
+    folder = tmp_path / "data"
+    first = made("pack", data, folder)
+    record = folder / "source.pack.json"
+    whole = record.read_text()
+    record.unlink()
+    command = [sys.executable, "-c", HOLD, str(folder / LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+
+        def the_other_ends() -> None:
+            record.write_text(whole)
+            other.kill()
+
+        again = prepare("pack", data, folder, workers=1, now=lambda: pytest.fail("made"), waits=the_other_ends)
+    assert again.is_known and again.section == first.section

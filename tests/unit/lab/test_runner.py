@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
-from paceline.lab.runner import Runner, interrupted_by, run_trials, start_process
+from paceline.lab.runner import Runner, TrialError, interrupted_by, run_trials, start_process
 from paceline.lab.trial import Outcome, Trial
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
@@ -222,3 +222,28 @@ def test_a_run_that_was_not_ended_is_made_again(tmp_path: Path, status: str) -> 
     (tmp_path / "a-1").mkdir()
     RunDir(tmp_path / "a-1").write_result(result(1.0, status=status))
     assert runner_in(tmp_path, Child, goes_on=True).known(Trial("a"), 1) is None
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from paceline.core.runlock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_is_still_being_written_is_not_removed(tmp_path: Path) -> None:
+    """A run may outlive whoever started it, who was killed."""
+    (tmp_path / "a-1").mkdir()
+    (tmp_path / "a-1" / "recipe.yaml").write_text("half", encoding="utf-8")
+    runner = runner_in(tmp_path, Child, goes_on=True)
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "a-1")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(TrialError, match=f"a-1 is in use by process {other.pid} on"):
+            runner.run(Trial("a"), 1)
+        assert (tmp_path / "a-1" / "recipe.yaml").read_text(encoding="utf-8") == "half"
+        other.kill()
+    assert runner.run(Trial("a"), 1).result is not None

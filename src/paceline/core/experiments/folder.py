@@ -16,6 +16,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.ladder import LadderResult
 from paceline.core.experiments.prediction import PredictionResult
 from paceline.core.experiments.scaling import ScaleResult
+from paceline.core.experiments.sharing import write_beside_others
 from paceline.core.experiments.tuning import TuneResult
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.core.runlock import LOCK
@@ -23,6 +24,8 @@ from paceline.core.runlock import LOCK
 Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult
 RESULT: Final = "experiment.json"
 _ASKED: Final = "asked.json"
+_BEFORE: Final = {LOCK, "job"}
+"""What may lie in a new folder: a lock that a kill has left, and what was submitted to a scheduler."""
 _READ: Final[TypeAdapter[Experiment]] = TypeAdapter(Annotated[Experiment, Field(discriminator="kind")])
 
 
@@ -100,7 +103,8 @@ def open_experiment(
     """Return the folder of an experiment: one that asked for the same and has not ended is gone on with.
 
     `name` begins its folder's, such as `ladder-cpu`; `asked` is all that its trials depend on, as JSON has it. `told`
-    hears that one is gone on with. Raise `RecipeError` where `run_dir` holds something else.
+    hears that one is gone on with. Several processes may open one `run_dir` at once. Raise `RecipeError` where it holds
+    something else.
     """
     if run_dir is None:
         known = RunDir.newest_of(name, lambda run: _is_unfinished(run.path, asked))
@@ -109,9 +113,10 @@ def open_experiment(
         folder = run_dir.expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        names = {each.name for each in folder.iterdir()}
-        if names <= {LOCK}:
-            write_atomic(folder / _ASKED, json.dumps(asked, indent=2) + "\n")
+        begun = f".{_ASKED}."  # by another process, which is about to name it
+        names = {each.name for each in folder.iterdir() if not each.name.startswith(begun)}
+        if names <= _BEFORE:
+            write_beside_others(folder / _ASKED, json.dumps(asked, indent=2) + "\n")
         elif _read_asked(folder) == asked:
             told(f"going on with {folder}")
         else:

@@ -80,3 +80,12 @@ def test_what_it_came_to_reads_back_whatever_it_is(tmp_path: Path) -> None:
     folder.result.write_text('{"kind": "ladder"}', encoding="utf-8")
     with pytest.raises(PacelineError, match=r"experiment\.json: cannot be read: "):
         folder.read()
+
+
+def test_what_was_submitted_may_lie_in_a_new_folder_and_what_others_begin_to_write_too(opened, tmp_path: Path) -> None:
+    again, said = opened
+    (tmp_path / "mine" / "job").mkdir(parents=True)
+    (tmp_path / "mine" / ".asked.json.node-b.7").write_text("{", encoding="utf-8")
+    assert again(run_dir=tmp_path / "mine").path == tmp_path / "mine" and said == []
+    again(run_dir=tmp_path / "mine")
+    assert said == [f"going on with {tmp_path / 'mine'}"]

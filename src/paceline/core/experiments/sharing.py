@@ -1,0 +1,129 @@
+"""Several processes at work in one experiment's folder: which may be there at once, and how they write the same file.
+
+Locks are POSIX record locks, as in `core.runlock`: they hold between the nodes of a file system that has them, such as
+NFS, and the kernel lets go of them when a process dies. One without locks protects nothing, nor does one whose locks
+end at the node (Lustre's mount option `localflock`).
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from paceline.core.errors import RecipeError
+from paceline.core.runlock import LOCK, NO_LOCKS
+
+_TAKEN: Final = {errno.EACCES, errno.EAGAIN}  # which of them is up to the system: fcntl(2), F_SETLK
+
+
+@contextlib.contextmanager
+def task_locked(folder: Path, number: int) -> Iterator[None]:
+    """Hold the place of task `number`, from 1, in `folder`: beside other tasks, not beside itself nor the whole.
+
+    It is one byte of the file that `core.runlock` locks from end to end. Raise `RecipeError` where the task is being
+    run, or all of the experiment, and where the folder cannot be written to.
+    """
+    descriptor = _open(folder / LOCK)
+    try:
+        if not _is_locked(descriptor, 1, number):
+            raise RecipeError(f"--run-dir: {folder}: {_who_runs(descriptor, number)} (wait for it)")
+        _name_us(descriptor, number)
+        yield
+        _unname_us(descriptor, number)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone_with(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock file `path`, which is made, alone; `waits` is called before others are waited for.
+
+    What a holder did before is there for the next one. A second lock of the same process does not wait for the first.
+    Raise `RecipeError` where the file cannot be made.
+    """
+    descriptor = _open(path)
+    try:
+        if not _is_locked(descriptor, 0, 0):
+            waits()
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_beside_others(path: Path, text: str) -> None:
+    """Write what other processes may be writing and reading at the same time; leave it where it says the same.
+
+    Raise `OSError` where it cannot be written.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if path.read_text(encoding="utf-8") == text:
+            return
+    # Under a name that no other process has, on any node: two that write one file would mix what they write.
+    beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        reason = error.strerror
+        raise RecipeError(f"--run-dir: {path.parent} cannot be written to: {reason} (name another)") from None
+
+
+def _is_locked(descriptor: int, num_bytes: int, start: int) -> bool:
+    """Return whether these bytes could be locked; 0 of them are all from `start` on."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, num_bytes, start)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        if error.errno not in NO_LOCKS:
+            raise
+    return True
+
+
+def _name_us(descriptor: int, number: int) -> None:
+    """Write who we are where `core.runlock` reads it: of several tasks, the one that came last."""
+    who = {"pid": os.getpid(), "host": os.uname().nodename, "launcher_pid": 0, "task": number}
+    with contextlib.suppress(OSError):  # on a full disk the holder stays without a name
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(who).encode(), 0)
+
+
+def _unname_us(descriptor: int, number: int) -> None:
+    """Remove our name, so that whoever is refused by other tasks is not told to wait for us."""
+    with contextlib.suppress(OSError):
+        if _written(descriptor).get("task") == number:
+            os.truncate(descriptor, 0)
+
+
+def _who_runs(descriptor: int, number: int) -> str:
+    match _written(descriptor):
+        case {"pid": int(pid), "host": str(host), "task": int(other)} if other == number:
+            return f"task {number} is being run by process {pid} on {host}"
+        case {"pid": int(pid), "host": str(host)} as who if "task" not in who:
+            return f"all of it is being run by process {pid} on {host}"
+    return f"task {number} is being run by another process"
+
+
+def _written(descriptor: int) -> dict[str, object]:
+    try:
+        who = json.loads(os.pread(descriptor, 1000, 0))
+    except (OSError, ValueError):
+        return {}
+    return who if isinstance(who, dict) else {}

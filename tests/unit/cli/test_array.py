@@ -1,0 +1,80 @@
+"""What an array runs is what was asked for, word for word, and means the same on another machine."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from paceline.cli.array import build_array
+from paceline.core.errors import RecipeError
+
+WAIT_S = 60
+USAGE_ERROR = typer.BadParameter.__mro__[1]
+LIST = """
+import sys
+from paceline.cli.array import build_array
+print(len(build_array("ladder", ["cpu"], [], 1).tasks), len(build_array("scale", [], ["--nodes", "1,2"], 4).tasks))
+print([name for name in ("torch", "torchvision", "timm", "sklearn") if name in sys.modules])
+"""
+
+
+def test_a_ladder_has_a_task_for_each_turn_of_each_rung_on_the_ranks_of_a_node() -> None:
+    array = build_array("ladder", ["cpu", "seed=1"], ["--repeats", "2"], 4)
+    assert array.words == ("ladder", "cpu", "seed=1", "--repeats", "2", "--ranks", "4")
+    assert {task.nodes for task in array.tasks} == {1} and len(array.tasks) % 2 == 0
+    assert array.tasks[0].what.endswith(", turn 1 of 2") and array.tasks[0].number == 1
+
+
+def test_a_study_over_nodes_has_tasks_on_as_many_nodes_as_each_point() -> None:
+    array = build_array("scale", ["digits"], ["--nodes", "1,2", "--repeats", "1"], 4)
+    assert array.words == ("scale", "digits", "--nodes", "1,2", "--repeats", "1", "--ranks", "1,2,4")
+    assert [(task.nodes, task.ranks) for task in array.tasks] == [(1, 1), (1, 2), (1, 4), (2, 8)]
+
+
+def test_a_study_of_batches_has_a_task_for_each_run_on_all_ranks() -> None:
+    array = build_array("scale", [], ["--batch-sizes", "64,128", "--seeds", "3"], 2)
+    assert array.words[-2:] == ("--ranks", "2")
+    assert [(task.nodes, task.ranks) for task in array.tasks] == [(1, 2)] * 6
+
+
+def test_ranks_that_were_said_stay() -> None:
+    assert build_array("ladder", ["cpu"], ["--ranks", "2"], 4).words == ("ladder", "cpu", "--ranks", "2")
+    array = build_array("scale", ["--ranks", "1,2"], ["--repeats", "1"], 4)
+    assert array.words == ("scale", "--ranks", "1,2", "--repeats", "1")
+    assert [task.ranks for task in array.tasks] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "message"),
+    [
+        ("train", [], r"^--array: train has no parts that run at once \(it is for ladder and scale\)$"),
+        ("ladder", ["--run-dir", "x"], r"^--run-dir: has no place among the options of an array \(leave it out\)$"),
+        ("ladder", ["--task", "1"], "^--task: has no place among the options of an array"),
+        ("ladder", ["--list"], "^--list: has no place among the options of an array"),
+        ("ladder", ["train.epochs=3"], "^train.epochs: 3 has no effect on a ladder"),
+        ("scale", ["--run-dir", "x"], "^--run-dir: has no place among the options of an array"),
+        ("scale", ["--collective"], "^--collective: is one run, which has no tasks"),
+        ("scale", ["run", "--predict"], "^--predict RUN: is one run, which has no tasks"),
+        ("scale", ["--at", "8"], "^--at: 8 has no effect here"),
+        ("scale", ["--seeds", "8"], "^--seeds: 8 has no effect on short runs"),
+    ],
+)
+def test_what_is_no_array_is_refused(verb: str, options: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        build_array(verb, [], options, 1)
+
+
+def test_options_that_the_verb_does_not_have_are_refused_as_by_the_verb() -> None:
+    with pytest.raises(USAGE_ERROR, match="No such option: --reapeats"):
+        build_array("ladder", ["cpu"], ["--reapeats", "2"], 1)
+
+
+def test_tasks_are_listed_without_torch(tmp_path: Path) -> None:
+    listed = subprocess.run(
+        [sys.executable, "-c", LIST], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    assert listed.stdout.splitlines()[1:] == ["[]"]
+    assert all(int(number) > 3 for number in listed.stdout.splitlines()[0].split())
+    assert not list(tmp_path.iterdir())
