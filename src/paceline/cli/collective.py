@@ -10,7 +10,7 @@ from paceline.cli.show_collective import show_collective
 from paceline.core.errors import WorldError
 from paceline.core.rundir import write_atomic
 from paceline.core.world import World
-from paceline.lab.predict.measured import Measured, TimedReduce, fit
+from paceline.lab.predict.measured import Measured
 from paceline.recipe.load import DEFAULT, load
 from paceline.recipe.schema.parallel import Parallel
 
@@ -38,10 +38,7 @@ def collective(ranks: str, out: Path | None, *, as_json: bool) -> int:
 
 def measure(world: World) -> Measured:
     """Return what all-reduces between the ranks of `world` take; all of them call it."""
-    import torch.distributed as dist
-
-    from paceline.measure.collective import time_all_reduces
-    from paceline.measure.timing import now_s
+    from paceline.lab.collective import measure_joined
     from paceline.parallel.device import choose_device, set_threads
     from paceline.parallel.group import joined, meeting
 
@@ -49,13 +46,7 @@ def measure(world: World) -> Measured:
     device = choose_device(section, world)
     set_threads(section, world)
     with meeting(world, section) as met, joined(met, section, device):
-        timed = time_all_reduces(device, now_s)
-        backend = dist.get_backend()
-    times = [
-        TimedReduce(bytes=each.num_bytes, median_s=each.median_s, p10_s=each.p10_s, p90_s=each.p90_s, n=each.n)
-        for each in timed
-    ]
-    return fit(backend, world.world_size, world.num_nodes, times)
+        return measure_joined(world, device)
 
 
 def write(found: Measured, path: Path) -> None:

@@ -1,27 +1,40 @@
-"""`paceline doctor`: what this machine is like for a run, what saving takes here, and how often it pays."""
+"""`paceline doctor`: what this machine or allocation can do and what is wrong with it; and what saving takes here."""
 
 import json
 import math
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.advice import Costs, advise, close_to
-from paceline.cli.checks import machine_checks
+from paceline.cli.ranks import enter_world, start_ranks
 from paceline.cli.show import goodput_line, print_rows, saving_line
+from paceline.cli.show_doctor import rows_of, verdict
 from paceline.cli.started import STARTED_S
-from paceline.cli.words import split_words
-from paceline.core.errors import PacelineError, RecipeError
+from paceline.cli.words import count_ranks, split_words
+from paceline.core.errors import PacelineError, RecipeError, WorldError
 from paceline.core.results import CheckpointResult
 from paceline.core.rundir import RunDir
-from paceline.core.units import Duration
+from paceline.core.units import Duration, count
+from paceline.core.world import World
+from paceline.lab.doctor.finding import Finding, is_any_wrong, worst
+from paceline.lab.doctor.here import Here
+from paceline.lab.doctor.machine import machine_findings
 from paceline.recipe.load import RUN_RECIPE, load
 from paceline.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from paceline.cli.upkeep import Upkeep
+    from paceline.core.dataset import Datasets
+
+    Data = Callable[[], Datasets]
+
+WRONG = 1
+"""The exit code where a run would fail."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +47,101 @@ class Part:
     rows: list[tuple[str, ...]]
 
 
-def doctor(words: list[str], mtbf: str | None, *, as_json: bool) -> int:
-    """Do what `paceline doctor` was asked for; return the exit code."""
+def doctor(
+    words: list[str],
+    mtbf: str | None,
+    *,
+    as_json: bool,
+    ranks: str | None = None,
+    run_dir: Path | None = None,
+    port: int = 0,
+) -> int:
+    """Do what `paceline doctor` was asked for; return the exit code.
+
+    `ranks` says how many to start here to look at what is between them; those that a launcher has started are looked
+    at unasked. `run_dir` is where a run would write.
+    """
     mtbf_s = _seconds(mtbf) if mtbf else None
     run = _run(words)
-    parts = [_machine(run.path if run else Path("runs"))]
-    if words or mtbf_s is not None:
-        recipe = load(*split_words(words)).recipe
-        parts += _of_run(recipe, run, mtbf_s) if run else _of_recipe(recipe, mtbf_s)
-    if as_json:
-        print(json.dumps({part.key: part.values for part in parts}, indent=2))
+    recipe = load(*split_words(words)).recipe if words or mtbf_s is not None else None
+    environ = dict(os.environ)  # as it was given, before this process adds to it
+    world = _entered()
+    to_start = _ranks_to_start(ranks, world, environ)
+    if to_start > 1:
+        return start_ranks(to_start, port, [])
+    folder = run_dir.expanduser() if run_dir else run.path if run else Path("runs")
+    here = Here(environ, folder, time.perf_counter, time.time())
+    data = cache(lambda: _data_of(recipe))  # looked for once, which takes long on a network disk
+    own = [*machine_findings(here), *_needs(recipe, world, data)]
+    shared = _between(world, own, recipe) if world.world_size > 1 else ()
+    if shared is None:
         return 0
+    findings = [*own, *shared]
+    parts = [_part("machine", "this machine", own)]
+    parts += [_part("ranks", "the ranks", shared)] if shared else []
+    if recipe is not None:
+        parts += _of_run(recipe, run, data, mtbf_s) if run else _of_recipe(recipe, data, mtbf_s)
+    _tell(parts, findings, as_json=as_json)
+    return WRONG if is_any_wrong(findings) else 0
+
+
+def _entered() -> World:
+    """Return this process's place, a single one's where variables contradict one another, which is a finding."""
+    try:
+        return enter_world()
+    except WorldError:
+        return World.single()
+
+
+def _ranks_to_start(text: str | None, world: World, environ: Mapping[str, str]) -> int:
+    """Return how many ranks are to be started here, 1 where this process is all there is, or one that was started."""
+    if text is None or (world.launcher != "single" and text in ("auto", str(world.world_size))):
+        return 1
+    if world.launcher != "single":
+        started = f"{count(world.world_size, 'rank')} were started by {world.launcher}"
+        raise WorldError(f"--ranks: {text}, but {started} (leave --ranks out)")
+    return count_ranks(text, environ)
+
+
+def _data_of(recipe: Recipe | None) -> "Datasets":
+    """Return the data of a recipe, which is not fetched."""
+    from paceline.data.sources.build import build_datasets
+
+    assert recipe is not None, "without a recipe nobody asks"
+    return build_datasets(recipe.data.source, may_download=False, skip_bad=recipe.data.on_bad_image == "skip")
+
+
+def _needs(recipe: Recipe | None, world: World, data: "Data") -> list[Finding]:
+    """Return whether there is here what a recipe needs; nothing without one."""
+    if recipe is None:
+        return []
+    from paceline.lab.doctor.needs import recipe_finding
+
+    return [recipe_finding(recipe, world, data)]
+
+
+def _between(world: World, own: Sequence[Finding], recipe: Recipe | None) -> tuple[Finding, ...] | None:
+    """Return on rank 0 what is to be said of all ranks, and None on the others."""
+    # NCCL then raises where ranks do not answer; else it ends the process, and with it what there is to say.
+    # https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    from paceline.lab.doctor.ranks import between
+
+    return between(world, own, os.environ, section=recipe.parallel if recipe else None)
+
+
+def _part(key: str, title: str, findings: Sequence[Finding]) -> Part:
+    return Part(key, title, [finding.to_dict() for finding in findings], rows_of(findings))
+
+
+def _tell(parts: Sequence[Part], findings: Sequence[Finding], *, as_json: bool) -> None:
+    if as_json:
+        values = {"state": worst(findings), **{part.key: part.values for part in parts}}
+        print(json.dumps(values, indent=2))
+        return
     for part in parts:
         print_rows(part.rows, part.title)
-    return 0
+    print(verdict(findings))
 
 
 def _seconds(text: str) -> float:
@@ -66,18 +160,9 @@ def _run(words: list[str]) -> RunDir | None:
     return RunDir(folder) if folder and (folder / RUN_RECIPE).is_file() else None
 
 
-def _machine(folder: Path) -> Part:
-    checks = list(machine_checks(os.environ, folder))
-    rows: list[tuple[str, ...]] = [
-        (check.name, "ok" if check.is_ok else "look", "\n".join(filter(None, (check.found, check.advice))))
-        for check in checks
-    ]
-    return Part("machine", "this machine", [check.to_dict() for check in checks], rows)
-
-
-def _of_recipe(recipe: Recipe, mtbf_s: float | None) -> list[Part]:
+def _of_recipe(recipe: Recipe, data: "Data", mtbf_s: float | None) -> list[Part]:
     """Return what saving would take, and how often it would pay; a start is taken to be as long as the imports."""
-    saving, part = _measured(recipe, Path())
+    saving, part = _measured(recipe, data, Path())
     if saving is None:
         return [part]
     every_s = (
@@ -94,7 +179,7 @@ def _of_recipe(recipe: Recipe, mtbf_s: float | None) -> list[Part]:
     return [part, *_advice(Costs(saving.stall_s, saving.write_s, restart_s, None, every_s), mtbf_s)]
 
 
-def _of_run(recipe: Recipe, run: RunDir, mtbf_s: float | None) -> list[Part]:
+def _of_run(recipe: Recipe, run: RunDir, data: "Data", mtbf_s: float | None) -> list[Part]:
     """Return what a run has seen, what saving takes, and how often it would pay."""
     from paceline.cli.upkeep import read_upkeep
 
@@ -104,7 +189,7 @@ def _of_run(recipe: Recipe, run: RunDir, mtbf_s: float | None) -> list[Part]:
         saving: CheckpointResult | None = upkeep.saving
         parts.append(Part("saving", "saving, as the run found it", upkeep.saving.model_dump(), [_saved(upkeep.saving)]))
     else:
-        saving, part = _measured(recipe, run.path)
+        saving, part = _measured(recipe, data, run.path)
         parts.append(part)
     if saving is None:
         return parts
@@ -125,12 +210,12 @@ def _advice(costs: Costs, mtbf_s: float | None) -> list[Part]:
     return [Part("advice", "how often to save", values, rows)]
 
 
-def _measured(recipe: Recipe, folder: Path) -> tuple[CheckpointResult | None, Part]:
+def _measured(recipe: Recipe, data: "Data", folder: Path) -> tuple[CheckpointResult | None, Part]:
     """Return what saving the recipe's state in `folder` takes, measured now, or None and why not."""
     from paceline.train.save_trial import try_saving
 
     try:
-        saving = try_saving(recipe, folder)
+        saving = try_saving(recipe, folder, data())
     except PacelineError as error:
         return None, Part("saving", "saving", {"error": str(error)}, [("not measured", str(error))])
     title = f"saving, measured now on one rank at {folder.absolute()}"

@@ -7,7 +7,6 @@ srun the base runs on the ranks that are there, and all other runs are left to b
 import os
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from paceline.cli.experiment import STOPS
 from paceline.cli.ranks import enter_world, ranks_to_start
 from paceline.cli.report import leave_report
 from paceline.cli.started import STARTED_S
@@ -138,7 +138,7 @@ def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
     write_recipe(asked.recipe, recipe_file)
     outcomes: list[Outcome] = []
     try:
-        with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, _num_runs(asked)) as (begins, say):
+        with interrupted_by(*STOPS), telling(out, _num_runs(asked)) as (begins, say):
             say(_plan(asked))
             runner = Runner(
                 asked.recipe,

@@ -5,13 +5,12 @@ The folder of a search holds one run directory a run; the same command goes on w
 
 import contextlib
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.experiment import LIMIT_S, experiment, found_before, leave, refuse_ranks_of_others
+from paceline.cli.experiment import LIMIT_S, STOPS, experiment, found_before, leave, refuse_ranks_of_others
 from paceline.cli.show_tune import show_tune
 from paceline.cli.telling import telling
 from paceline.cli.words import count_ranks, refuse_length, split_words
@@ -136,7 +135,7 @@ def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResul
     out = sys.stderr if as_json else sys.stdout
     write_recipe(asked.loaded.recipe, folder.recipe)
     write_recipe(asked.recipe, folder.measured)
-    with interrupted_by(signal.SIGTERM, signal.SIGHUP), telling(out, asked.budget) as (begins, say):
+    with interrupted_by(*STOPS), telling(out, asked.budget) as (begins, say):
         most = "" if asked.budget is None else f"up to {count(asked.budget, 'run')}, "
         say(f"tuning {asked.loaded.name}: {most}{count(asked.repeats, 'pair')} of runs for what looks faster")
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import lab_verbs
-from paceline.cli.arguments import Json, Port, Ranks, Words
+from paceline.cli import lab_verbs, run_verbs
+from paceline.cli.arguments import Json, Port, Words
 from paceline.cli.data_verbs import data
 from paceline.cli.scale_verb import scale
 
@@ -31,48 +31,10 @@ def paceline(
         raise typer.Exit
 
 
-@app.command(epilog="Example: `paceline train digits optim.lr=0.05 train.epochs=5 --ranks 2`")
-def train(
-    words: Words = None,
-    ranks: Ranks = "auto",
-    run_dir: Annotated[Path | None, typer.Option(help="Where the run is written (runs/RECIPE-TIME).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print recipe, plan and devices, and stop.")] = False,
-    max_restarts: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Start ranks that went away again, up to N times, and resume.")
-    ] = 0,
-    port: Port = 0,
-    as_json: Json = False,
-) -> int:
-    """Train a classifier, evaluate it, and leave a run directory."""
-    from paceline.cli.train import train as work
-
-    return work(
-        words or [],
-        ranks,
-        run_dir,
-        resume=resume,
-        dry_run=dry_run,
-        max_restarts=max_restarts,
-        port=port,
-        as_json=as_json,
-    )
-
-
-@app.command("eval", epilog="Example: `paceline eval runs/digits-20261121-101500 data.eval_batch_size=512`")
-def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False)] = None,
-    ranks: Ranks = "auto",
-    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
-    classes: Annotated[bool, typer.Option("--classes", help="Show the accuracy of every class.")] = False,
-    port: Port = 0,
-    as_json: Json = False,
-) -> int:
-    """Evaluate a run's weights: every image of the validation split, once."""
-    from paceline.cli.evaluate import evaluate as work
-
-    return work(run, overrides or [], ranks, checkpoint, port=port, as_json=as_json, per_class=classes)
+app.command(epilog="Example: `paceline train digits optim.lr=0.05 train.epochs=5 --ranks 2`")(run_verbs.train)
+app.command("eval", epilog="Example: `paceline eval runs/digits-20261121-101500 data.eval_batch_size=512`")(
+    run_verbs.evaluate
+)
 
 
 @app.command(epilog="Example: `paceline recipes course/wideresnet-fashion model.width=0.25 --origin`")
@@ -91,19 +53,75 @@ def recipes(
 app.add_typer(data, name="data")
 
 
-@app.command(epilog="Example: `paceline doctor runs/digits-20261121-101500 --mtbf 8h`")
+@app.command(
+    epilog="Example: `paceline submit folder data.source.root=/shared/photos --nodes 2 --gpus-per-node 4 --wait`"
+)
+def submit(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[VERB] RECIPE|KEY=VALUE [-- OPTIONS]",
+            help="train (the default), eval, ladder, scale, tune or profile; its words; slurm.KEY=VALUE and "
+            "kubernetes.KEY=VALUE for the site; behind --, options of the verb.",
+            show_default=False,
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="slurm|kubernetes", help="Scheduler (slurm, where sbatch is).")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs of a node; each has a rank.")] = 0,
+    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks of a node (one a GPU, or one).")] = None,
+    site: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="What the cluster wants ($PACELINE_SITE, ~/.config/paceline/site.yaml)."
+        ),
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where it is written, on a disk that all nodes see.")] = None,
+    array: Annotated[
+        bool, typer.Option("--array", help="The parts of a ladder or of scale as tasks of arrays.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job, and end as it ends.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script, write and queue nothing.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Write a job for Slurm or Kubernetes, and queue it."""
+    from paceline.cli.submit import submit as work
+
+    return work(
+        words or [],
+        engine=engine,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        gpus_per_node=gpus_per_node,
+        site=site,
+        run_dir=run_dir,
+        array=array,
+        wait=wait,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
+
+
+@app.command(epilog="Example: `srun --nodes 2 --ntasks-per-node 4 paceline doctor`")
 def doctor(
     words: Words = None,
     mtbf: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="Mean time between failures, such as 8h: says how often to save."),
     ] = None,
+    ranks: Annotated[
+        str | None, typer.Option(metavar="N|auto", help="Ranks to start here, and to look at what is between them.")
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where runs would be written (runs/).")] = None,
+    port: Port = 0,
     as_json: Json = False,
 ) -> int:
-    """Look at this machine, and at how often a run should save on it."""
+    """Look at this machine, or at all ranks of a job, for what a run would fail or be slow by; and at saving."""
     from paceline.cli.doctor import doctor as work
 
-    return work(words or [], mtbf, as_json=as_json)
+    return work(words or [], mtbf, ranks=ranks, run_dir=run_dir, port=port, as_json=as_json)
 
 
 app.command(epilog="Example: `paceline profile folder data.source.root=~/photos --trace`")(lab_verbs.profile)

@@ -45,12 +45,18 @@ def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
     rundir.refuse_another_run(resume=resume)
     if not rundir.recipe.exists():
         return []
-    before, after = load(str(rundir.path)).recipe.to_dict(), recipe.to_dict()
-    changes = list(changed(before, after))
-    refused = [f"{path}={old} (now {new})" for path, old, new in changes if not _is_free(path)]
+    before = load(str(rundir.path)).recipe
+    refused = not_free(before, recipe)
     if refused:
         raise RecipeError(f"--resume: {rundir.path} was started with {', '.join(refused)} (resume it as it was)")
+    changes = changed(before.to_dict(), recipe.to_dict())
     return [f"resumed with {path}={new}, which was {old}" for path, old, new in changes]
+
+
+def not_free(before: Recipe, after: Recipe) -> list[str]:
+    """Return what makes another experiment of `before`, such as `optim.lr=0.1 (now 0.2)`."""
+    changes = changed(before.to_dict(), after.to_dict())
+    return [f"{path}={old} (now {new})" for path, old, new in changes if not _is_free(path)]
 
 
 def check_dataset(checkpoint: Path, digest: str) -> None:

@@ -3,20 +3,38 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from paceline.cli.doctor import doctor
-from paceline.core.errors import RecipeError
+from paceline.core.errors import RecipeError, WorldError
 from paceline.core.results import CheckpointResult, RunResult
 from paceline.core.rundir import RunDir, write_atomic
+from paceline.core.world import World
+from paceline.data.sources.build import build_datasets
+from paceline.lab.doctor.finding import Finding
+from paceline.lab.doctor.storage import Speed
 from paceline.recipe.load import load
 from paceline.recipe.yamlfile import write_text
 from paceline.train.attempts import Attempt, Start
 from paceline.train.checkpoint import Checkpoints, Keep, Snapshot
 
+WAITS = "TORCH_NCCL_BLOCKING_WAIT"
 SAVING = CheckpointResult(saved=12, failed=0, stall_s=0.4, write_s=5.0, bytes=307_000_000)
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try no disk, whose speed is looked at elsewhere."""
+    monkeypatch.setattr("paceline.lab.doctor.storage.try_disk", _disk)
+
+
+def _disk(folder: Path, now: object) -> Speed:
+    if str(folder).startswith("/proc"):
+        raise PermissionError(13, "Permission denied")
+    return Speed(1e9, 1e9)
 
 
 @pytest.fixture
@@ -26,8 +44,10 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: str, mtbf: str | None = None) -> dict:
-        assert doctor(list(words), mtbf, as_json=True) == 0
-        return json.loads(capsys.readouterr().out)
+        code = doctor(list(words), mtbf, as_json=True)
+        told = json.loads(capsys.readouterr().out)
+        assert code == (told["state"] == "wrong")
+        return told
 
     return run
 
@@ -66,8 +86,48 @@ def _start(number: int, started_s: float, from_step: int, trained_s: float, pid:
 
 def test_without_words_only_the_machine_is_looked_at(told) -> None:
     found = told()
-    assert set(found) == {"machine"}
-    assert {check["state"] for check in found["machine"]} <= {"ok", "look"} and len(found["machine"]) == 13
+    assert set(found) == {"state", "machine"} and found["state"] != "wrong"
+    assert {"versions", "disk speed", "gloo", "clock"} < {check["name"] for check in found["machine"]}
+    assert {check["state"] for check in found["machine"]} <= {"ok", "look"}
+
+
+def test_something_wrong_ends_with_1_in_json_and_in_tables_alike(told, capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    assert told()["state"] == "wrong"
+    assert doctor([], None, as_json=False) == 1
+    said = capsys.readouterr().out
+    assert (
+        "WRONG" in said and "there is no nowhere0" in said and said.splitlines()[-1].startswith("a run would fail: 1")
+    )
+
+
+def test_a_named_folder_is_the_one_that_is_looked_at(capsys, tmp_path: Path) -> None:
+    assert doctor([], None, as_json=True, run_dir=Path("/proc/self/run")) == 1
+    machine = json.loads(capsys.readouterr().out)["machine"]
+    assert [check["name"] for check in machine if check["state"] == "wrong"] == ["disk"]
+
+
+def test_ranks_of_a_launcher_are_looked_at_together_and_rank_0_tells(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("paceline.cli.doctor.enter_world", lambda: World(world_size=2, local_world_size=2))
+    monkeypatch.setenv(WAITS, "0")
+    monkeypatch.delenv(WAITS)  # now it is as it was when the test is over
+    slow = Finding.look("all-reduce", "slow", "mend the cable")
+    monkeypatch.setattr("paceline.lab.doctor.ranks.between", lambda world, own, environ, section: (slow,))
+    assert doctor([], None, as_json=True) == 0
+    assert os.environ[WAITS] == "1", "else NCCL ends the process where a rank does not answer"
+    found = json.loads(capsys.readouterr().out)
+    assert found["state"] == "look" and found["ranks"] == [slow.to_dict()] and found["machine"]
+    monkeypatch.setattr("paceline.lab.doctor.ranks.between", lambda world, own, environ, section: None)
+    assert doctor([], None, as_json=True) == 0 and capsys.readouterr().out == ""
+
+
+def test_ranks_are_started_where_nobody_has_and_they_are_asked_for(monkeypatch) -> None:
+    monkeypatch.setattr("paceline.cli.doctor.start_ranks", lambda ranks, port, extra: 100 * ranks + port)
+    assert doctor([], None, as_json=True, ranks="2", port=7) == 207
+    monkeypatch.setattr("paceline.cli.doctor.enter_world", lambda: World(world_size=2, launcher="slurm"))
+    with pytest.raises(WorldError, match="--ranks: 3, but 2 ranks were started by slurm"):
+        doctor([], None, as_json=True, ranks="3")
 
 
 def test_a_run_tells_its_steps_failures_restarts_and_what_is_at_risk(told, a_run: RunDir) -> None:
@@ -106,8 +166,16 @@ def test_failures_that_were_seen_stand_in_for_a_given_time(told, a_run: RunDir, 
     assert told(str(a_run.path))["advice"]["mtbf_s"] == 42.5
 
 
-def test_a_recipe_is_saved_here_to_see_what_it_takes_and_nothing_stays(told, tmp_path: Path) -> None:
+def test_a_recipe_is_saved_here_to_see_what_it_takes_and_nothing_stays(told, monkeypatch, tmp_path: Path) -> None:
+    looks: list[object] = []
+
+    def looked_for(section: Any, **options: bool) -> Any:
+        looks.append(section)
+        return build_datasets(section, **options)
+
+    monkeypatch.setattr("paceline.data.sources.build.build_datasets", looked_for)
     found = told("digits", "model.width=0.1", mtbf="2h")
+    assert len(looks) == 1, "data on a network disk takes long to look for"
     assert found["saving"]["saved"] == 3 and 0 < found["saving"]["stall_s"] <= found["saving"]["write_s"]
     assert found["saving"]["bytes"] > 10_000 and found["saving"]["restart_s"] > 0
     assert found["advice"]["setting"].startswith("checkpoint.every=")
@@ -116,7 +184,8 @@ def test_a_recipe_is_saved_here_to_see_what_it_takes_and_nothing_stays(told, tmp
 
 def test_data_that_is_not_here_is_no_reason_to_say_nothing(told, tmp_path: Path) -> None:
     found = told("folder", f"data.source.root={tmp_path}/gone", mtbf="2h")
-    assert "gone" in found["saving"]["error"] and "advice" not in found and found["machine"]
+    assert "gone" in found["saving"]["error"] and "advice" not in found
+    assert found["machine"][-1]["name"] == "recipe" and found["machine"][-1]["state"] == "look"
 
 
 def test_a_run_that_never_ran_is_told_as_far_as_it_goes(told, a_run: RunDir) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,20 @@ def test_the_traceback_of_a_bug_is_told(outcomes, tmp_path: Path, capsys: pytest
     with pytest.raises(TrialError):
         ask(tmp_path)
     assert capsys.readouterr().err == "4 runs of 50 steps\nTraceback\n  somewhere\n"
+
+
+def test_the_warning_that_slurm_sends_interrupts_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(*args: object) -> Iterator[Outcome]:
+        signal.raise_signal(signal.SIGUSR1)
+        yield from ()
+
+    monkeypatch.setattr(verb, "run_trials", warned)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ask(tmp_path)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:

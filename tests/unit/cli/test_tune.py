@@ -1,6 +1,7 @@
 """`paceline tune` writes a recipe that has what won, says what it tried, and refuses what it cannot do."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,21 @@ def test_the_tuned_recipe_is_what_was_asked_with_what_has_won_over_it(tune, tmp_
     path = tmp_path / "tune" / "tuned.yaml"
     assert load(str(path)).recipe == load("digits", Patch.parse(["seed=3", "train.precision=bf16"])).recipe
     assert "# train.precision=bf16: 1.500x" in path.read_text(encoding="utf-8")
+
+
+def test_the_warning_that_slurm_sends_interrupts_a_search(tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Warned(FakeRunner):
+        def run(self, trial: Trial, repeat: int) -> Outcome:
+            signal.raise_signal(signal.SIGUSR1)
+            return super().run(trial, repeat)
+
+    monkeypatch.setattr(under_test, "Runner", Warned)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tune()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_all_that_was_found_is_written(tune, tmp_path: Path) -> None:

@@ -1,0 +1,278 @@
+"""`paceline submit`: check what is to run, write it down for a scheduler, and hand it over.
+
+What is queued is what was checked: the recipe is written into the run directory, so that a later change of a file
+changes nothing, unless it is a shipped one. The scheduler is Slurm or Kubernetes; nothing here schedules.
+"""
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from paceline.cli.show_submit import Queued, Submitted, show_kubernetes, show_scripts, show_submitted, show_wait
+from paceline.cli.submit_verbs import Prepared, jobs_of, prepare, refuse_what_pods_lack
+from paceline.cli.submit_words import read_shape, read_words
+from paceline.cluster.job import Job
+from paceline.cluster.site import Site, load_site
+from paceline.cluster.slurm import script
+from paceline.cluster.slurm_jobs import Slurm, SlurmError
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.rundir import RunDir, write_atomic
+from paceline.recipe.load import load
+from paceline.recipe.yamlfile import write_text
+
+_ENGINES: Final = ("slurm", "kubernetes")
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A job, and the text that a scheduler is given for it, to be written to `path`."""
+
+    job: Job
+    path: Path
+    text: str
+
+
+def submit(
+    words: list[str],
+    *,
+    engine: str | None,
+    nodes: int,
+    ranks_per_node: int | None,
+    gpus_per_node: int,
+    site: str | None,
+    run_dir: Path | None,
+    array: bool,
+    wait: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Do what `paceline submit` was asked for; return the exit code, with `wait` that of the job."""
+    asked = read_words(words)
+    chosen = _engine(engine, os.environ)
+    answers = _site(site, asked.site, chosen, os.environ)
+    _refuse_without_effect(chosen, array=array, wait=wait, dry_run=dry_run)
+    shape = read_shape(asked.verb, nodes, ranks_per_node, gpus_per_node)
+    run_dir = None if run_dir is None else run_dir.expanduser()
+    prepared = prepare(asked, shape, run_dir, answers.slurm.stage if chosen == "slurm" else "off")
+    with _claimed(prepared, run_dir, dry_run=dry_run) as rundir:
+        written = _texts(prepared, rundir, answers, chosen, array=array)
+        if dry_run:
+            show_scripts(rundir.path, [(each.path, each.text) for each in written], as_json=as_json)
+            return 0
+        frozen = written[-1].job.frozen if prepared.is_frozen else None
+        _refuse_another(prepared, rundir, frozen)
+        with _kept(frozen):
+            _write(prepared, written, frozen)
+            if chosen == "kubernetes":
+                return _create(written[-1], answers, as_json=as_json)
+            slurm = Slurm(os.environ, lambda line: print(line, file=sys.stderr))
+            queued = _queue(slurm, written)
+    submitted = Submitted(tuple(queued), _output(slurm, queued[-1], answers))
+    if wait:
+        is_known = answers.slurm.output == "auto"
+        return show_wait(submitted, slurm, Path(submitted.output) if is_known else None, as_json=as_json)
+    show_submitted(submitted, as_json=as_json)
+    return 0
+
+
+def _engine(asked: str | None, environ: Mapping[str, str]) -> str:
+    """Return which scheduler is meant: as told, or Slurm where it is here. Raise `RecipeError` where there is none."""
+    if asked is None:
+        if shutil.which("sbatch", path=environ.get("PATH")) is None:
+            raise RecipeError("--engine: is needed where there is no sbatch (write --engine slurm or kubernetes)")
+        return "slurm"
+    if asked not in _ENGINES:
+        raise RecipeError(f"--engine: {asked!r} is no engine (write slurm or kubernetes)")
+    return asked
+
+
+def _site(name: str | None, words: Sequence[str], engine: str, environ: Mapping[str, str]) -> Site:
+    """Return the site: as told, else by PACELINE_SITE, else of the user's own file, where there is one."""
+    idle = next((word for word in words if not word.startswith(f"{engine}.")), None)
+    if idle is not None:
+        raise RecipeError(f"{idle.partition('=')[0]}: has no effect with --engine {engine} (leave it out)")
+    own = Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "paceline" / "site.yaml"
+    variable = environ.get("PACELINE_SITE") or None
+    said_by = "--site" if name else "PACELINE_SITE"
+    return load_site(name or variable, words, own if own.is_file() else None, said_by)
+
+
+def _refuse_without_effect(engine: str, *, array: bool, wait: bool, dry_run: bool) -> None:
+    """Raise `RecipeError` for options that do nothing beside the others."""
+    if wait and dry_run:
+        raise RecipeError("--wait: there is nothing to wait for with --dry-run (leave one out)")
+    if wait and engine != "slurm":
+        raise RecipeError(f"--wait: follows jobs of Slurm's, not of {engine} (leave it out)")
+    if array and engine != "slurm":
+        raise RecipeError(f"--array: is a way of Slurm's, not of {engine} (leave it out)")
+
+
+@contextlib.contextmanager
+def _claimed(prepared: Prepared, run_dir: Path | None, *, dry_run: bool) -> Iterator[RunDir]:
+    """Return the context in which there is a run directory, by its absolute path; with `dry_run` none is made.
+
+    One that was made for this goes again where nothing comes of it.
+    """
+    told = prepared.run or run_dir
+    if told is not None:
+        yield RunDir(told.absolute())
+        return
+    now = datetime.now().astimezone()
+    if dry_run:
+        yield RunDir(Path("runs").absolute() / f"{prepared.name}-{now:%Y%m%d-%H%M%S}")
+        return
+    rundir = RunDir(RunDir.claim(prepared.name, now).path.absolute())
+    try:
+        yield rundir
+    except BaseException:
+        shutil.rmtree(rundir.path / "job", ignore_errors=True)
+        rundir.give_back()
+        raise
+
+
+def _texts(prepared: Prepared, rundir: RunDir, site: Site, engine: str, *, array: bool) -> list[_Written]:
+    """Return what the engine is given, in the order in which it is to be."""
+    folder = Path.cwd()
+    jobs = jobs_of(prepared, rundir.path, folder, _said(prepared), array=array)
+    if engine == "kubernetes":
+        from paceline.cluster.kubernetes import manifests
+        from paceline.cluster.kubernetes_yaml import to_yaml
+
+        refuse_what_pods_lack(prepared, site.kubernetes.mount)
+        (job,) = jobs
+        recipe = _frozen(prepared) if prepared.is_frozen else ""
+        text = to_yaml(manifests(job, site.kubernetes, recipe=recipe))
+        return [_Written(job, job.job_folder / f"{_stem(job)}.yaml", text)]
+
+    slurm = site.slurm if prepared.goes_on else site.slurm.model_copy(update={"requeue": "off"})
+    return [_Written(job, job.job_folder / f"{_stem(job)}.sh", script(job, slurm)) for job in jobs]
+
+
+def _stem(job: Job) -> str:
+    """Return what a job's file is called; a run that is evaluated keeps that of its training."""
+    if job.tasks:
+        return f"tasks-{job.nodes}n"
+    return "eval" if job.words[0] == "eval" else "job"
+
+
+def _said(prepared: Prepared) -> list[str]:
+    """Return what a script begins with."""
+    lines = [shlex.join(("paceline", *sys.argv[1:]))]
+    if prepared.is_frozen:
+        assert prepared.recipe is not None, "what is frozen was loaded"
+        lines.append(f"recipe {prepared.recipe.hash}, as it was then, in job/recipe-{prepared.recipe.hash}.yaml")
+    return lines
+
+
+def _frozen(prepared: Prepared) -> str:
+    assert prepared.recipe is not None, "what is frozen was loaded"
+    return f"# recipe {prepared.recipe.hash}\n{write_text(prepared.recipe.to_dict())}"
+
+
+def _refuse_another(prepared: Prepared, rundir: RunDir, frozen: Path | None) -> None:
+    """Raise `RecipeError` where a run that is gone on with, or is queued and has not begun, is another experiment."""
+    if prepared.asked.verb != "train":
+        return  # an experiment tells itself
+    assert prepared.recipe is not None, "what is trained was loaded"
+    queued = [path for path in sorted((rundir.path / "job").glob("recipe-*.yaml")) if path != frozen]
+    if rundir.recipe.exists():
+        from paceline.train.resume import check_rundir
+
+        check_rundir(rundir, prepared.recipe, resume=True)
+    elif queued:
+        from paceline.train.resume import not_free
+
+        for path in queued:
+            refused = not_free(load(str(path)).recipe, prepared.recipe)
+            if refused:
+                fix = "name another, or remove that file where its job was cancelled"
+                raise RecipeError(f"--run-dir: {path} is queued with {', '.join(refused)} ({fix})")
+
+
+@contextlib.contextmanager
+def _kept(frozen: Path | None) -> Iterator[None]:
+    """Return the context after which the recipe stays that was kept for a job, unless there is no job."""
+    was_there = frozen is None or frozen.exists()
+    try:
+        yield
+    except BaseException:
+        if frozen is not None and not was_there:
+            frozen.unlink(missing_ok=True)
+        raise
+
+
+def _write(prepared: Prepared, written: Sequence[_Written], frozen: Path | None) -> None:
+    """Write what was checked into the folder of the job. Raise `RecipeError` when it cannot be."""
+    folder = written[-1].job.job_folder
+    texts = {each.path: each.text for each in written}
+    if frozen is not None:
+        texts[frozen] = _frozen(prepared)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            write_atomic(path, text)
+    except OSError as error:
+        raise RecipeError(f"--run-dir: {folder} cannot be written to: {error.strerror} (name another)") from None
+
+
+def _queue(slurm: Slurm, written: Sequence[_Written]) -> list[Queued]:
+    """Hand all scripts to Slurm, the last to start after the others. Raise `SlurmError` where it takes one not."""
+    queued: list[Queued] = []
+    try:
+        for each in written:
+            after = [other.number for other in queued] if each is written[-1] else []
+            queued.append(Queued(slurm.submit(each.path, after), each.job, each.path))
+    except BaseException:
+        if queued:
+            slurm.cancel([each.number for each in queued])  # tasks that nothing would judge
+        raise
+    return queued
+
+
+def _output(slurm: Slurm, main: Queued, site: Site) -> str:
+    """Return the file of what a job says; the site's pattern for it, where Slurm does not say which it is."""
+    if site.slurm.output == "auto":
+        return str(main.job.job_folder / f"{main.number}.out")
+    with contextlib.suppress(SlurmError):
+        return str(slurm.look(main.number).output or site.slurm.output)
+    return site.slurm.output
+
+
+def _create(written: _Written, site: Site, *, as_json: bool) -> int:
+    """Have kubectl create the job where it is installed; else say how that is done.
+
+    Raise `PacelineError` where it is there already: its objects would stay as they are.
+    """
+    from paceline.cluster.kubernetes import next_steps
+    from paceline.cluster.kubernetes_pod import run_dir_in_pods
+
+    create, *then = next_steps(written.job, site.kubernetes, written.path)
+    *_, delete = then
+    there = str(run_dir_in_pods(written.job, site.kubernetes))
+    if shutil.which("kubectl", path=os.environ.get("PATH")) is None:
+        show_kubernetes(written.job, written.path, [create, *then], "", there, as_json=as_json)
+        return 0
+    where = [*(["-n", site.kubernetes.namespace] if site.kubernetes.namespace else []), "-f", str(written.path)]
+    found = _kubectl("get", "--ignore-not-found", "--output=name", *where).split()
+    if found:
+        raise PacelineError(f"kubectl: {', '.join(found)} is there already (delete it first: {delete})")
+    show_kubernetes(written.job, written.path, then, _kubectl("create", *where), there, as_json=as_json)
+    return 0
+
+
+def _kubectl(*words: str) -> str:
+    """Return what kubectl says. Raise `PacelineError` where it fails."""
+    command = ["kubectl", *words]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if ended.returncode:
+        said = " ".join((ended.stderr or ended.stdout).split())
+        raise PacelineError(f"kubectl: {said or 'has failed and does not say why'}")
+    return ended.stdout

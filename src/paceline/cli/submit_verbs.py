@@ -1,0 +1,220 @@
+"""What each verb is as a job: what is checked before it is queued, and the words that it runs with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from paceline.cli.scale_verb import measuring_options
+from paceline.cli.scale_words import read_nodes
+from paceline.cli.submit_options import read_options
+from paceline.cli.submit_words import RANKS, Asked, Shape, refuse_few_gpus
+from paceline.cli.words import count_ranks, refuse_length, split_words
+from paceline.cluster.job import Job
+from paceline.core.errors import RecipeError, WorldError
+from paceline.lab.tasks import Task
+from paceline.recipe.load import DEFAULT, PRESETS, RUN_RECIPE, find, load
+from paceline.recipe.patch import Patch
+from paceline.recipe.plan import divide_batch
+from paceline.recipe.schema import Recipe
+
+_LADDER: Final = "auto"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A verb that was checked: `name` is what its run directory is called, where it has none yet.
+
+    `recipe` is what it runs with: frozen into the job's folder where `is_frozen`, else read again when it starts, and
+    `files` are those of this machine that are read then. `run` is the run directory that it works on, where the words
+    have said which. Where `goes_on` is false a job that was stopped is not to be started again.
+    """
+
+    asked: Asked
+    shape: Shape
+    name: str
+    recipe: Recipe | None = None
+    is_frozen: bool = False
+    files: tuple[str, ...] = ()
+    run: Path | None = None
+    goes_on: bool = True
+
+
+def prepare(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
+    """Check what can be checked without data or torch; `stage` is where the site copies data to, or off.
+
+    Raise `RecipeError` or `WorldError` for what would fail when it starts.
+    """
+    match asked.verb:
+        case "train":
+            return _train(asked, shape, run_dir, stage)
+        case "eval":
+            return _evaluate(asked, shape, run_dir)
+        case "ladder":
+            return _ladder(asked, shape)
+        case _:
+            return _measure(asked, shape)
+
+
+def refuse_what_pods_lack(prepared: Prepared, mount: str) -> None:
+    """Raise `RecipeError` for files of this machine that pods, which see the claim at `mount`, would have to read."""
+    missing = [*prepared.files, *([str(prepared.run)] if prepared.run is not None else [])]
+    for file in missing:
+        if not Path(file).is_relative_to(mount):
+            raise RecipeError(f"{file}: is not on the claim, which pods see as {mount} (put it there, and name it so)")
+
+
+def jobs_of(prepared: Prepared, run_dir: Path, folder: Path, said: Sequence[str], *, array: bool) -> list[Job]:
+    """Return the jobs, the main one last: where tasks are jobs of their own, it comes after them and judges.
+
+    `folder` is where the program starts, and `said` what their scripts begin with. Raise `RecipeError` for an `array`
+    of a verb that has no tasks.
+    """
+    asked, shape, recipe = prepared.asked, prepared.shape, prepared.recipe
+    main = Job(
+        name=prepared.name,
+        words=(),
+        run_dir=run_dir,
+        folder=folder,
+        nodes=shape.nodes,
+        ranks_per_node=shape.ranks_per_node,
+        gpus_per_node=shape.gpus_per_node,
+        is_ranks=asked.verb in RANKS,
+        said=tuple(said),
+    )
+    if recipe is not None:
+        kept = recipe.hash if prepared.is_frozen else ""
+        main = replace(main, grace_s=recipe.checkpoint.grace.seconds, recipe_hash=kept)
+    main = replace(main, words=_words(prepared, main))
+    if not array:
+        return [main]
+    from paceline.cli.array import build_array
+
+    parts = build_array(asked.verb, asked.words, asked.options, shape.ranks_per_node)
+    verb, *words = parts.words
+    main = replace(main, words=(verb, *_frozen_words(prepared, main, words), "--run-dir", str(run_dir)))
+    return [*_arrays(main, parts.tasks), main]
+
+
+def _arrays(main: Job, tasks: Sequence[Task]) -> list[Job]:
+    """Return a job for the tasks of each number of nodes."""
+    jobs = []
+    for nodes in sorted({task.nodes for task in tasks}):
+        these = [task for task in tasks if task.nodes == nodes]
+        ranks = max(main.ranks_per_node, *(-(-task.ranks // nodes) for task in these))
+        numbers = tuple(task.number for task in these)
+        jobs.append(replace(main, name=f"{main.name}-tasks", nodes=nodes, ranks_per_node=ranks, tasks=numbers))
+    return jobs
+
+
+def _train(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
+    name, said = split_words(list(asked.words))
+    if name == DEFAULT and run_dir is not None and (run_dir / RUN_RECIPE).is_file():
+        name = str(run_dir)  # what is gone on with, as `train --resume` has it
+    loaded = load(name, said)
+    if stage != "off" and loaded.stack.origin("data.stage") == "default":
+        loaded = load(name, Patch((("data.stage", stage), *said.assignments)))
+    if loaded.recipe.parallel.strategy == "dataparallel" and shape.num_ranks > 1:
+        raise RecipeError("parallel.strategy: dataparallel is one process (write --nodes 1 --ranks-per-node 1)")
+    divide_batch(loaded.recipe, shape.num_ranks)
+    refuse_few_gpus(shape, loaded.recipe.parallel.device)
+    return Prepared(asked, shape, loaded.name, loaded.recipe, is_frozen=True)
+
+
+def _evaluate(asked: Asked, shape: Shape, run_dir: Path | None) -> Prepared:
+    if not asked.words or "=" in asked.words[0]:
+        raise RecipeError("eval: needs a run directory (write paceline submit eval RUN)")
+    run = Path(asked.words[0]).expanduser()
+    if not (run / RUN_RECIPE).is_file():
+        raise RecipeError(f"{run}: is not a run directory (it has no {RUN_RECIPE}; see runs/)")
+    if run_dir is not None:
+        raise RecipeError(f"--run-dir: {run_dir} has no effect on eval, which is told its run (leave it out)")
+    loaded = load(str(run), Patch.parse(list(asked.words[1:])))
+    refuse_few_gpus(shape, loaded.recipe.parallel.device)
+    return Prepared(asked, shape, f"eval-{loaded.name}", loaded.recipe, run=run.absolute())
+
+
+def _ladder(asked: Asked, shape: Shape) -> Prepared:
+    from paceline.lab.rungs import ladder_names, load_ladder
+
+    given = read_options("ladder", [*asked.words, *asked.options])
+    names = [word for word in asked.words if "=" not in word]
+    named = [word.removeprefix("recipe=") for word in asked.words if word.startswith("recipe=")]
+    recipes = [*names[1:], *named, *([given["recipe"]] if given["recipe"] is not None else [])]
+    said = Patch.parse([word for word in asked.words if "=" in word and not word.startswith("recipe=")])
+    if len(recipes) > 1:
+        raise RecipeError(f"{recipes[1]!r}: a ladder varies one recipe, and {recipes[0]!r} is one (drop one of them)")
+    refuse_length(said, "a ladder", to="compare")
+    name = names[0] if names else _LADDER
+    ladder = load_ladder(name)
+    recipe = recipes[0] if recipes else ladder.recipe
+    load(recipe, said)
+    count_ranks(given["ranks"], {})
+    files = (*(() if name in ladder_names() else (name,)), *(() if _is_preset(recipe) else (recipe,)))
+    return Prepared(_with_ranks(asked, shape), shape, f"ladder-{ladder.name}", files=files)
+
+
+def _measure(asked: Asked, shape: Shape) -> Prepared:
+    recipe_name, said = split_words(list(asked.words))
+    loaded = load(recipe_name, said)
+    name, is_frozen = f"{asked.verb}-{loaded.name}", not _is_preset(recipe_name)
+    if asked.verb == "scale":
+        shape = _with_nodes(asked, shape)
+        return Prepared(_over_nodes(asked, shape), shape, name, loaded.recipe, is_frozen)
+    goes_on = asked.verb != "profile"
+    return Prepared(_with_ranks(asked, shape), shape, name, loaded.recipe, is_frozen, goes_on=goes_on)
+
+
+def _is_preset(name: str) -> bool:
+    """Whether a recipe is a shipped one, which is where paceline is, and which nobody edits."""
+    return find(name).is_relative_to(PRESETS)
+
+
+def _with_nodes(asked: Asked, shape: Shape) -> Shape:
+    """Return the shape with as many nodes as a study goes to. Raise `WorldError` where fewer were asked for."""
+    most = max(read_nodes(measuring_options(read_options("scale", [*asked.words, *asked.options]))["nodes"]), default=1)
+    if 1 < shape.nodes < most:
+        raise WorldError(f"--nodes: {shape.nodes}, but the study goes to {most} (write --nodes {most} before `--`)")
+    return replace(shape, nodes=max(shape.nodes, most))
+
+
+def _with_ranks(asked: Asked, shape: Shape) -> Asked:
+    """Return what is asked with as many ranks as the node was asked for, unless it says on how many."""
+    if asked.has_option("--ranks"):
+        return asked
+    return replace(asked, options=(*asked.options, "--ranks", str(shape.ranks_per_node)))
+
+
+def _over_nodes(asked: Asked, shape: Shape) -> Asked:
+    """Return a scaling study with the ranks and nodes that it was given: 1, 2, 4 ... to all, unless it says which."""
+    options = list(asked.options)
+    is_study = any(map(asked.has_option, ("--batch-sizes", "--warmups", "--lr-rules")))
+    if not asked.has_option("--ranks"):
+        options += ["--ranks", str(shape.ranks_per_node) if is_study else _doubling(shape.ranks_per_node)]
+    if shape.nodes > 1 and not asked.has_option("--nodes"):
+        options += ["--nodes", str(shape.nodes) if is_study else _doubling(shape.nodes)]
+    return replace(asked, options=tuple(options))
+
+
+def _doubling(most: int) -> str:
+    return ",".join(map(str, sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})))
+
+
+def _words(prepared: Prepared, job: Job) -> tuple[str, ...]:
+    """Return the words that a job runs `paceline` with."""
+    asked, run_dir = prepared.asked, str(job.run_dir)
+    match asked.verb:
+        case "train":
+            return ("train", str(job.frozen), *asked.options, "--run-dir", run_dir, "--resume")
+        case "eval":
+            return ("eval", run_dir, *asked.words[1:], *asked.options)
+        case verb:
+            return (verb, *_frozen_words(prepared, job, asked.words), *asked.options, "--run-dir", run_dir)
+
+
+def _frozen_words(prepared: Prepared, job: Job, words: Sequence[str]) -> tuple[str, ...]:
+    """Return a measuring verb's words with the recipe that was kept in place of the one that was named.
+
+    Overrides stay, as some of them say more than their value: how a run is measured leaves alone what was said.
+    """
+    return (str(job.frozen), *words[1:]) if prepared.is_frozen else tuple(words)

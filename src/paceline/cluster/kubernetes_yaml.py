@@ -1,0 +1,49 @@
+"""Manifests as one YAML stream that reads the same under YAML 1.1, which kubectl reads, and 1.2.
+
+Text is quoted unless it is a plain word to both. Keys keep their order; a text of several lines is a block where that
+loses nothing, so that people can read the recipe in it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from io import StringIO
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
+
+_PLAIN: Final = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*")
+_NOT_TEXT: Final = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
+"""Words that YAML 1.1 takes for something else, in any case: https://yaml.org/type/bool.html, /null.html."""
+_BLOCK: Final = re.compile(r"(?=[!-~])(?:[ -~]*[!-~]\n|\n)+")
+"""Lines of printable ASCII: the first starts with no space, none ends with one, and each ends with a newline."""
+
+
+def to_yaml(manifests: Iterable[Mapping[str, Any]]) -> str:
+    """Return the manifests as documents of one stream."""
+    yaml = YAML(typ="rt", pure=True)
+    yaml.width = 1_000_000  # a folded line would be the same to a parser, but not to people
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    out = StringIO()
+    yaml.dump_all([_quoted(manifest) for manifest in manifests], out)
+    return out.getvalue()
+
+
+def _quoted(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {_quoted(str(key)): _quoted(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_quoted(each) for each in value]
+        case str():
+            return _text(value)
+        case _:
+            return value
+
+
+def _text(value: str) -> str:
+    if _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
+        return value
+    is_block = "\n" in value and _BLOCK.fullmatch(value) and not value.endswith("\n\n")
+    quoted: str = LiteralScalarString(value) if is_block else DoubleQuotedScalarString(value)
+    return quoted

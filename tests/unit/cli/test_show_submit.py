@@ -1,0 +1,17 @@
+"""How often a job that is followed is looked at."""
+
+from types import SimpleNamespace
+
+from paceline.cli.show_submit import _Pause
+
+
+def test_who_follows_looks_less_and_less_often_until_something_changes(monkeypatch):
+    paused_s: list[float] = []
+    monkeypatch.setattr("paceline.cli.show_submit.time", SimpleNamespace(sleep=paused_s.append))
+    pause = _Pause()
+    for _ in range(12):
+        pause()
+    assert paused_s[:3] == [2, 3, 4.5] and max(paused_s) == paused_s[-1] == 30
+    pause.start_over()
+    pause()
+    assert paused_s[-1] == 2

@@ -1,0 +1,393 @@
+"""What `paceline submit` checks, writes and hands over, with stand-ins for the programs of schedulers."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.cli.submit import submit
+from paceline.cli.submit_verbs import Prepared, refuse_what_pods_lack
+from paceline.cli.submit_words import Asked, Shape
+from paceline.core.errors import PacelineError
+from paceline.recipe.load import load
+
+SCONTROL = """
+printf 'JobId=%s JobName=x\\n   JobState=%s Reason=None Dependency=(null)\\n' "$3" "$STATE"
+printf '   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=%s:0\\n' "$CODE"
+"""
+SBATCH = 'n=40; [ -e number ] && read -r n < number; n=$((n + 1)); echo $n > number; echo "$*" >> queued; echo $n'
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch) -> Path:
+    """Be in an empty folder, with a Slurm on the PATH and no site of anybody's."""
+    folder, programs = tmp_path / "here", tmp_path / "programs"
+    folder.mkdir()
+    programs.mkdir()
+    for name, does in {"sbatch": SBATCH, "scontrol": SCONTROL, "scancel": 'echo "$*" >> cancelled'}.items():
+        (programs / name).write_text(f"#!/bin/bash\n{does}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("STATE", "COMPLETED")
+    monkeypatch.setenv("CODE", "0")
+    monkeypatch.delenv("PACELINE_SITE", raising=False)
+    monkeypatch.setattr("sys.argv", ["paceline", "submit", "a b", "$(touch canary)"])
+    monkeypatch.setattr("paceline.cli.show_submit._PAUSE_S", 0)
+    return folder
+
+
+def frozen(run: Path) -> Path:
+    """Return the only recipe that is kept for the jobs of a run directory."""
+    (path,) = (run / "job").glob("recipe-*.yaml")
+    return path
+
+
+def ask(*words: str, **options: Any) -> int:
+    plain = {"nodes": 1, "gpus_per_node": 0, "array": False, "wait": False, "dry_run": False, "as_json": False}
+    none = dict.fromkeys(("engine", "ranks_per_node", "site", "run_dir"))
+    return submit(list(words), **none | plain | options)
+
+
+def complaint(*words: str, **options: Any) -> str:
+    with pytest.raises(PacelineError) as refused:
+        ask(*words, **options)
+    return str(refused.value)
+
+
+def script_of(here: Path, capsys, *words: str, **options: Any) -> str:
+    assert ask(*words, dry_run=True, **options) == 0
+    assert list(here.iterdir()) == []
+    return capsys.readouterr().out.replace(" \\\n    ", " ")
+
+
+def test_a_dry_run_prints_the_script_and_writes_nothing(here: Path, capsys):
+    said = script_of(here, capsys, "course/wideresnet-fashion", "slurm.time=2h", nodes=2, gpus_per_node=4)
+    assert said.startswith("#!/bin/bash\n# paceline submit 'a b' '$(touch canary)'\n# recipe ")
+    for option in ("--job-name=course-wideresnet-fashion", "--nodes=2", "--ntasks-per-node=4", "--time=02:00:00"):
+        assert f"\n#SBATCH {option}\n" in said
+    run = f"{here}/runs/course-wideresnet-fashion-"
+    assert f" -P -m paceline train {run}" in said
+    assert re.search(r"\n# recipe (\w+), as it was then, in job/recipe-\1\.yaml\n(.*\n)*.*/job/recipe-\1\.yaml ", said)
+    assert " --resume --ranks 8\n" in said
+
+
+def test_a_training_is_frozen_when_it_is_queued(here: Path, capsys):
+    (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
+    assert ask("mine.yaml", "train.epochs=2", as_json=True) == 0
+    (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 9}\n")
+    told = json.loads(capsys.readouterr().out)
+    run = Path(told["run_dir"])
+    assert (told["job_id"], told["job_ids"], told["script"]) == ("41", ["41"], str(run / "job" / "job.sh"))
+    assert told["output"] == str(run / "job" / "41.out") and run.parent == here / "runs"
+    recipe = load(str(frozen(run))).recipe
+    assert (recipe.optim.lr, recipe.train.epochs) == (0.3, 2)
+    assert f"# recipe {recipe.hash}" in (run / "job" / "job.sh").read_text()
+    assert (here / "queued").read_text() == f"--parsable {run}/job/job.sh\n"
+    assert frozen(run).name == f"recipe-{recipe.hash}.yaml"
+    assert load(str(frozen(run))).recipe == load("digits", None).recipe.model_copy(
+        update={"optim": recipe.optim, "train": recipe.train}
+    )
+
+
+def test_what_was_queued_is_told_with_how_to_follow_it(here: Path, capsys):
+    ask("digits", run_dir=Path("a b"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "job 41 is queued: digits on 1 node, 1 rank"
+    assert f"follow         tail -F '{here}/a b/job/41.out'" in lines
+
+
+def test_a_job_is_followed_to_its_end_and_its_code_is_ours(here: Path, capsys, monkeypatch):
+    (here / "run" / "job").mkdir(parents=True)
+    (here / "run" / "job" / "41.out").write_text("epoch 1\nend")
+    assert ask("digits", wait=True, run_dir=Path("run")) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == ["job 41: completed", "epoch 1", "end"]
+    monkeypatch.setenv("STATE", "FAILED")
+    monkeypatch.setenv("CODE", "3")
+    assert ask("digits", wait=True, as_json=True) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert (told["job_id"], told["state"], told["exit_code"]) == ("42", "FAILED", 3)
+
+
+def test_whoever_stops_following_leaves_the_job(here: Path, capsys, monkeypatch):
+    def interrupt(pause_s: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("STATE", "RUNNING")
+    monkeypatch.setattr("paceline.cli.show_submit.time", SimpleNamespace(sleep=interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        ask("digits", wait=True)
+    assert "stopped following: job 41 goes on (scancel 41 ends it)" in capsys.readouterr().err
+    assert not (here / "cancelled").exists()
+
+
+def test_what_slurm_refuses_leaves_nothing_behind(here: Path, tmp_path: Path):
+    (tmp_path / "programs" / "sbatch").write_text("#!/bin/bash\necho 'sbatch: error: no such partition' >&2; exit 1\n")
+    assert complaint("digits") == "sbatch: no such partition"
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "message"),
+    [
+        (["digits"], {"ranks_per_node": 7}, "data.batch_size: "),
+        (["digits", "optim.lrr=1"], {}, "optim.lrr: is not a field"),
+        (["nothing"], {}, "'nothing': is neither a preset"),
+        (["digits", "slurm.tme=2h"], {}, "slurm.tme: is not a field (did you mean 'time'?)"),
+        (["digits", "kubernetes.image=a"], {}, "kubernetes.image: has no effect with --engine slurm"),
+        (["digits"], {"engine": "pbs"}, "--engine: 'pbs' is no engine"),
+        (["digits"], {"wait": True, "dry_run": True}, "--wait: there is nothing to wait for"),
+        (["digits"], {"engine": "kubernetes", "wait": True}, "--wait: follows jobs of Slurm's"),
+        (["digits"], {"engine": "kubernetes", "array": True}, "--array: is a way of Slurm's"),
+        (["digits"], {"ranks_per_node": 2, "gpus_per_node": 1}, "--ranks-per-node: 2 on 1 GPU of a node (write 1"),
+        (["digits", "parallel.strategy=dataparallel"], {"nodes": 2}, "parallel.strategy: dataparallel is one process"),
+        (["tune", "digits"], {"nodes": 2}, "--nodes: 2, but tune measures on one node"),
+        (["digits"], {"array": True}, "--array: train has no parts"),
+        (["ladder", "cpu", "recipe=nothing"], {}, "'nothing': is neither a preset"),
+        (["ladder", "cpu", "--ranks", "two"], {}, "--ranks: 'two' is not a number of processes"),
+        (["ladder", "cpu", "train.epochs=3"], {}, "train.epochs: 3 has no effect on a ladder"),
+        (["scale", "--collective"], {}, "--collective: is one run"),
+        (["eval"], {}, "eval: needs a run directory"),
+        (["eval", "nowhere"], {}, "nowhere: is not a run directory"),
+        (["ladder", "nowhere"], {}, "'nowhere': is no ladder"),
+        (["scale", "digits", "train.epochs"], {}, "'train.epochs': is not an override"),
+    ],
+)
+def test_what_would_fail_is_refused_before_it_is_queued(here: Path, words: list[str], options: dict, message: str):
+    assert complaint(*words, **options).startswith(message)
+    assert list(here.iterdir()) == []
+
+
+def test_without_slurm_an_engine_has_to_be_named(here: Path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert complaint("digits").startswith("--engine: is needed where there is no sbatch")
+    assert complaint("digits", engine="slurm") == "sbatch: is not on the PATH (submit where Slurm is)"
+    assert list(here.iterdir()) == []
+
+
+def test_a_site_comes_from_the_option_the_variable_or_the_users_own_file(here: Path, tmp_path, capsys, monkeypatch):
+    own = tmp_path / "config" / "paceline" / "site.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("slurm: {account: own}")
+    assert "--account=own" in script_of(here, capsys, "digits")
+    monkeypatch.setenv("PACELINE_SITE", "perlmutter")
+    assert "--constraint=gpu" in script_of(here, capsys, "digits")
+    assert "--partition=booster" in script_of(here, capsys, "digits", site="juwels-booster")
+
+
+def test_a_sites_staging_folder_is_the_recipes_unless_that_says_one(here: Path):
+    ask("digits", "slurm.stage=/dev/shm", run_dir=Path("a"))
+    ask("digits", "slurm.stage=/dev/shm", "data.stage=off", run_dir=Path("b"))
+    (here / "mine.yaml").write_text("extends: digits\ndata: {stage: off}\n")
+    ask("mine.yaml", "slurm.stage=/dev/shm", run_dir=Path("c"))
+    stages = [load(str(frozen(Path(name)))).recipe.data.stage for name in "abc"]
+    assert stages == ["/dev/shm", "off", "off"]
+
+
+def test_a_run_is_gone_on_with_where_it_lies_and_another_is_refused(here: Path):
+    (here / "run").mkdir()
+    recipe = load("digits").recipe
+    (here / "run" / "recipe.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
+    ask(run_dir=Path("run"))
+    assert load(str(frozen(Path("run")))).recipe.optim.lr == 0.3 != recipe.optim.lr
+    assert complaint("digits", "optim.lr=0.7", run_dir=Path("run")).startswith("--resume: ")
+    assert load(str(frozen(Path("run")))).recipe.optim.lr == 0.3
+
+
+def test_a_job_that_has_not_begun_keeps_the_recipe_that_it_was_queued_with(here: Path):
+    ask("digits", "optim.lr=0.1", run_dir=Path("run"))
+    queued = frozen(Path("run"))
+    said = complaint("digits", "optim.lr=0.2", run_dir=Path("run"))
+    assert said.startswith(f"--run-dir: {here}/{queued} is queued with optim.lr=0.1 (now 0.2) (name another, or remove")
+    assert frozen(Path("run")) == queued and load(str(queued)).recipe.optim.lr == 0.1
+    text = queued.read_bytes()
+    ask("digits", "optim.lr=0.1", "data.workers=1", run_dir=Path("run"))
+    assert queued.read_bytes() == text  # which is free to change, and has a file of its own
+    assert len(list((here / "run" / "job").glob("recipe-*.yaml"))) == 2
+
+
+def test_a_recipe_that_nothing_was_queued_with_is_not_kept(here: Path, tmp_path: Path):
+    sbatch = tmp_path / "programs" / "sbatch"
+    works = sbatch.read_text()
+    sbatch.write_text("#!/bin/bash\necho 'sbatch: error: no' >&2; exit 1\n")
+    assert complaint("digits", "optim.lr=0.1", run_dir=Path("run")) == "sbatch: no"
+    sbatch.write_text(works)
+    ask("digits", "optim.lr=0.2", run_dir=Path("run"))
+    assert load(str(frozen(Path("run")))).recipe.optim.lr == 0.2
+
+
+@pytest.mark.parametrize("verb", ["tune", "scale", "profile"])
+def test_a_recipe_file_that_is_measured_is_kept_too(here: Path, verb: str):
+    (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
+    ask(verb, "mine.yaml", "train.eval_every=1ep", run_dir=Path("run"))
+    (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 9}\n")
+    kept = here / frozen(Path("run"))
+    text = (here / "run" / "job" / "job.sh").read_text().replace(" \\\n    ", " ")
+    assert f" -P -m paceline {verb} {kept} train.eval_every=1ep --ranks " in text
+    assert load(str(kept)).recipe.optim.lr == 0.3
+
+
+def test_an_array_runs_the_recipe_that_was_kept(here: Path, capsys):
+    (here / "mine.yaml").write_text("extends: digits\n")
+    ask("scale", "mine.yaml", "--ranks", "1", "--repeats", "1", array=True, run_dir=Path("run"))
+    kept = here / frozen(Path("run"))
+    for name in ("job", "tasks-1n"):
+        text = (here / "run" / "job" / f"{name}.sh").read_text().replace(" \\\n    ", " ")
+        assert f"paceline scale {kept} --ranks 1 --repeats 1 --run-dir {here}/run" in text
+    assert "squeue --job 41,42   (scancel 41 42 ends them)" in capsys.readouterr().out
+
+
+def test_a_study_has_as_many_nodes_as_it_goes_to(here: Path, capsys):
+    words = ("scale", "digits", "--nodes", "1,2,4")
+    said = script_of(here, capsys, *words)
+    assert "#SBATCH --nodes=4\n" in said and "--nodes 1,2,4" in said
+    assert complaint(*words, nodes=2) == ("--nodes: 2, but the study goes to 4 (write --nodes 4 before `--`)")
+    assert "#SBATCH --nodes=8\n" in script_of(here, capsys, *words, nodes=8)
+
+
+def test_what_sbatch_warns_of_is_passed_on(here: Path, tmp_path: Path, capsys):
+    (tmp_path / "programs" / "sbatch").write_text("#!/bin/bash\necho 'sbatch: low on credits' >&2; echo 41\n")
+    ask("digits", as_json=True)
+    told = capsys.readouterr()
+    assert told.err == "sbatch: low on credits\n" and json.loads(told.out)["job_id"] == "41"
+
+
+def test_output_that_the_site_names_is_told_as_the_file_that_it_is(here: Path, tmp_path: Path, capsys):
+    shows = (
+        "printf '   JobState=PENDING Reason=None\\n   Requeue=1 Restarts=0 ExitCode=0:0\\n   StdOut=/logs/41.out\\n'"
+    )
+    (tmp_path / "programs" / "scontrol").write_text(f"#!/bin/bash\n{shows}\n")
+    ask("digits", "slurm.output=/logs/%j.out")
+    assert "output         /logs/41.out\n" in capsys.readouterr().out
+    (tmp_path / "programs" / "scontrol").write_text("#!/bin/bash\nexit 1\n")
+    ask("digits", "slurm.output=/logs/%j.out")
+    assert "output         /logs/%j.out\n" in capsys.readouterr().out
+
+
+def test_a_wrong_site_of_the_variable_is_told_as_that(here: Path, monkeypatch):
+    monkeypatch.setenv("PACELINE_SITE", "nowhere")
+    assert complaint("digits").startswith("PACELINE_SITE: 'nowhere' is no site")
+    assert complaint("digits", site="here").startswith("--site: 'here' is no site")
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "expected"),
+    [
+        (
+            ["tune", "digits", "optim.lr=1", "--budget", "3"],
+            {},
+            "tune digits optim.lr=1 --budget 3 --ranks 1 --run-dir",
+        ),
+        (["profile", "digits"], {"ranks_per_node": 2}, "profile digits --ranks 2 --run-dir"),
+        (["ladder", "cpu", "--ranks", "3"], {}, "ladder cpu --ranks 3 --run-dir"),
+        (["scale", "digits"], {"nodes": 3, "gpus_per_node": 4}, "scale digits --ranks 1,2,4 --nodes 1,2,3 --run-dir"),
+        (
+            ["scale", "digits", "--batch-sizes", "32"],
+            {"nodes": 2, "ranks_per_node": 2},
+            "scale digits --batch-sizes 32 --ranks 2 --nodes 2 --run-dir",
+        ),
+    ],
+)
+def test_the_labs_verbs_start_what_they_need_on_what_the_job_has(here, capsys, words, options: dict, expected: str):
+    said = script_of(here, capsys, *words, **options)
+    assert f" -P -m paceline {expected} {here}/runs/" in said
+    assert "srun" not in said.partition("\n\n")[2].replace("# ", "")
+
+
+def test_a_profile_is_not_started_again(here: Path, capsys):
+    assert "--no-requeue" in script_of(here, capsys, "profile", "digits")
+
+
+def test_an_evaluation_leaves_the_script_of_its_training(here: Path):
+    ask("digits", run_dir=Path("run"))
+    (here / "run" / "recipe.yaml").write_text("extends: digits\n")
+    before = (here / "run" / "job" / "job.sh").read_text()
+    ask("eval", "run", "data.workers=0", ranks_per_node=2, nodes=2)
+    assert (here / "run" / "job" / "job.sh").read_text() == before
+    text = (here / "run" / "job" / "eval.sh").read_text().replace(" \\\n    ", " ")
+    assert f" -P -m paceline eval {here}/run data.workers=0 --ranks 4\n" in text
+
+
+def test_an_array_has_a_script_for_each_number_of_nodes_and_a_last_one_that_judges(here: Path, capsys):
+    words = ("scale", "digits", "--repeats", "2", "--ranks", "1", "--nodes", "1,2")
+    ask(*words, array=True, nodes=2, run_dir=Path("s"), as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert [(each["job_id"], each["nodes"], each.get("tasks")) for each in told["jobs"]] == [
+        ("41", 1, [1, 3]),
+        ("42", 2, [2, 4]),
+        ("43", 2, None),
+    ]
+    job = here / "s" / "job"
+    assert (here / "queued").read_text().splitlines() == [
+        f"--parsable {job}/tasks-1n.sh",
+        f"--parsable {job}/tasks-2n.sh",
+        f"--parsable --dependency=afterany:41:42 {job}/job.sh",
+    ]
+    for name, array in (("tasks-1n", "1,3"), ("tasks-2n", "2,4")):
+        text = (job / f"{name}.sh").read_text()
+        assert f"#SBATCH --array={array}\n" in text and '--task "$SLURM_ARRAY_TASK_ID"' in text
+    assert "--task" not in (job / "job.sh").read_text()
+
+
+def test_tasks_that_nothing_would_judge_are_cancelled(here: Path, tmp_path: Path):
+    program = tmp_path / "programs" / "sbatch"
+    program.write_text("#!/bin/bash\ncase $* in *afterany*) echo 'sbatch: error: no' >&2; exit 1;; esac; echo 41\n")
+    assert complaint("ladder", "cpu", array=True) == "sbatch: no"
+    assert (here / "cancelled").read_text() == "41\n"
+
+
+def test_what_is_typed_does_nothing_in_a_script(here: Path, capsys):
+    words = ("folder", "data.source.root=$(touch canary) `touch canary`; 'a'")
+    evil = "a $(touch canary) 'b'"
+    (here / evil).mkdir()
+    os.chdir(here / evil)
+    assert ask(*words, dry_run=True, run_dir=Path("r $(touch canary)")) == 0
+    said = capsys.readouterr().out
+    (here / "job.sh").write_text(said)
+    ended = subprocess.run(["/bin/bash", "job.sh"], cwd=here, capture_output=True, text=True, timeout=10)
+    assert ended.returncode == 127  # there is no srun
+    assert sorted(path.name for path in here.rglob("*")) == sorted([evil, "job.sh"])
+
+
+def test_kubernetes_is_given_manifests_by_kubectl_where_it_is(here: Path, tmp_path: Path, capsys):
+    words = ("digits", "kubernetes.image=registry/p:1", "kubernetes.claim=work")
+    assert ask(*words, engine="kubernetes", run_dir=Path("run"), as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["is_created"] is False and told["next"][0].startswith("kubectl create")
+    assert "kind: TrainJob" in (here / "run" / "job" / "job.yaml").read_text()
+    kubectl = tmp_path / "programs" / "kubectl"
+    kubectl.write_text('#!/bin/bash\necho "$*" >> told; [ $1 = get ] || echo trainjob created\n')
+    kubectl.chmod(0o755)
+    assert ask(*words, engine="kubernetes", run_dir=Path("run")) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"trainjob created\nrun directory  {told['run_dir_in_pods']}, as pods see it\n")
+    there = f"-f {here}/run/job/job.yaml\n"
+    assert (here / "told").read_text() == f"get --ignore-not-found --output=name {there}create {there}"
+    kubectl.write_text("#!/bin/bash\n[ $1 = get ] || exit 1; echo trainjob/a; echo configmap/a\n")
+    said = complaint(*words, engine="kubernetes", run_dir=Path("run"))
+    assert said.startswith("kubectl: trainjob/a, configmap/a is there already (delete it first: kubectl delete -f ")
+    kubectl.write_text("#!/bin/bash\necho 'error: no cluster' >&2; exit 1\n")
+    assert complaint(*words, engine="kubernetes", run_dir=Path("run")).startswith("kubectl: error: no cluster")
+
+
+def test_kubernetes_is_given_nothing_that_only_this_machine_has(here: Path, capsys):
+    words = ("kubernetes.image=registry/p:1", "kubernetes.claim=work")
+    (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
+    (here / "mine-ladder.yaml").write_text("recipe: digits\nrungs: [{name: a, set: {data.workers: 0}}]\n")
+    kubernetes: dict[str, Any] = {"engine": "kubernetes", "dry_run": True}
+    assert ask("tune", "mine.yaml", *words, **kubernetes) == 0
+    said = capsys.readouterr().out
+    assert "kind: ConfigMap" in said and "lr: 0.3" in said and "mine.yaml\n" not in said.replace("tune-mine.yaml", "")
+    for asked in (("ladder", "mine-ladder.yaml"), ("ladder", "cpu", "recipe=mine.yaml")):
+        assert "is not on the claim, which pods see as" in complaint(*asked, *words, **kubernetes)
+    (here / "run").mkdir()
+    (here / "run" / "recipe.yaml").write_text("extends: digits\n")
+    on_the_claim = Prepared(Asked("eval"), Shape(1, 1, 0), "eval-a", run=Path("/claim/runs/a"))
+    refuse_what_pods_lack(on_the_claim, "/claim")
+    assert complaint("eval", "run", *words, **kubernetes).startswith(f"{here}/run: is not on the claim, which pods see")

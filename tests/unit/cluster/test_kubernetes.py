@@ -1,0 +1,338 @@
+"""A job as manifests: both kinds run the same words on the same volumes, and only what was asked for is in them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.agent.server.local_elastic_agent import macros
+
+from paceline.cluster.job import Job
+from paceline.cluster.kubernetes import manifests, next_steps
+from paceline.cluster.kubernetes_names import digest
+from paceline.cluster.kubernetes_site import KubernetesSite, Toleration
+from paceline.core.errors import RecipeError, WorldError
+
+RUN = Path("/home/me/runs/photos")
+THERE = f"/claim/runs/photos-{digest(str(RUN))}"
+RECIPE = "seed: 0\ncheckpoint:\n  grace: 90s\n"
+JOB = Job(
+    name="photos",
+    words=("train", f"{RUN}/job/recipe-0123456789ab.yaml", "--run-dir", str(RUN), "--resume"),
+    recipe_hash="0123456789ab",
+    run_dir=RUN,
+    folder=Path("/home/me"),
+    nodes=2,
+    ranks_per_node=4,
+    gpus_per_node=4,
+)
+KINDS = ("trainjob", "job")
+
+
+def site(**fields: Any) -> KubernetesSite:
+    return KubernetesSite.model_validate({"image": "registry.example.org/paceline:1", "claim": "work", **fields})
+
+
+def written(job: Job = JOB, *, recipe: str = RECIPE, **fields: Any) -> dict[str, dict[str, Any]]:
+    """Return the manifests by kind."""
+    made = manifests(job, site(**fields), recipe=recipe)
+    by_kind = {each["kind"]: each for each in made}
+    assert len(by_kind) == len(made)
+    return by_kind
+
+
+def main_object(job: Job = JOB, **fields: Any) -> dict[str, Any]:
+    return manifests(job, site(**fields), recipe=RECIPE)[-1]
+
+
+def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the pods' spec, or what a TrainJob lays over its runtime's."""
+    if manifest["kind"] == "Job":
+        return manifest["spec"]["template"]["spec"]
+    (patch,) = manifest["spec"]["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert node["name"] == "node"
+    return node["template"]["spec"]["template"]["spec"]
+
+
+def program_of(manifest: dict[str, Any]) -> list[str]:
+    """Return the container's command and arguments."""
+    has_both = manifest["spec"]["trainer"] if manifest["kind"] == "TrainJob" else pod_of(manifest)["containers"][0]
+    return [*has_both["command"], *has_both["args"]]
+
+
+def environ_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    container = manifest["spec"]["trainer"] if manifest["kind"] == "TrainJob" else pod_of(manifest)["containers"][0]
+    names = [each["name"] for each in container["env"]]
+    assert len(names) == len(set(names))
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in container["env"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("trainjob", ["ConfigMap", "TrainJob"]), ("job", ["ConfigMap", "Service", "Job"])]
+)
+def test_the_recipe_comes_first_and_what_starts_pods_last(kind: str, expected: list[str]) -> None:
+    assert list(written(kind=kind)) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_nodes_run_the_agent_and_the_words_where_pods_see_them(kind: str) -> None:
+    program = program_of(main_object(kind=kind))
+    assert program[:3] == ["python", "-m", "paceline.parallel.agent"]
+    start = program.index("paceline")
+    assert program[start - 1] == "-m"
+    assert program[start + 1 :] == [
+        *("train", "/etc/paceline/photos.yaml", "--run-dir", THERE, "--resume"),
+    ]
+
+
+def test_pods_of_a_job_meet_at_the_first_one() -> None:
+    made = written(kind="job")
+    name = made["Job"]["metadata"]["name"]
+    options = program_of(made["Job"])
+    assert {f"--rdzv-endpoint={name}-0.{name}:29400", "--nnodes=2", "--nproc-per-node=4"} <= set(options)
+    pod = made["Job"]["spec"]["template"]
+    assert pod["spec"]["subdomain"] == made["Service"]["metadata"]["name"] == name
+    assert made["Service"]["spec"]["clusterIP"] == "None"
+    assert made["Service"]["spec"]["publishNotReadyAddresses"] is True  # a name is needed before a pod can be ready
+    assert made["Service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_pods_of_a_trainjob_meet_where_the_runtime_says() -> None:
+    made = main_object(kind="trainjob")
+    options = program_of(made)
+    assert "--rdzv-endpoint=$(PET_MASTER_ADDR):$(PET_MASTER_PORT)" in options
+    assert not any(each.startswith(("--nnodes", "--nproc")) for each in options)  # PET_NNODES, PET_NPROC_PER_NODE
+    assert (made["spec"]["trainer"]["numNodes"], made["spec"]["trainer"]["numProcPerNode"]) == (2, 4)
+
+
+def test_what_the_runtime_sets_is_not_set_again() -> None:
+    """The webhook of Kubeflow Trainer refuses a TrainJob that has one of its variables."""
+    assert not [name for name in environ_of(main_object(kind="trainjob")) if name.startswith("PET_")]
+    assert "PET_NODE_RANK" in environ_of(main_object(kind="job"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_node_starts_its_own_ranks_and_meets_nobody(kind: str) -> None:
+    made = written(replace(JOB, nodes=1), kind=kind)
+    assert "Service" not in made
+    *_, last = made.values()
+    assert program_of(last)[:2] == ["paceline", "train"]
+    assert program_of(last)[-2:] == ["--ranks=4", "--max-restarts=3"]
+    assert "subdomain" not in pod_of(last)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_starts_its_own_ranks_is_not_told_how_many(kind: str) -> None:
+    words = ("ladder", "cpu", "--run-dir", str(RUN))
+    made = main_object(replace(JOB, words=words, nodes=1, is_ranks=False), kind=kind)
+    assert program_of(made) == ["paceline", "ladder", "cpu", "--run-dir", THERE]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_may_not_read_addresses_of_an_earlier_start_and_have_their_grace(kind: str) -> None:
+    last = list(written(replace(JOB, grace_s=90.5), kind=kind).values())[-1]
+    assert environ_of(last)["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert environ_of(last)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "91"
+
+
+def test_a_pod_has_longer_to_leave_than_its_ranks() -> None:
+    last = list(written(replace(JOB, grace_s=90), kind="job").values())[-1]
+    assert pod_of(last)["terminationGracePeriodSeconds"] == 120
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_gives_what_its_ranks_need(kind: str) -> None:
+    made = main_object(kind=kind, cpus_per_rank=3, memory="64Gi", gpu_resource="amd.com/gpu")
+    has = made["spec"]["trainer"]["resourcesPerNode"] if kind == "trainjob" else None
+    given = has or pod_of(made)["containers"][0]["resources"]
+    assert given["requests"] == given["limits"] == {"cpu": "12", "memory": "64Gi", "amd.com/gpu": "4"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_gpus_none_is_asked_for(kind: str) -> None:
+    assert "nvidia.com/gpu" not in str(main_object(replace(JOB, gpus_per_node=0), kind=kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_volume_is_mounted_and_shared_memory_is_memory(kind: str) -> None:
+    pod = pod_of(main_object(kind=kind, shm="3Gi", mount="/mnt/all"))
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+    assert mounts == {"work": "/mnt/all", "shm": "/dev/shm", "scratch": "/tmp", "recipe": "/etc/paceline"}
+    assert set(volumes) == set(mounts)
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "3Gi"}
+    assert volumes["work"]["persistentVolumeClaim"] == {"claimName": "work"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pod_has_no_rights_to_speak_of(kind: str) -> None:
+    pod = pod_of(main_object(kind=kind, user=4242))
+    assert pod["securityContext"].items() >= {"runAsNonRoot": True, "runAsUser": 4242, "fsGroup": 4242}.items()
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_a_job_gets_no_token_of_the_cluster() -> None:
+    assert pod_of(main_object(kind="job"))["automountServiceAccountToken"] is False
+
+
+def test_a_job_decides_by_the_documented_exit_codes() -> None:
+    spec = main_object(kind="job", retries=2)["spec"]
+    rules = spec["podFailurePolicy"]["rules"]
+    codes = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", ())}
+    assert codes == {2: "FailJob", 3: "FailJob", 75: "Ignore", 143: "Ignore"}
+    assert rules[0] == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    (container,) = pod_of(main_object(kind="job"))["containers"]
+    assert {rule["onExitCodes"]["containerName"] for rule in rules[1:]} == {container["name"]}
+    assert pod_of(main_object(kind="job"))["restartPolicy"] == "Never"  # a policy needs it
+    assert spec["backoffLimit"] == 2 * JOB.nodes
+
+
+def test_an_indexed_job_has_a_pod_a_node() -> None:
+    spec = main_object(kind="job")["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_queue_gets_the_job_suspended(kind: str) -> None:
+    made = main_object(kind=kind, queue="research")
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert made["spec"]["suspend"] is True
+    assert "suspend" not in main_object(kind=kind)["spec"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_time_is_a_limit_of_the_job_in_seconds(kind: str) -> None:
+    assert main_object(kind=kind, time="1.5h")["spec"]["activeDeadlineSeconds"] == 5400
+    assert "activeDeadlineSeconds" not in main_object(kind=kind)["spec"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_pods_may_run_is_passed_on(kind: str) -> None:
+    taints = (Toleration(key="nvidia.com/gpu"), Toleration(key="team", operator="Equal", value="a", effect="NoExecute"))
+    pod = pod_of(main_object(kind=kind, node_selector={"zone": "b"}, tolerations=taints, pull_secrets=("s",)))
+    assert pod["nodeSelector"] == {"zone": "b"}
+    assert pod["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+        {"key": "team", "operator": "Equal", "value": "a", "effect": "NoExecute"},
+    ]
+    assert pod["imagePullSecrets"] == [{"name": "s"}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_site_is_heard_on_the_environment_last(kind: str) -> None:
+    assert environ_of(main_object(kind=kind, environ={"HOME": "/claim/me", "NCCL_DEBUG": "INFO"})).items() >= {
+        ("HOME", "/claim/me"),
+        ("NCCL_DEBUG", "INFO"),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_objects_of_a_run_have_its_name_its_namespace_and_its_labels(kind: str) -> None:
+    made = written(kind=kind, namespace="me", labels={"team": "a"})
+    assert len({each["metadata"]["name"] for each in made.values()}) == 1
+    for each in made.values():
+        assert each["metadata"]["namespace"] == "me"
+        assert each["metadata"]["labels"].items() >= {"team": "a", "app.kubernetes.io/name": "paceline"}.items()
+
+
+def test_two_runs_of_a_recipe_have_names_of_their_own_and_one_run_always_the_same() -> None:
+    other = replace(JOB, run_dir=Path("/home/me/runs/photos-2"))
+    names = [main_object(job)["metadata"]["name"] for job in (JOB, JOB, other)]
+    assert names[0] == names[1] != names[2]
+
+
+def test_the_config_map_has_the_recipe_under_the_name_that_pods_are_told() -> None:
+    config = written()["ConfigMap"]
+    assert config["data"] == {"photos.yaml": RECIPE}
+    assert config["immutable"] is True
+
+
+def test_without_a_recipe_there_is_no_config_map_and_words_stay() -> None:
+    made = manifests(replace(JOB, words=("eval", str(RUN), "--classes"), nodes=1), site(kind="job"))
+    assert [each["kind"] for each in made] == ["Job"]
+    assert program_of(made[0]) == ["paceline", "eval", THERE, "--classes", "--ranks=4"]
+    assert "recipe" not in {each["name"] for each in pod_of(made[0])["volumes"]}
+
+
+def test_a_run_directory_on_the_claim_stays_where_it_is() -> None:
+    run = Path("/claim/experiments/a")
+    made = main_object(replace(JOB, run_dir=run, words=("train", "digits", "--run-dir", str(run))), kind="job")
+    assert program_of(made)[-1] == str(run)
+
+
+def test_run_directories_of_one_name_are_two_on_the_claim() -> None:
+    def there(run: Path) -> str:
+        words = ("train", "digits", "--run-dir", str(run))
+        return program_of(main_object(replace(JOB, run_dir=run, words=words), kind="job"))[-1]
+
+    mine, other = there(RUN), there(Path("/home/you/runs/photos"))
+    assert mine == there(RUN) != other
+    assert all(each.startswith("/claim/runs/photos-") for each in (mine, other))
+
+
+def test_only_whole_paths_of_the_run_are_moved() -> None:
+    words = ("train", "digits", f"{RUN}-2", f"{RUN}/checkpoints", f"data.source.root={RUN}")
+    program = program_of(main_object(replace(JOB, words=words), kind="job"))
+    assert program[-3:] == [f"{RUN}-2", f"{THERE}/checkpoints", f"data.source.root={RUN}"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_looks_like_a_variable_is_passed_on_as_it_is(kind: str) -> None:
+    """Of `$(NAME)` Kubernetes would make the value of a variable, of `$$` one `$`."""
+    words = (*JOB.words, "data.source.root=/claim/$(HOME)/a$$b$")
+    made = main_object(replace(JOB, words=words, nodes=1, is_ranks=False), kind=kind, environ={"A": "$(HOME)"})
+    assert program_of(made)[-1] == "data.source.root=/claim/$$(HOME)/a$$$$b$$"
+    assert environ_of(made)["A"] == "$$(HOME)"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_torchrun_would_fill_in_is_passed_on_as_it_is(kind: str) -> None:
+    """Beyond what Kubernetes takes of it, torchrun makes a rank's number of `${local_rank}`, and one `$` of `$$`."""
+    word = "data.source.root=/claim/${local_rank}/$(HOME)/a$$b$"
+    given = program_of(main_object(replace(JOB, words=(*JOB.words, word)), kind=kind))[-1]
+    unfolded = given.replace("$$", "$")  # as the kubelet does; nothing else is left for it to expand
+    assert "$(" not in given.replace("$$", "")
+    assert macros.substitute([unfolded], "3") == [word]
+
+
+@pytest.mark.parametrize("word", ["a\0b", "a\udcffb"])
+def test_what_no_manifest_can_hold_is_refused(word: str) -> None:
+    with pytest.raises(RecipeError, match=r"is not text, and cannot be part of a manifest \(write it as UTF-8\)"):
+        main_object(replace(JOB, words=(*JOB.words, word)))
+
+
+@pytest.mark.parametrize("field", ["image", "claim"])
+def test_an_image_and_a_claim_have_to_be_named(field: str) -> None:
+    with pytest.raises(RecipeError, match=rf"kubernetes\.{field}: is not set \("):
+        main_object(**{field: ""})
+
+
+def test_a_recipe_that_no_config_map_can_hold_is_refused() -> None:
+    largest = "#" * (1_048_576 - 1) + "\n"
+    assert written(recipe=largest)
+    with pytest.raises(RecipeError, match=r"recipe: 1\.0 MiB do not fit"):
+        written(recipe=largest + "#")
+
+
+def test_ladders_over_several_nodes_and_arrays_are_refused() -> None:
+    with pytest.raises(WorldError, match="--nodes: 2, but scale starts its own ranks"):
+        main_object(replace(JOB, words=("scale",), is_ranks=False))
+    with pytest.raises(WorldError, match="--array: 3 tasks, but"):
+        main_object(replace(JOB, tasks=(0, 1, 2)))
+
+
+def test_what_was_typed_is_kept() -> None:
+    made = main_object(replace(JOB, said=("paceline submit photos", "recipe 0123456789ab")))
+    assert made["metadata"]["annotations"]["paceline/said"] == "paceline submit photos\nrecipe 0123456789ab\n"
+
+
+def test_the_next_steps_name_the_file_the_namespace_and_the_pods() -> None:
+    steps = next_steps(JOB, site(namespace="me"), Path("runs/photos/job/job.yaml"))
+    name = main_object()["metadata"]["name"]
+    assert steps[0] == "kubectl create -n me -f runs/photos/job/job.yaml"
+    assert all(f"-l app.kubernetes.io/instance={name}" in step for step in steps[1:3])

@@ -1,0 +1,65 @@
+"""What a site may say of a Kubernetes cluster, and what is refused before a cluster would."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.cluster.kubernetes_site import KubernetesSite, Toleration
+
+
+def test_every_field_is_documented() -> None:
+    fields = [
+        (model.__name__, name, field)
+        for model in (KubernetesSite, Toleration)
+        for name, field in model.model_fields.items()
+    ]
+    assert len(fields) > 20
+    assert [(model, name) for model, name, field in fields if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("memory", "8 gigs", "is not an amount"),
+        ("memory", "-1Gi", "is not an amount"),
+        ("shm", "0", "is not an amount"),
+        ("image", "a b", "is not an image"),
+        ("namespace", "Mine", "is not a name"),
+        ("claim", "a_b", "is not a name"),
+        ("queue", "-q", "is not a name"),
+        ("mount", "work", "is not an absolute path"),
+        ("mount", "/a/../etc", "is not an absolute path"),
+        ("mount", "/a:b", "is not an absolute path"),
+        ("mount", "/", "is not a folder that is free"),
+        ("mount", "/tmp/x", "is not a folder that is free"),
+        ("mount", "/claim/", "is not a folder that is free"),
+        ("labels", {"a b": "c"}, "is not a label's key"),
+        ("labels", {"a": "c d"}, "is not a label's value"),
+        ("node_selector", {"a": "c\n"}, "is not a label's value"),
+        ("environ", {"1A": "x"}, "is not a variable's name"),
+        ("environ", {"PET_NNODES": "2"}, "is torchrun's"),
+        ("kind", "pod", "trainjob"),
+        ("cpus_per_rank", 0, "greater than 0"),
+        ("user", 0, "greater than 0"),
+        ("time", "3ep", "not a wall-clock time"),
+        ("tolerations", [{"key": "a", "value": "b"}], "has no effect with operator Exists"),
+    ],
+)
+def test_what_a_cluster_would_refuse_is_refused(field: str, value: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        KubernetesSite.model_validate({field: value})
+
+
+def test_numbers_and_switches_are_text_where_kubernetes_wants_text() -> None:
+    site = KubernetesSite.model_validate(
+        {"environ": {"OMP_NUM_THREADS": 4, "A": True}, "node_selector": {"gpu": True}, "memory": 1000}
+    )
+    assert site.environ == {"OMP_NUM_THREADS": "4", "A": "true"}
+    assert site.node_selector == {"gpu": "true"}
+    assert site.memory == "1000"
+
+
+def test_a_label_may_have_a_prefix_and_an_amount_a_fraction() -> None:
+    site = KubernetesSite.model_validate({"node_selector": {"nvidia.com/gpu.product": "A100"}, "memory": "1.5Gi"})
+    assert site.node_selector == {"nvidia.com/gpu.product": "A100"}

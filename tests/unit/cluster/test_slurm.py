@@ -1,0 +1,314 @@
+"""A job as a script for Slurm: readable, and with every value as it was given. Its programs are stand-ins here."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.cluster.job import Job
+from paceline.cluster.slurm import lead_s, output_of, script
+from paceline.cluster.slurm_site import SlurmSite
+from paceline.core.errors import RecipeError
+
+JOB = Job(
+    name="wideresnet-fashion",
+    words=("train", "/runs/a/job/recipe-0123456789ab.yaml", "--run-dir", "/runs/a", "--resume"),
+    run_dir=Path("/runs/a"),
+    folder=Path("/home/me"),
+    nodes=2,
+    ranks_per_node=4,
+    gpus_per_node=4,
+    said=("paceline submit course/wideresnet-fashion", "recipe 0123456789ab"),
+)
+ALONE = replace(JOB, words=("ladder", "cpu", "--run-dir", "/runs/a"), nodes=1, is_ranks=False)
+EVIL = (
+    "a b",
+    "$(touch canary)",
+    "`touch canary`",
+    "; touch canary;",
+    "& touch canary &",
+    "| touch canary #",
+    "> canary",
+    "'; touch canary; '",
+    '"; touch canary; "',
+    "\\'; touch canary; \\'",
+    "${IFS}canary",
+    "two\nlines",
+    "\n#SBATCH --nodes=99\n",
+    "#SBATCH --nodes=99",
+    "a\rreturn",
+    "-rf",
+    "--wrap=touch canary",
+    "",
+    "*",
+    "~",
+    "!!",
+    "naïve ☃ \u202egnirts",
+    "$'touch canary'",
+    "back\\slash\\",
+    "tab\there",
+    "EOF",
+    "caf\udce9",
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a script has ended, the words that the program was started with, and what scontrol was told."""
+
+    code: int
+    words: list[str]
+    told: str
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Ended]:
+    """Return a function that runs a script with a stand-in for srun, or for Python, that ends with a code."""
+    for name, does in {"srun": "", "python": "", "scontrol": 'echo "$*" >> "$TOLD"'}.items():
+        recorded = 'printf "%s\\0" "$@" > "$WORDS"; eval "$DOES"; exit "$CODE"'
+        (tmp_path / name).write_text(f"#!/bin/bash\n{does or recorded}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def work(text: str, code: int = 0, does: str = ":", **slurm: str) -> Ended:
+        folder = tmp_path / "work"
+        folder.mkdir(exist_ok=True)
+        path = tmp_path / "job.sh"
+        path.write_bytes(text.encode("utf-8"))
+        words, told = tmp_path / "words", tmp_path / "told"
+        told.write_text("")
+        environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", **slurm}
+        environ |= {"WORDS": str(words), "TOLD": str(told), "CODE": str(code), "DOES": does}
+        subprocess.run(["bash", "-n", str(path)], check=True, timeout=10)
+        ended = subprocess.run(["bash", str(path)], cwd=folder, env=environ, timeout=10, capture_output=True)
+        assert list(folder.iterdir()) == []
+        return Ended(
+            ended.returncode, [os.fsdecode(word) for word in words.read_bytes().split(b"\0")[:-1]], told.read_text()
+        )
+
+    return work
+
+
+def directives(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+
+
+def test_a_script_reads_from_what_is_needed_to_how_it_ends():
+    site = SlurmSite.model_validate(
+        {
+            "account": "me",
+            "time": "2h",
+            "cpus_per_rank": 12,
+            "modules": ["GCC", "CUDA/12"],
+            "venv": "/venv",
+            "environ": {"NCCL_SOCKET_IFNAME": "ib0"},
+        }
+    )
+    assert script(JOB, site) == (
+        "#!/bin/bash\n"
+        "# paceline submit course/wideresnet-fashion\n"
+        "# recipe 0123456789ab\n"
+        "\n"
+        "#SBATCH --job-name=wideresnet-fashion\n"
+        "#SBATCH --account=me\n"
+        "#SBATCH --nodes=2\n"
+        "#SBATCH --ntasks-per-node=4\n"
+        "#SBATCH --cpus-per-task=12\n"
+        "#SBATCH --gpus-per-node=4\n"
+        "#SBATCH --time=02:00:00\n"
+        "#SBATCH --chdir=/home/me\n"
+        "#SBATCH --output=/runs/a/job/%j.out\n"
+        "#SBATCH --open-mode=append\n"
+        "#SBATCH --signal=USR1@60\n"
+        "#SBATCH --requeue\n"
+        "\n"
+        "module load GCC CUDA/12\n"
+        "source /venv/bin/activate\n"
+        "export NCCL_SOCKET_IFNAME=ib0\n"
+        "\n"
+        "# When the job ends, so that the run leaves in time. Slurm says it to the tasks itself since 23.02.\n"
+        'ends=$(squeue --noheader --format=%e --job "$SLURM_JOB_ID")\n'
+        'export PACELINE_END_TIME="${SLURM_JOB_END_TIME:-$(date +%s --date="$ends" 2> /dev/null)}"\n'
+        "\n"
+        "# A task is a rank, and finds its place in Slurm's variables; when one fails, the others are ended.\n"
+        "srun --kill-on-bad-exit=1 --cpus-per-task=12 /venv/bin/python -P -m paceline train \\\n"
+        "    /runs/a/job/recipe-0123456789ab.yaml --run-dir /runs/a --resume --ranks 8\n"
+        "code=$?\n"
+        "\n"
+        "# 75: asked to leave, and saved; 138: asked before it had begun. Failures to Slurm.\n"
+        'if { [ "$code" -eq 75 ] || [ "$code" -eq 138 ]; } && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then\n'
+        '    scontrol requeue "$SLURM_JOB_ID"\n'
+        "fi\n"
+        'exit "$code"\n'
+    )
+
+
+def test_a_site_that_says_nothing_leaves_all_to_the_cluster():
+    told = directives(script(replace(JOB, gpus_per_node=0), SlurmSite(), "python"))
+    assert [line.partition("=")[0] for line in told] == [
+        "--job-name", "--nodes", "--ntasks-per-node", "--chdir", "--output", "--open-mode", "--signal", "--requeue",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, "--gpus-per-node=4"),
+        ({"gpu_type": "a100"}, "--gpus-per-node=a100:4"),
+        ({"gpu_option": "gres"}, "--gres=gpu:4"),
+        ({"gpu_option": "gres", "gpu_type": "a100"}, "--gres=gpu:a100:4"),
+        ({"exclusive": "on"}, "--exclusive"),
+        ({"requeue": "off"}, "--no-requeue"),
+        ({"memory": 0}, "--mem=0"),
+        ({"options": ["--mail-type=END", "--contiguous"]}, "--contiguous"),
+        ({"time": "100h"}, "--time=100:00:00"),
+        ({"lead": "90s"}, "--signal=USR1@90"),
+        ({"output": "/logs/%x.out"}, "--output=/logs/%x.out"),
+    ],
+)
+def test_what_a_site_wants_is_an_option(values: dict, expected: str):
+    assert expected in directives(script(JOB, SlurmSite.model_validate(values)))
+
+
+@pytest.mark.parametrize("code", [0, 2, 137])
+def test_a_job_ends_as_its_program_does(run, code: int):
+    ended = run(script(JOB, SlurmSite()), code)
+    assert (ended.code, ended.told) == (code, "")
+
+
+def test_a_job_that_has_left_when_it_was_asked_to_is_queued_again(run):
+    ended = run(script(JOB, SlurmSite()), 75)
+    assert (ended.code, ended.told) == (75, "requeue 7\n")
+
+
+def test_a_job_that_leaves_each_time_is_not_queued_again_for_ever(run):
+    text = script(JOB, SlurmSite.model_validate({"restarts": 2}))
+    assert run(text, 75, SLURM_RESTART_COUNT="1").told == "requeue 7\n"
+    ended = run(text, 75, SLURM_RESTART_COUNT="2")
+    assert (ended.code, ended.told) == (75, "")
+
+
+@pytest.mark.parametrize("job", [JOB, ALONE], ids=["ranks", "alone"])
+def test_a_job_is_not_queued_again_where_the_site_wants_none_to_be(run, tmp_path: Path, job: Job):
+    text = script(job, SlurmSite.model_validate({"requeue": "off"}), str(tmp_path / "python"))
+    assert run(text, 75).told == ""
+
+
+def test_a_program_that_is_no_ranks_is_asked_to_leave_through_the_batch_shell(run, tmp_path: Path):
+    text = script(ALONE, SlurmSite(), str(tmp_path / "python"))
+    assert "--signal=B:USR1@60" in directives(text) and "srun" not in text
+    ended = run(text, does='trap "exit 130" TERM; kill -USR1 "$PPID"; while kill -0 "$PPID"; do :; done')
+    assert (ended.code, ended.told) == (130, "requeue 7\n")
+    assert ended.words == ["-P", "-m", "paceline", *ALONE.words]
+
+
+def test_a_program_that_was_asked_to_leave_and_had_ended_by_then_is_not_started_again(run, tmp_path: Path):
+    text = script(ALONE, SlurmSite(), str(tmp_path / "python"))
+    ended = run(text, does='trap "exit 0" TERM; kill -USR1 "$PPID"; while kill -0 "$PPID"; do :; done')
+    assert (ended.code, ended.told) == (0, "")
+    assert run(text, 3).told == ""
+
+
+def test_a_task_of_an_array_is_told_its_number(run, tmp_path: Path):
+    text = script(replace(ALONE, tasks=(7, 1, 2, 3)), SlurmSite(), str(tmp_path / "python"))
+    assert {"--array=1-3,7", "--output=/runs/a/job/%A_%a.out"} <= set(directives(text))
+    assert run(text).words[-2:] == ["--task", "3"]
+
+
+def test_a_task_that_was_asked_to_leave_is_queued_again_alone(run, tmp_path: Path):
+    """One task's job number is the array's, by which all of them would be started again."""
+    text = script(replace(ALONE, tasks=(1, 2, 3)), SlurmSite(), str(tmp_path / "python"))
+    does = 'trap "exit 130" TERM; kill -USR1 "$PPID"; while kill -0 "$PPID"; do :; done'
+    assert run(text, does=does, SLURM_ARRAY_JOB_ID="7").told == "requeue 7_3\n"
+
+
+def test_a_program_that_dies_of_the_signal_itself_is_not_waited_for(run, tmp_path: Path):
+    ended = run(script(ALONE, SlurmSite(), str(tmp_path / "python")), does="kill -USR1 $$; while :; do :; done")
+    assert (ended.code, ended.told) == (138, "")
+
+
+def test_every_word_reaches_the_program_as_it_was_given(run, tmp_path: Path):
+    values = {"srun": ["--comment=a $(touch canary) 'b'"], "environ": {"EVIL": "$(touch canary) \\ 'b'"}}
+    job = replace(JOB, words=("train", *EVIL), said=EVIL)
+    text = script(job, SlurmSite.model_validate(values), str(tmp_path / "python"))
+    words = run(text).words
+    assert words[1] == "--comment=a $(touch canary) 'b'"
+    assert words[words.index("train") + 1 :] == [*EVIL, "--ranks", "8"]
+    assert len(directives(text)) == len(directives(script(JOB, SlurmSite(), "python")))
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_a_name_is_one_directive_and_does_nothing(run, name: str):
+    text = script(replace(JOB, name=name), SlurmSite(), "python")
+    plain = directives(script(JOB, SlurmSite(), "python"))
+    assert [line.partition("=")[0] for line in directives(text)] == [line.partition("=")[0] for line in plain]
+    assert run(text).code == 0
+
+
+@settings(max_examples=20)
+@given(words=st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",))), max_size=20))
+def test_any_words_reach_the_program(tmp_path_factory, words: list[str]):
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "python").write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
+    (folder / "python").chmod(0o755)
+    job = replace(ALONE, words=("ladder", *words))
+    (folder / "job.sh").write_text(script(job, SlurmSite(), str(folder / "python")), encoding="utf-8")
+    ended = subprocess.run(["bash", "job.sh"], cwd=folder, capture_output=True, timeout=10, check=True)
+    assert ended.stdout.decode().split("\0")[3:-1] == ["ladder", *words]
+
+
+@pytest.mark.parametrize("path", ["/a\nb", "/a\x1bb"])
+def test_a_path_that_a_directive_cannot_hold_is_refused(path: str):
+    with pytest.raises(RecipeError, match=r"^--chdir: '/a.+ has a character"):
+        script(replace(JOB, folder=Path(path)), SlurmSite())
+    with pytest.raises(RecipeError, match=r"^--output: '/a.+ has a character"):
+        script(replace(JOB, run_dir=Path(path)), SlurmSite())
+
+
+def test_a_run_directory_is_no_pattern_of_slurms():
+    assert output_of(replace(JOB, run_dir=Path("/100%j")), SlurmSite()) == "/100%%j/job/%j.out"
+    with pytest.raises(RecipeError, match="has a backslash"):
+        output_of(replace(JOB, run_dir=Path("/a\\b")), SlurmSite())
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "values", "expected_s"),
+    [(60, {}, 60), (300, {}, 300), (60, {"time": "1min"}, 30), (60, {"time": "2h"}, 60), (60, {"lead": "10s"}, 10)],
+)
+def test_a_job_is_asked_to_leave_with_time_to_do_so(grace_s: float, values: dict, expected_s: int):
+    assert lead_s(replace(JOB, grace_s=grace_s), SlurmSite.model_validate(values)) == expected_s
+
+
+def test_a_container_is_started_by_its_own_program():
+    apptainer = {"runtime": "apptainer", "image": "/images/p c.sif", "mounts": ["/data:/data:ro"]}
+    text = script(JOB, SlurmSite.model_validate({"container": apptainer}))
+    started = "apptainer exec --nv --bind=/home/me:/home/me --bind=/runs/a:/runs/a --bind=/data:/data:ro --pwd=/home/me"
+    assert f"{started} '/images/p c.sif' python -P -m paceline" in text.replace(" \\\n    ", " ")
+    pyxis = SlurmSite.model_validate({"container": {"runtime": "pyxis", "image": "org#p:1"}})
+    options = "'--container-image=org#p:1' --container-workdir=/home/me"
+    mounts = "--container-mounts=/home/me:/home/me,/runs/a:/runs/a"
+    assert f"{options} {mounts} python -P" in script(JOB, pyxis).replace(" \\\n    ", " ")
+    shifter = SlurmSite.model_validate({"container": {"runtime": "shifter", "image": "org/p:1", "mounts": ["/a:/b"]}})
+    assert {"--image=org/p:1", "--volume=/a:/b"} <= set(directives(script(JOB, shifter)))
+    assert "shifter python -P" in script(JOB, shifter).replace(" \\\n    ", " ")
+
+
+def test_a_recipe_called_auto_gives_its_name_to_the_job():
+    assert "--job-name=auto" in directives(script(replace(JOB, name="auto"), SlurmSite()))
+
+
+def test_a_container_that_cannot_hold_the_job_is_refused():
+    apptainer = SlurmSite.model_validate({"container": {"runtime": "apptainer", "image": "p.sif"}})
+    for job in (replace(ALONE, nodes=2), replace(ALONE, words=("scale", "--nodes=1,2"))):
+        with pytest.raises(RecipeError, match=r"apptainer has no srun in it, which .* over nodes starts its ranks by"):
+            script(job, apptainer)
+    assert "apptainer exec" in script(ALONE, apptainer)
+    pyxis = SlurmSite.model_validate({"container": {"runtime": "pyxis", "image": "p"}})
+    with pytest.raises(RecipeError, match="pyxis starts with srun, and ladder is started without"):
+        script(ALONE, pyxis)
+    with pytest.raises(RecipeError, match="'/a,b' has a colon or comma"):
+        script(replace(JOB, run_dir=Path("/a,b")), pyxis)
