@@ -1,5 +1,6 @@
 """What tests of every kind share: real data where a machine has it, and the program, as users start it and at once."""
 
+import hashlib
 import json
 import os
 import selectors
@@ -16,6 +17,7 @@ import pytest
 
 FORKING = Path(__file__).with_name("forking.py")
 TIMEOUT_S = 240
+PARTS = ("model", "optimizer", "average", "precision")
 POLL_S = 0.005
 
 # What is started in the background of a script ignores Ctrl-C, what `nohup` starts SIGHUP; and so would all they start.
@@ -230,3 +232,25 @@ def real_data():
         return folder
 
     return folder_of
+
+
+@pytest.fixture(scope="session")
+def state_digest() -> Callable[[Path], Mapping[str, str]]:
+    """Return a function from a run directory, or a checkpoint of it, to the digests of the state that is in it.
+
+    They are of the tensors of model, optimizer, average and precision, each where there is one, as the manifest of the
+    newest checkpoint has them, and of the values beside them less what depends on the clock.
+    """
+
+    def digests(run: Path) -> dict[str, str]:
+        steps = sorted((run / "checkpoints").glob("step-*"))
+        checkpoint = steps[-1] if steps else run
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        found = {name: manifest[f"{name}.safetensors"] for name in PARTS if f"{name}.safetensors" in manifest}
+        assert {"model", "optimizer"} <= found.keys()
+        values = json.loads((checkpoint / "state.json").read_text())
+        progress = {key: value for key, value in values["train"].items() if not key.endswith("_s") and key != "spent"}
+        text = json.dumps([progress, values["schedule"], values["scale"]], sort_keys=True).encode()
+        return {**found, "values": hashlib.sha256(text).hexdigest(), "step": checkpoint.name}
+
+    return digests

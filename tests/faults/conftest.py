@@ -1,10 +1,9 @@
 """What the tests of faults share: ranks that start at once, and what must be left of a run, and what must not."""
 
-import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from paceline.core.world import World
 from paceline.parallel.environ import rank_environ
 
-PARTS = ("model", "optimizer", "average", "precision")
 LIMIT_S = 120
 
 
@@ -124,25 +122,3 @@ def clean(family_of) -> Callable[[Path], None]:
         assert not sorted(path for path in run.rglob("*.tmp*"))
 
     return check
-
-
-@pytest.fixture
-def state_digest() -> Callable[[Path], Mapping[str, str]]:
-    """Return a function from a run directory, or a checkpoint of it, to the digests of the state that is in it.
-
-    They are of the tensors of model, optimizer, average and precision, each where there is one, as the manifest of the
-    newest checkpoint has them, and of the values beside them less what depends on the clock.
-    """
-
-    def digests(run: Path) -> dict[str, str]:
-        steps = sorted((run / "checkpoints").glob("step-*"))
-        checkpoint = steps[-1] if steps else run
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
-        found = {name: manifest[f"{name}.safetensors"] for name in PARTS if f"{name}.safetensors" in manifest}
-        assert {"model", "optimizer"} <= found.keys()
-        values = json.loads((checkpoint / "state.json").read_text())
-        progress = {key: value for key, value in values["train"].items() if not key.endswith("_s") and key != "spent"}
-        text = json.dumps([progress, values["schedule"], values["scale"]], sort_keys=True).encode()
-        return {**found, "values": hashlib.sha256(text).hexdigest(), "step": checkpoint.name}
-
-    return digests

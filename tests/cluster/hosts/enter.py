@@ -1,0 +1,96 @@
+"""Be a program on a machine of the tests: join its namespaces, and start there what `forking.py` would start here.
+
+`enter.py PID WORDS`, itself started by `forking.py`: PID is the machine's first process, as seen from here, and WORDS
+follow `python` on a command line. Of torchrun's agent the ranks are forked in turn, as they are of paceline's launcher.
+"""
+
+import ctypes
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+from paceline.core.process import die_with_parent
+
+KINDS = ("net", "uts", "pid", "mnt")
+AGENT = "torch.distributed.run"
+HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+POLL_S = 0.02
+
+
+def enter(pid: int) -> None:
+    """Join the namespaces of process `pid`, in the same folder; that of processes holds for those yet to be forked."""
+    folder = Path.cwd()
+    doors = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in KINDS]
+    library = ctypes.CDLL(None, use_errno=True)
+    for door in doors:
+        if library.setns(door, 0):
+            raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}")
+        os.close(door)
+    os.chdir(folder)
+
+
+def run(words: Sequence[str]) -> NoReturn:
+    """Run what follows `python` on a command line in a process of the machine, and end as it does."""
+    child = os.fork()
+    if child:
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+    die_with_parent(0)  # which is on no machine
+    forking = load_forking()
+    if AGENT in words:
+        importlib.import_module(HANDLER).Popen = lambda **how: Rank(forking, **how)
+    forking.run(words)
+
+
+def load_forking() -> ModuleType:
+    """Return the module `forking.py`."""
+    path = Path(__file__).parents[2] / "forking.py"
+    spec = importlib.util.spec_from_file_location("forking", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Rank:
+    """A rank that is forked from torchrun's agent: what the agent uses of `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        forking: ModuleType,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        stdout: None,
+        stderr: None,
+        start_new_session: bool,
+    ) -> None:
+        python, unbuffered, *words = args
+        assert unbuffered == "-u" and stdout is stderr is None
+        self._rank = forking.Rank(
+            [python, *words], env=env, pass_fds=(), stdin=subprocess.DEVNULL, start_new_session=start_new_session
+        )
+        self.pid = self._rank.pid
+
+    def poll(self) -> int | None:
+        """Return the exit code, or nothing while the rank runs."""
+        return self._rank.poll()
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit code once there is one, or raise `subprocess.TimeoutExpired`."""
+        deadline_s = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline_s:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(POLL_S)
+        return code
+
+
+if __name__ == "__main__":
+    enter(int(sys.argv[1]))
+    run(sys.argv[2:])

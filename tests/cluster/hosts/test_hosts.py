@@ -1,0 +1,155 @@
+"""Runs over hosts that no scheduler watches: the same bits as on one machine, whatever happens to a link or a host."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+WORDS = (
+    *("train", "synthetic", "model.width=0.1", "data.source.num_images=240", "data.source.num_val_images=24"),
+    *("data.batch_size=12", "data.augment=[pad_crop,flip]", "data.workers=0", "train.steps=60", "train.ema.decay=0.9"),
+    *("checkpoint.every=10st", "log.every=1st", "log.samples=true", "log.tensorboard=off", "log.report=off"),
+    *("parallel.threads=1", "--json"),
+)
+TIMEOUT_S = 4.0
+EXPLAINS_S = 6.0
+"""What a rank may take, on a busy machine, to look round for who is lost and to end: two beats and a second or two."""
+SLOW = "80mbit"
+"""A step of a tenth of a second, most of it for its gradients: a run lasts long enough to be cut."""
+ALONE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def steps_of(run: Path) -> int:
+    path = run / "steps.rank0.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def result_of(run: Path) -> dict:
+    return json.loads((run / "result.json").read_text())
+
+
+def test_two_hosts_give_the_same_result_as_two_ranks_of_one(hosts, run: Path, whole, same) -> None:
+    """As it is typed on each of two machines, whose names lead to their addresses."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RANK", "WORLD"))}
+    meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "host1:29400", "--rdzv-id", "photos")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meet)
+    command = [*torchrun, "--max-restarts", "3", "-m", "paceline", *WORDS, "--run-dir", str(run), "--resume"]
+    agents = [hosts.machines[name].start(command, run.parent, clean) for name in ("host1", "host2")]
+    ends = hosts.ended(*agents, within_s=120)
+    assert [end.code for end in ends] == [0, 0], ends
+    result, alone = result_of(run), result_of(whole(2, *WORDS))
+    assert (result["status"], result["world_size"], result["provenance"]["launcher"]) == ("completed", 2, "torchrun")
+    assert result["weights_sha256"] == alone["weights_sha256"]
+    same(run, whole(2, *WORDS))
+
+
+def test_three_hosts_wait_for_the_one_whose_link_is_slow(hosts, run: Path, whole, same) -> None:
+    hosts.shape(SLOW, "host3")
+    ends = hosts.ended(*hosts.by_hand(("host1", "host2", "host3"), *WORDS, "--run-dir", str(run)))
+    assert [end.code for end in ends] == [0, 0, 0], ends
+    assert result_of(run)["world_size"] == 3
+    same(run, whole(3, *WORDS))
+
+
+def test_ranks_meet_where_the_name_of_a_host_leads_to_itself(hosts, run: Path, tmp_path: Path, whole, same) -> None:
+    """As Debian's installer writes it: nobody else can reach what listens at 127.0.1.1."""
+    for name in ("host1", "host2"):
+        own = tmp_path / name
+        own.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
+        hosts.machines[name]("mount", "--bind", str(own), "/etc/hosts")
+    words = (*WORDS, f"parallel.timeout={TIMEOUT_S}s", "--run-dir", str(run))
+    ends = hosts.ended(*hosts.by_hand(("host1", "host2"), *words))
+    assert [end.code for end in ends] == [0, 0], ends
+    same(run, whole(2, *WORDS))
+
+
+def test_a_link_that_is_cut_for_five_seconds_is_survived(hosts, run: Path, whole, same) -> None:
+    hosts.shape(SLOW)
+    words = (*WORDS, "parallel.timeout=30s", "--run-dir", str(run))
+    agents = [hosts.agent(name, *words, to="host1") for name in ("host1", "host2")]
+    hosts.wait(lambda: steps_of(run) > 5, *agents)
+    hosts.cut("host2")
+    time.sleep(0.5)  # what is on its way arrives
+    stood_at = steps_of(run)
+    time.sleep(4.5)
+    assert steps_of(run) == stood_at < 60
+    hosts.mend("host2")
+    ends = hosts.ended(*agents)
+    assert [end.code for end in ends] == [0, 0], ends
+    assert [end.errors for end in ends] == [[], []]
+    same(run, whole(2, *WORDS))
+
+
+def test_a_link_that_stays_cut_ends_both_hosts_and_the_run_goes_on_afterwards(hosts, run: Path, whole, same) -> None:
+    hosts.shape(SLOW)
+    words = (*WORDS, "--run-dir", str(run), "--resume")
+    ranks = hosts.by_hand(("host1", "host2"), *words, f"parallel.timeout={TIMEOUT_S}s")
+    hosts.wait(lambda: steps_of(run) > 15, *ranks)
+    hosts.cut("host2")
+    ends = hosts.ended(*ranks, within_s=TIMEOUT_S + EXPLAINS_S)
+    assert [end.code for end in ends] == [1, 1], ends
+    for rank, end in enumerate(ends):
+        (line,) = end.errors
+        assert line.startswith(f"error: rank {rank} of 2: rank {1 - rank} does not answer (last heard of "), line
+        assert "or its machine is cut off)" in line
+    assert not hosts.busy("host1") and not hosts.busy("host2")
+    assert steps_of(run) < 60
+    hosts.mend("host2")
+    ends = hosts.ended(*hosts.by_hand(("host1", "host2"), *words))
+    assert [end.code for end in ends] == [0, 0], ends
+    same(run, whole(2, *WORDS))
+
+
+def test_a_link_that_comes_back_too_late_is_gone_on_with_by_torchrun(hosts, run: Path, whole, same) -> None:
+    hosts.shape(SLOW)
+    words = (*WORDS, f"parallel.timeout={TIMEOUT_S}s", "--run-dir", str(run), "--resume")
+    agents = [hosts.agent(name, *words, to="host1", restarts=2, **ALONE) for name in ("host1", "host2")]
+    hosts.wait(lambda: steps_of(run) > 15, *agents)
+    hosts.cut("host2")
+    hosts.wait(lambda: not any(map(hosts.rank_by, agents)), *agents, within_s=TIMEOUT_S + EXPLAINS_S)
+    assert steps_of(run) < 60
+    hosts.mend("host2")
+    ends = hosts.ended(*agents)
+    assert [end.code for end in ends] == [0, 0], ends
+    same(run, whole(2, *WORDS))
+
+
+def test_a_rank_that_is_killed_is_started_again_and_so_is_that_of_the_other_host(hosts, run: Path, whole, same) -> None:
+    """In the store that the killed one has left: the agents, which share it, do not count their restarts alike."""
+    hosts.shape(SLOW)
+    words = (*WORDS, "parallel.timeout=20s", "--run-dir", str(run), "--resume")
+    agents = [hosts.agent(name, *words, to="host1", restarts=1) for name in ("host1", "host2")]
+    hosts.wait(lambda: steps_of(run) > 15, *agents)
+    killed = hosts.rank_by(agents[1])
+    killed.kill()
+    ends = hosts.ended(*agents)
+    assert [end.code for end in ends] == [0, 0], ends
+    same(run, whole(2, *WORDS))
+
+
+def test_a_host_that_is_lost_is_replaced_by_another_and_the_run_goes_on(
+    hosts, run: Path, whole, same, lines_of: Callable[[Path], list[dict]]
+) -> None:
+    """The new one comes first in the order of names, so that it gets rank 0, which was on the host that is left."""
+    hosts.shape(SLOW)
+    words = (*WORDS, f"parallel.timeout={TIMEOUT_S}s", "--run-dir", str(run), "--resume")
+    agents = {name: hosts.agent(name, *words, to="host2", restarts=2, **ALONE) for name in ("host2", "host3")}
+    hosts.wait(lambda: steps_of(run) > 15, *agents.values())
+    hosts.lose("host3")
+    hosts.ended(agents["host3"])
+    agents["host1"] = hosts.agent("host1", *words, to="host2", restarts=2, **ALONE)
+    ends = hosts.ended(agents["host1"], agents["host2"])
+    assert [end.code for end in ends] == [0, 0], ends
+    (line,) = ends[1].errors
+    assert line.startswith("error: rank 0 of 2: rank 1 does not answer (last heard of "), line
+    assert [row["host"] for row in lines_of(run / "attempts.jsonl") if "host" in row] == ["host2", "host1"]
+    same(run, whole(2, *WORDS))

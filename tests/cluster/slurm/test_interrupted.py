@@ -1,0 +1,115 @@
+"""A run in a real Slurm that is interrupted comes back, and ends with the bits of one that was not."""
+
+import contextlib
+import json
+import signal
+from pathlib import Path
+
+import psutil
+
+LENGTH = "train.steps=150"
+
+
+# matrix: 21, 22
+def test_a_run_that_has_to_leave_again_and_again_comes_back_and_ends_with_the_same_bits(
+    slurm, recipe: tuple[str, ...], whole, assert_same_run, steps_of, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = (*recipe, LENGTH, "checkpoint.every=1000st")
+    job = slurm.begin(run, *words, "slurm.time=30min", "slurm.lead=1min")
+    assert slurm.facts(job)["TimeLimit"] == "00:30:00"
+    left = [0]
+    interruptions = (requeue, terminate, preempt, let_time_run_out)
+    for restarts, interrupt in enumerate(interruptions, start=1):
+        interrupt(slurm, job, run)
+        slurm.wait(job, lambda: kept(run) > left[-1])  # the step it is at, which no cadence has asked for
+        left.append(kept(run))
+        slurm.wait_for_state(job, "RUNNING", restarts)
+        slurm.wait(job, lambda: steps_of(run) >= left[-1] + 5)
+    slurm.wait_for_state(job, "COMPLETED")
+    assert all(f"from step {step}" in slurm.said(job) for step in left[1:])
+    assert_restarted(run, len(interruptions))
+    assert_same_run(run, whole(*words))
+
+
+def test_a_run_that_has_lost_a_node_comes_back_when_that_does_and_ends_with_the_same_bits(
+    slurm, recipe: tuple[str, ...], whole, assert_same_run, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = (*recipe, "train.steps=60", "checkpoint.every=10st")
+    job = slurm.begin(run, *words, steps=12)
+    slurm.machines.lose("node02")
+    # Slurm would see for itself, SlurmdTimeout later.
+    slurm("scontrol", "update", "NodeName=node02", "State=DOWN", "Reason=lost")
+    slurm.wait_for_state(job, "PENDING")
+    step = kept(run)
+    assert 10 <= step < 60 and step % 10 == 0
+    slurm.wait(job, lambda: not processes_of(run))  # an srun that lives ends the step of that name, be it a new one
+    slurm.boot("node02")
+    slurm.wait_for_state(job, "COMPLETED")
+    assert f"from step {step}" in slurm.said(job)
+    assert_restarted(run, 1)
+    assert_same_run(run, whole(*words))
+
+
+def requeue(slurm, job: str, run: Path) -> None:
+    slurm("scontrol", "requeue", job)
+
+
+def terminate(slurm, job: str, run: Path) -> None:
+    slurm("scancel", "--signal=TERM", job)
+
+
+def preempt(slurm, job: str, run: Path) -> None:
+    options = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
+    urgent = slurm("sbatch", "--parsable", *options, "--wrap=true")
+    slurm.wait_for_state(urgent, "COMPLETED")
+
+
+def let_time_run_out(slurm, job: str, run: Path) -> None:
+    """Take all its time but a minute from a job; Slurm looks at that every half a minute, and a step takes as long."""
+    ranks = [process for process in processes_of(run) if "python" in process.name()]
+    assert len(ranks) == 2
+    for rank in ranks:
+        rank.send_signal(signal.SIGSTOP)
+    slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes_of(slurm, job) + 1}")
+    slurm.wait(job, lambda: all(is_warned(rank) for rank in ranks))
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.send_signal(signal.SIGCONT)
+    slurm.wait(job, lambda: slurm.facts(job)["JobState"] == "PENDING")
+    slurm("scontrol", "update", f"JobId={job}", "TimeLimit=30")  # lest the rest of it is too little once more
+
+
+def minutes_of(slurm, job: str) -> int:
+    """Return for how long a job has run, in whole minutes."""
+    *hours, minutes, _ = slurm.facts(job)["RunTime"].split(":")
+    return 60 * int(hours[0]) + int(minutes)
+
+
+def is_warned(rank: psutil.Process) -> bool:
+    """Return whether a signal that tells of the limit waits for a rank that is stopped, or has made it leave."""
+    try:
+        status = Path(f"/proc/{rank.pid}/status").read_text()
+    except OSError:  # Slurm itself may tell it to go on
+        return True
+    pending = (int(line.split()[1], 16) for line in status.splitlines() if line.startswith("ShdPnd:"))
+    return any(signals & 1 << (signal.SIGUSR1 - 1) for signals in pending) or rank.status() != psutil.STATUS_STOPPED
+
+
+def processes_of(run: Path) -> list[psutil.Process]:
+    """Return the processes that a run directory is named to."""
+    processes = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    return [process for process, words in processes if str(run) in words]
+
+
+def kept(run: Path) -> int:
+    return max((int(path.name[-8:]) for path in (run / "checkpoints").glob("step-*")), default=0)
+
+
+def assert_restarted(run: Path, restarts: int) -> None:
+    """Assert that a run's record says how often its job was started again, each time it was started."""
+    rows = [json.loads(line) for line in (run / "attempts.jsonl").read_text().splitlines()]
+    starts = [row["job_restarts"] for row in rows if row["event"] == "start"]
+    assert starts == [*range(restarts + 1)]
+    assert json.loads((run / "result.json").read_text())["provenance"]["job_restarts"] == restarts

@@ -1,0 +1,212 @@
+"""A thousand ranks in one process, hundreds at a real store, and sixteen that train.
+
+No sample is lost or taken twice, no name stands for two files, and what a rank does does not grow with their number.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from paceline.core.dataset import DatasetInfo
+from paceline.core.errors import RecipeError
+from paceline.core.philox import permutation
+from paceline.core.rundir import RunDir
+from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.parallel.environ import world_from_environ
+from paceline.parallel.rendezvous import absent
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.plan import Plan
+from paceline.report.run import MAX_NODES, read_run
+from paceline.train.meter import trace_name
+
+RANKS, RANKS_PER_NODE = 1024, 4
+NODES = RANKS // RANKS_PER_NODE
+MET = 256
+MEETING = Path(__file__).with_name("meeting.py")
+TIMEOUT_S = 60
+SHORT_OF_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
+"""Torch looks up the name of each address that a store is reached at, and a small name server drops some of hundreds of
+questions: they are not asked again 5 s later.
+"""
+
+
+def task(rank: int, ranks: int = RANKS) -> dict[str, str]:
+    """Return what srun tells a task of a job with four on each node."""
+    nodes = ranks // RANKS_PER_NODE
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank % RANKS_PER_NODE),
+        "SLURM_NODEID": str(rank // RANKS_PER_NODE),
+        "SLURM_STEP_NUM_TASKS": str(ranks),
+        "SLURM_STEP_TASKS_PER_NODE": f"{RANKS_PER_NODE}(x{nodes})",
+        "SLURM_STEP_NODELIST": f"node[0001-{nodes:04}]",
+    }
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """Return how many lines of Python `work` runs: a measure of time that no other program disturbs."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_each_of_1024_tasks_finds_its_place_and_all_the_same_meeting_point() -> None:
+    worlds = [world_from_environ(task(rank)) for rank in range(RANKS)]
+    assert [world.rank for world in worlds] == list(range(RANKS))
+    assert {(each.world_size, each.local_world_size, each.num_nodes) for each in worlds} == {(RANKS, 4, NODES)}
+    assert len({(each.master_addr, each.master_port) for each in worlds}) == 1 and worlds[0].master_addr == "node0001"
+    assert sum(world.is_main for world in worlds) == 1 and sum(world.is_node_main for world in worlds) == NODES
+
+
+def test_finding_ones_place_takes_no_longer_among_1024_than_among_8() -> None:
+    of = {ranks: lines_run(lambda ranks=ranks: world_from_environ(task(ranks - 1, ranks))) for ranks in (8, RANKS)}
+    assert of[RANKS] == of[8] > 20
+
+
+def test_1024_ranks_take_each_sample_of_an_epoch_once_in_the_order_of_one_rank() -> None:
+    num_images, batch_size = 50_000, 4 * RANKS
+    whole = TrainOrder(3, num_images, batch_size)
+    ranks = [replace(whole, rank=rank, world_size=RANKS) for rank in range(RANKS)]
+    for epoch in (0, 7):
+        steps = range(epoch * whole.steps_per_epoch, (epoch + 1) * whole.steps_per_epoch)
+        taken = [np.concatenate([rank.indices(step) for rank in ranks]) for step in steps]
+        assert all((step == whole.indices(number)).all() for number, step in zip(steps, taken, strict=True))
+        every = np.concatenate(taken)
+        assert len(every) == len(set(every.tolist())) == num_images // batch_size * batch_size
+        assert set(every.tolist()) <= set(permutation(3, epoch, num_images).tolist())
+
+
+@pytest.mark.parametrize("num_images", [10_007, 1024, 100], ids=["uneven", "one each", "fewer than ranks"])
+def test_1024_ranks_evaluate_each_image_once_and_share_evenly(num_images: int) -> None:
+    shards = [EvalShard(num_images, batch=8, rank=rank, world_size=RANKS) for rank in range(RANKS)]
+    parts = [[each for number in range(shard.num_batches) for each in shard.indices(number)] for shard in shards]
+    assert [each for part in parts for each in part] == list(range(num_images))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_the_plan_for_1024_ranks_comes_out_and_takes_no_longer_than_for_2() -> None:
+    train = DatasetInfo("photographs", "train", 1_281_167, ("a", "b"), 3, (224, 224), (0.5,) * 3, (0.25,) * 3)
+    val = replace(train, split="val", num_images=50_000)
+    recipe = load("synthetic", Patch.parse(["data.batch_size=32768", "train.steps=400"])).recipe
+    plans = {ranks: Plan.derive(recipe, ranks, train, val) for ranks in (1, 2, RANKS)}
+    assert {ranks: (plan.world_size, plan.rank_batch, plan.micro_batch) for ranks, plan in plans.items()} == {
+        1: (1, 32_768, 32_768),
+        2: (2, 16_384, 16_384),
+        RANKS: (RANKS, 32, 32),
+    }
+    assert len({(plan.steps_per_epoch, plan.dropped_images, plan.total_steps) for plan in plans.values()}) == 1
+    assert plans[RANKS].steps_per_epoch == 39 and plans[RANKS].dropped_images == 1_281_167 - 39 * 32_768
+    of = {ranks: lines_run(lambda ranks=ranks: Plan.derive(recipe, ranks, train, val)) for ranks in (2, RANKS)}
+    assert of[RANKS] == of[2] > 50
+    uneven = load("synthetic", Patch.parse(["data.batch_size=33000"])).recipe
+    with pytest.raises(RecipeError, match=r"33000 does not divide over 1,024 ranks \(try 32768\)"):
+        Plan.derive(uneven, RANKS, train, val)
+
+
+def test_each_of_1024_ranks_and_256_nodes_writes_files_of_its_own(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    of_ranks = [[run.samples(rank), run.stacks(rank), run.trace / trace_name(rank)] for rank in range(RANKS)]
+    names = [path for paths in of_ranks for path in paths] + [run.telemetry(node) for node in range(NODES)]
+    names += [run.steps, run.evals, run.metrics, run.attempts, run.recipe, run.merged_trace]
+    assert len({str(name) for name in names}) == len(names) == 3 * RANKS + NODES + 6
+
+
+def test_nodes_are_told_by_number_not_by_how_their_names_sort(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.recipe.write_text(json.dumps({"extends": "digits"}))
+    for node in range(NODES):
+        run.telemetry(node).write_text(json.dumps({"unix_s": 1e9 + node, "cpu": 0.5}) + "\n")
+    read = read_run(run)
+    assert read.num_nodes == NODES
+    assert [node.number for node in read.nodes] == list(range(MAX_NODES))
+
+
+class Counted:
+    """A store that counts what it is asked for, and has what it is told to have."""
+
+    def __init__(self, there: set[str]) -> None:
+        self.there, self.questions = there, 0
+
+    def check(self, keys: list[str]) -> bool:
+        self.questions += 1
+        return self.there.issuperset(keys)
+
+
+@pytest.mark.parametrize(("gone", "most"), [((), 1), ((1023,), 21), ((0, 511, 900), 61)])
+def test_who_is_missing_of_1024_takes_a_few_questions(gone: tuple[int, ...], most: int) -> None:
+    keys = [f"here/{rank}" for rank in range(RANKS)]
+    store = Counted({key for rank, key in enumerate(keys) if rank not in gone})
+    assert list(absent(store, keys)) == [keys[rank] for rank in gone]
+    assert store.questions <= most
+
+
+@pytest.fixture
+def meet(forking, tmp_path: Path) -> Callable[..., dict]:
+    """Return a function that lets so many ranks meet, but those that are gone; it returns what came of it."""
+
+    def met(*numbers: int) -> dict:
+        process = forking.start([str(MEETING), *map(str, numbers)], tmp_path, SHORT_OF_NAMES)
+        try:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode == 0, err
+        return json.loads(out)
+
+    return met
+
+
+def test_256_ranks_meet_at_a_real_store_and_hear_one_another(meet) -> None:
+    assert meet(MET) == {"seen": [[rank, "here"] for rank in range(MET)], "refusals": {}}
+
+
+def test_of_256_ranks_the_missing_ones_are_named_to_all_that_came(meet) -> None:
+    refusal = "WORLD_SIZE: 256, but ranks 77, 200 did not come within 2s"
+    assert meet(MET, 77, 200) == {"seen": [], "refusals": {refusal: MET - 2}}
+
+
+SIXTEEN = (
+    *("train", "synthetic", "model.norm=none", "model.width=0.1", "data.source.num_images=128", "data.batch_size=32"),
+    *("data.source.num_val_images=37", "data.augment=[pad_crop,flip]", "data.workers=0", "optim.lr=0.02"),
+    *("train.steps=4", "train.precision=fp64", "parallel.threads=1", "log.every=1st", "log.samples=true"),
+    *("log.tensorboard=off", "log.report=off", "measure.telemetry=off", "--json"),
+)
+
+
+def test_16_ranks_train_on_one_machine_as_2_do(paceline, tmp_path: Path, lines_of) -> None:
+    results, samples, weights = {}, {}, {}
+    for ranks in (2, 16):
+        run = tmp_path / str(ranks)
+        results[ranks] = paceline(*SIXTEEN, "--ranks", str(ranks), "--run-dir", str(run)).result
+        parts = [lines_of(run / f"steps.rank{rank}.jsonl") for rank in range(ranks)]
+        samples[ranks] = [[sample for each in step for sample in each["samples"]] for step in zip(*parts, strict=True)]
+        weights[ranks] = load_file(max((run / "checkpoints").glob("step-*")) / "model.safetensors")
+    assert (results[16]["status"], results[16]["world_size"]) == ("completed", 16)
+    assert samples[16] == samples[2] and [len(step) for step in samples[16]] == [32] * 4
+    assert sorted(sample for step in samples[16] for sample in step) == list(range(128))
+    assert results[16]["eval"]["images"] == results[2]["eval"]["images"] == 37
+    assert results[16]["eval"] == pytest.approx(results[2]["eval"], abs=1e-9)
+    # float64 rounds at 1e-16; sums over 16 ranks are added up in another order than over 2.
+    for name, weight in weights[2].items():
+        np.testing.assert_allclose(weights[16][name], weight, rtol=1e-9, atol=1e-12)

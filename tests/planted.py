@@ -1,0 +1,54 @@
+"""Be paceline where something is wrong: `python planted.py FAULT[,FAULT] WORDS`, and WORDS are those of `paceline`."""
+
+import sys
+import time
+
+AHEAD_S = 7.0
+
+
+def torch() -> None:
+    """Have another version of torch than the other ranks."""
+    import torch
+
+    torch.__version__ = "2.0.1"
+
+
+def clock() -> None:
+    """Have a clock that is ahead."""
+    real = time.time
+    time.time = lambda: real() + AHEAD_S
+
+
+def impatience() -> None:
+    """Wait for a message between ranks no longer than a test may take."""
+    from paceline.lab.doctor import ranks
+
+    ranks._JOIN_S, ranks._ANSWER_S, ranks._TELL_S = 3.0, 1.0, 3.0
+
+
+def silence() -> None:
+    """Join the other ranks, and have nothing to say in their collectives, as behind a firewall."""
+    from paceline.lab.doctor import ranks
+
+    ranks.measure_joined = lambda world, device, each_s: time.sleep(9.0)
+
+
+def death() -> None:
+    """Die where the ranks have met, before saying anything."""
+    import os
+    import signal
+
+    from paceline.lab.doctor import ranks
+
+    ranks.facts_of = lambda *arguments, **more: os.kill(os.getpid(), signal.SIGKILL)
+
+
+FAULTS = {"torch": torch, "clock": clock, "impatience": impatience, "silence": silence, "death": death}
+
+if __name__ == "__main__":
+    for name in sys.argv[1].split(","):
+        FAULTS[name]()
+    del sys.argv[1]
+    from paceline.cli import main
+
+    main()

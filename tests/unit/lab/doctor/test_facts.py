@@ -1,0 +1,54 @@
+"""What ranks tell one another, also when they do not run the same paceline."""
+
+import json
+import threading
+
+from torch.distributed import HashStore
+
+from paceline.core.world import World
+from paceline.lab.doctor.facts import Facts, facts_of, machine_of
+from paceline.lab.doctor.finding import Finding
+from paceline.lab.doctor.links import Interface
+from paceline.lab.doctor.ranks import exchange
+
+OWN = (Finding.ok("memory", "much"), Finding.look("cores", "2 of 64", "ask for more"))
+
+
+def facts(rank: int) -> Facts:
+    world = World(rank=rank, world_size=3, local_rank=rank, local_world_size=3)
+    return facts_of(world, OWN, {"torch": "2.15", "cpu": "fast", "nccl": ""}, {}, device="cpu")
+
+
+def test_a_rank_says_what_it_is_and_reads_as_it_was_written() -> None:
+    said = facts(2)
+    assert (said.rank, said.local_world_size, said.versions) == (2, 3, {"torch": "2.15"})
+    assert said.own == OWN and said.host and said.where == f"rank 2 ({said.host})"
+    assert Facts.from_json(said.to_json()) == said
+
+
+def test_another_paceline_may_say_more_or_less() -> None:
+    values = json.loads(facts(1).to_json())
+    values["colour"] = "blue"
+    values["own"][0]["mood"] = "good"
+    del values["cores"], values["interface"]
+    read = Facts.from_json(json.dumps(values))
+    assert (read.rank, read.cores, read.interface, read.own) == (1, 1, Interface(""), OWN)
+
+
+def test_rank_0_hears_of_all_and_the_others_know_themselves() -> None:
+    store, found = HashStore(), {}
+    threads = [
+        threading.Thread(target=lambda rank=rank: found.update({rank: exchange(store, facts(rank), 3, 20.0)}))
+        for rank in (2, 1, 0)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert [each.rank for each in found[0]] == [0, 1, 2]
+    assert [[each.rank for each in found[rank]] for rank in (1, 2)] == [[1], [2]]
+
+
+def test_ranks_of_one_host_have_the_same_machine_and_without_a_kernel_of_linux_its_name(tmp_path) -> None:
+    assert machine_of() == facts(0).machine
+    assert machine_of(tmp_path) == facts(0).host

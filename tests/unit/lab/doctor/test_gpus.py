@@ -1,0 +1,171 @@
+"""GPUs: what torch, NCCL and NVML say of them, each a stand-in; on a machine without GPUs nobody is asked."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.lab.doctor.finding import Finding
+from paceline.lab.doctor.gpus import gpu_findings
+from paceline.lab.doctor.here import Here
+
+GB = 10**9
+
+
+def torch_of(gpus: int, *, nccl: bool = True, cuda: str | None = "12.8", apart: tuple = ()) -> Any:
+    return SimpleNamespace(
+        version=SimpleNamespace(cuda=cuda),
+        cuda=SimpleNamespace(
+            device_count=lambda: gpus,
+            get_device_name=lambda index: "NVIDIA A100",
+            can_device_access_peer=lambda first, second: (first, second) not in apart,
+            nccl=SimpleNamespace(version=lambda: (2, 27, 5)),
+        ),
+        distributed=SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: nccl),
+    )
+
+
+class NvmlError(Exception):
+    """What the library raises."""
+
+
+def nvml_of(**told: Any) -> Any:
+    """Return a library that says of each GPU what is `told`; of what is None it does not know."""
+
+    def say(name: str, usual: Any) -> Callable[..., Any]:
+        def ask(*arguments: Any) -> Any:
+            value = told.get(name, usual)
+            if value is None:
+                raise NvmlError("Not Supported")
+            return value
+
+        return ask
+
+    return SimpleNamespace(
+        NVMLError=NvmlError,
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        NVML_VOLATILE_ECC=0,
+        nvmlInit=say("init", 0),
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetComputeMode=say("mode", 0),
+        nvmlDeviceGetMemoryInfo=say("memory", SimpleNamespace(used=GB, total=80 * GB)),
+        nvmlDeviceGetTotalEccErrors=say("errors", 0),
+        nvmlDeviceGetRemappedRows=say("rows", (1, 0, 0, 0)),
+        nvmlDeviceGetCurrentClocksThrottleReasons=say("reasons", 0x1 | 0x4),  # idle, and at its power limit
+    )
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Callable[..., dict[str, Finding]]:
+    """Return a function from what torch and NVML are to the findings on a machine of two GPUs."""
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    driver = tmp_path / "proc/driver/nvidia/version"
+    driver.parent.mkdir(parents=True)
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23\n")
+
+    def look(torch: Any, nvml: Any = None, **environ: str) -> dict[str, Finding]:
+        modules = {"torch": torch, "pynvml": nvml or nvml_of()}
+        here = Here(environ, tmp_path, lambda: 0.0, 0.0, tmp_path, modules.__getitem__)
+        return {finding.name: finding for finding in gpu_findings(here)}
+
+    return look
+
+
+def never(name: str) -> Any:
+    raise AssertionError(f"{name} was loaded")
+
+
+@pytest.mark.parametrize(
+    ("environ", "state", "says"),
+    [
+        ({}, "ok", "none: runs train on the CPU"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, "look", "none, and Slurm gave 4 on this node"),
+    ],
+)
+def test_a_machine_without_gpus_loads_nothing(tmp_path: Path, environ: dict, state: str, says: str) -> None:
+    (gpus,) = gpu_findings(Here(environ, tmp_path, lambda: 0.0, 0.0, tmp_path, never))
+    assert (gpus.name, gpus.state, gpus.found) == ("GPUs", state, says)
+
+
+def test_gpus_that_are_hidden_are_told(found) -> None:
+    assert found(None, CUDA_VISIBLE_DEVICES="")["GPUs"].found.startswith("none of 2 (CUDA_VISIBLE_DEVICES='')")
+
+
+def test_gpus_that_are_well_say_driver_cuda_and_nccl(found) -> None:
+    told = found(torch_of(2))
+    assert {finding.state for finding in told.values()} == {"ok"}
+    assert told["GPUs"].found == "2 (NVIDIA A100), driver 570.86.15, CUDA 12.8"
+    assert told["NCCL"].found == "2.27.5" and told["GPU health"].found == "nothing is wrong with 2 GPUs"
+    assert told["peer access"].found == "all GPUs reach one another's memory"
+
+
+def test_a_torch_that_does_not_see_the_gpus_is_wrong(found) -> None:
+    gpus = found(torch_of(0, cuda=None))["GPUs"]
+    assert gpus.state == "wrong" and gpus.found.endswith("torch sees 0") and "built for GPUs" in gpus.advice
+    assert "renew the driver" in found(torch_of(0))["GPUs"].advice
+
+
+def test_a_torch_without_nccl_is_wrong(found) -> None:
+    assert found(torch_of(2, nccl=False))["NCCL"].state == "wrong"
+
+
+def test_more_ranks_than_gpus_are_wrong(found) -> None:
+    ranks = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}
+    gpus = found(torch_of(2), **ranks)["GPUs"]
+    assert gpus.state == "wrong" and gpus.found.endswith("for 3 ranks")
+
+
+def test_a_gpu_that_slurm_shows_to_one_rank_alone_is_enough(found) -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+    given = {"SLURM_CPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0"}
+    assert found(torch_of(1), **step, **given, SLURM_GPUS_ON_NODE="2")["GPUs"].state == "ok"
+    shared = found(torch_of(1), **step, **given, SLURM_GPUS_ON_NODE="1")["GPUs"]
+    assert shared.state == "wrong" and shared.found.endswith("for 2 ranks")
+
+
+def test_gpus_that_do_not_reach_one_another_are_worth_a_look(found) -> None:
+    peers = found(torch_of(2, apart=((0, 1),)))["peer access"]
+    assert peers.state == "look" and peers.found == "1 of 2 pairs go through the host's memory (0 to 1)"
+    assert "peer access" not in found(torch_of(1), CUDA_VISIBLE_DEVICES="0")
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "says"),
+    [
+        ({"mode": 2}, "wrong", "GPU 0 lets no program compute"),
+        ({"memory": SimpleNamespace(used=60 * GB, total=80 * GB)}, "look", "other programs hold 60 GB of 80 GB"),
+        ({"errors": 3}, "look", "3 uncorrected memory errors"),
+        ({"rows": (0, 1, 1, 0)}, "look", "memory rows are to be replaced"),
+        ({"reasons": 0x40}, "look", "slowed down by its temperature"),
+        ({"init": None}, "look", "unknown: NVML: Not Supported"),
+    ],
+)
+def test_a_gpu_that_is_not_well_is_named(found, told: dict[str, Any], state: str, says: str) -> None:
+    health = found(torch_of(2), nvml_of(**told))["GPU health"]
+    assert health.state == state and says in health.found
+
+
+def test_what_a_gpu_does_not_tell_is_no_fault(found) -> None:
+    silent = nvml_of(mode=None, memory=None, errors=None, rows=None, reasons=None)
+    assert found(torch_of(2), silent)["GPU health"].state == "ok"
+
+
+def test_only_the_gpus_of_this_process_are_judged(found) -> None:
+    health = found(torch_of(1), nvml_of(errors=1), CUDA_VISIBLE_DEVICES="1")["GPU health"]
+    assert "GPU 1" in health.found and "GPU 0" not in health.found
+
+
+def test_without_nvml_health_is_not_known(found, tmp_path: Path) -> None:
+    def load(name: str) -> Any:
+        if name == "pynvml":
+            raise ImportError(name)
+        return torch_of(2)
+
+    told = {each.name: each for each in gpu_findings(Here({}, tmp_path, lambda: 0.0, 0.0, tmp_path, load))}
+    assert told["GPU health"].state == "ok" and "nvidia-ml-py" in told["GPU health"].found

@@ -1,0 +1,56 @@
+"""The whole machine, as it is: all of it is looked at once, and this one is fit for a run."""
+
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.data.native import WHAT_IS_LOST
+from paceline.lab.doctor import machine
+from paceline.lab.doctor.finding import Finding
+from paceline.lab.doctor.here import Here
+from paceline.lab.doctor.machine import machine_findings
+from paceline.lab.doctor.storage import Speed
+
+NAMES = [
+    "versions", "cores", "threads", "NUMA", "GPUs", "native core", "memory", "shared memory", "open files", "disk",
+    "disk speed", "host name", "loopback", "interfaces", "gloo", "launcher", "clock",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try no disk, which is looked at elsewhere."""
+    monkeypatch.setattr("paceline.lab.doctor.storage.try_disk", lambda folder, now: Speed(1e9, 1e9))
+
+
+def looked_at(folder: Path) -> dict[str, Finding]:
+    here = Here({"CUDA_VISIBLE_DEVICES": ""}, folder, lambda: 0.0, 0.0)  # GPUs are looked at elsewhere
+    return {finding.name: finding for finding in machine_findings(here)}
+
+
+def test_everything_is_looked_at_once_and_told(tmp_path: Path) -> None:
+    found = looked_at(tmp_path)
+    assert list(found) == NAMES
+    assert all(finding.found for finding in found.values())
+    assert [finding for finding in found.values() if finding.state == "wrong"] == []
+
+
+def test_a_package_that_is_missing_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "numpy":
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(machine, "version", version)
+    versions = looked_at(tmp_path)["versions"]
+    assert versions.state == "wrong" and versions.found.endswith("torch 1.0, torchvision 1.0; no numpy")
+
+
+def test_whether_there_is_a_native_core_is_told_and_what_is_lost_without(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(machine, "native", lambda: SimpleNamespace(isa=lambda: "avx2"))
+    assert looked_at(tmp_path)["native core"] == Finding.ok("native core", "built, uses avx2")
+    monkeypatch.setattr(machine, "native", lambda: None)
+    core = looked_at(tmp_path)["native core"]
+    assert core.state == "look" and f"{core.found} ({core.advice})" == WHAT_IS_LOST

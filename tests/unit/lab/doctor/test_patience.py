@@ -1,0 +1,27 @@
+"""What may never answer is left after a while; what answers, or fails, is heard."""
+
+import threading
+
+import pytest
+
+from paceline.lab.doctor.patience import answer
+
+
+def test_an_answer_is_returned_and_an_error_raised() -> None:
+    assert answer(lambda: 7) == 7
+    assert answer(lambda: None) is None
+
+    def fail() -> None:
+        raise FileNotFoundError(2, "No such file")
+
+    with pytest.raises(FileNotFoundError):
+        answer(fail)
+
+
+def test_who_does_not_answer_is_not_waited_for() -> None:
+    never = threading.Event()
+    try:
+        with pytest.raises(TimeoutError, match=r"^no answer within 1 ms$"):
+            answer(never.wait, wait_s=0.001)
+    finally:
+        never.set()

@@ -1,0 +1,125 @@
+"""Memory, shared memory, open files: what a run needs of each, and what a machine has."""
+
+import resource
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.data import preflight
+from paceline.data.processes import PREFETCH
+from paceline.lab.doctor import room
+from paceline.lab.doctor.finding import Finding
+from paceline.lab.doctor.here import Here
+from paceline.lab.doctor.room import room_findings
+
+Usage = namedtuple("Usage", "total used free")
+GB = 10**9
+ONE_WORKER = 3 * 2 * preflight.batch_bytes(64, 3, 224)
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding]]:
+    """Return a function from variables to what is found of a machine of 4 cores, whose files the test writes."""
+    monkeypatch.setattr(room, "rank_cores", lambda world, proc, mount: max(1, 4 // world.local_world_size))
+    (tmp_path / "dev/shm").mkdir(parents=True)
+
+    def look(**environ: str) -> dict[str, Finding]:
+        here = Here(environ, tmp_path, lambda: 0.0, 0.0, tmp_path)
+        return {finding.name: finding for finding in room_findings(here)}
+
+    return look
+
+
+def ranks(num: int) -> dict[str, str]:
+    return {"RANK": "0", "WORLD_SIZE": str(num), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(num)}
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_what_a_worker_takes_is_what_training_reckons_with() -> None:
+    assert room._AHEAD == PREFETCH
+    assert room._FILES_A_WORKER == 2 * (preflight._FILES_A_WORKER + preflight._TENSORS * PREFETCH)
+
+
+def test_a_container_s_memory_counts_and_not_its_host_s(found, tmp_path: Path) -> None:
+    assert found()["memory"].found == "not told by the kernel"
+    write(tmp_path / "proc/meminfo", "MemTotal: 62500000 kB\nMemAvailable: 31250000 kB\nHugePages_Total: 0\n")
+    assert found()["memory"] == Finding.ok("memory", "32 GB free of 64 GB")
+    write(tmp_path / "proc/self/cgroup", "0::/job\n")
+    group = tmp_path / "sys/fs/cgroup/job"
+    write(group / "memory.max", "8000000000\n")
+    assert found()["memory"] == Finding.ok("memory", "8 GB free of 8 GB that this container or job may use")
+    write(group / "memory.current", "7000000000\n")
+    write(group / "memory.stat", "anon 6000000000\ninactive_file 500000000\n")
+    memory = found()["memory"]
+    assert memory.state == "look" and memory.found.startswith("1.50 GB free of 8 GB")
+
+
+@pytest.mark.parametrize(
+    ("free", "num", "state"),
+    [
+        (4 * GB, 1, "ok"),
+        (2**29 - 1, 1, "look"),
+        (ONE_WORKER, 1, "look"),
+        (ONE_WORKER - 1, 1, "wrong"),
+        (4 * ONE_WORKER - 1, 4, "wrong"),
+    ],
+)
+def test_shared_memory_is_judged_by_batches_of_photographs(found, monkeypatch, free: int, num: int, state: str) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(GB, 0, free))
+    shared = found(**ranks(num))["shared memory"]
+    assert shared.state == state, shared
+    assert ("--shm-size" in shared.advice) == (state != "ok")
+
+
+def test_no_shared_memory_at_all_is_wrong(found, tmp_path: Path) -> None:
+    (tmp_path / "dev/shm").rmdir()
+    assert found()["shared memory"].state == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "num", "state"),
+    [
+        (160, 160, 1, "ok"),  # 64 for the rank, and 24 for each of 4 workers
+        (159, 160, 1, "look"),
+        (159, 159, 1, "wrong"),
+        (137, 137, 2, "ok"),  # of two ranks, each has half of the workers, and 21 + 2 * 2 files of gloo's
+        (136, 4096, 2, "look"),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 1024, "ok"),
+        (1024, 4096, 1024, "look"),
+    ],
+)
+def test_open_files_are_judged_by_ranks_and_workers(
+    found, monkeypatch, soft: int, hard: int, num: int, state: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    files = found(**ranks(num))["open files"]
+    assert files.state == state, files
+    assert ("ulimit -n" in files.advice) == (state != "ok")
+
+
+@pytest.mark.parametrize(("limit", "state"), [(resource.RLIM_INFINITY, "ok"), (2**30, "ok"), (8 * 2**20, "look")])
+def test_little_locked_memory_is_worth_a_look_where_gpus_of_several_nodes_have_infiniband(
+    found, tmp_path: Path, monkeypatch, limit: int, state: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    nodes = {**ranks(2), "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
+    assert "locked memory" not in found(**nodes)
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    assert "locked memory" not in found(**nodes), "on CPUs, which talk over sockets"
+    (tmp_path / "dev/nvidia0").touch()
+    assert found(**nodes)["locked memory"].state == state
+    assert "locked memory" not in found(**ranks(2)), "on one node"
+
+
+def test_shared_memory_is_for_the_workers_that_the_cores_of_a_bound_rank_serve(found, monkeypatch) -> None:
+    """Each of 4 ranks that are bound to 4 cores of their own has 3 workers, not those of a quarter of its cores."""
+    monkeypatch.setattr(room, "rank_cores", lambda world, proc, mount: 4)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(GB, 0, 4 * ONE_WORKER))
+    assert "3 workers a rank" in found(**ranks(4))["shared memory"].found

@@ -1,0 +1,31 @@
+"""The clock: whether somebody keeps it right, and when that matters."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.lab.doctor.here import Here
+from paceline.lab.doctor.timekeeping import clock_finding, kernel_clock
+
+TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+
+
+@pytest.mark.parametrize(
+    ("kept", "environ", "state", "says"),
+    [
+        ((0, 0.25), {}, "ok", "synchronised, at most 250 ms off"),
+        ((5, 16.0), {}, "ok", "not synchronised"),
+        ((5, 16.0), TWO_NODES, "look", "not synchronised"),
+        ((-1, 0.0), TWO_NODES, "ok", "not told by the kernel"),
+    ],
+)
+def test_a_clock_that_nobody_keeps_is_worth_a_look_on_several_nodes(
+    kept: tuple[int, float], environ: dict[str, str], state: str, says: str
+) -> None:
+    finding = clock_finding(Here(environ, Path(), lambda: 0.0, 0.0), lambda: kept)
+    assert finding.state == state and finding.found.startswith(says)
+
+
+def test_the_kernel_tells_of_its_clock() -> None:
+    state, off_s = kernel_clock()
+    assert -1 <= state <= 5 and 0 <= off_s <= 16  # the kernel's NTP_PHASE_MAX: it reckons with no more
