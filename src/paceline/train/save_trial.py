@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from paceline.core.dataset import Datasets
 from paceline.core.errors import RecipeError
 from paceline.core.results import CheckpointResult
 from paceline.core.world import World
-from paceline.data.sources.build import build_datasets
 from paceline.measure.timing import Timer
 from paceline.parallel.device import choose_device
 from paceline.recipe.schema import Recipe
@@ -20,14 +20,16 @@ from paceline.train.optim import build_optimizer
 from paceline.train.parts import Parts
 
 
-def try_saving(recipe: Recipe, folder: Path, times: int = 3) -> CheckpointResult:
+def try_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int = 3) -> CheckpointResult:
     """Return the means over `times` saves of the state of `recipe`, on one rank, below `folder`; nothing stays there.
+
+    `datasets` are the recipe's, which say for how many classes and channels the model is.
 
     The optimizer has made one step of gradient zero, so that it has its state. A first save, which takes fresh memory,
     is not counted. Nothing trains meanwhile, so a write in the background may take longer in a run. Raise
     `CheckpointError` when it cannot be written, `RecipeError` when nothing can be.
     """
-    snapshot = Snapshot(_tensors(recipe), {"train": {}})
+    snapshot = Snapshot(_tensors(recipe, datasets), {"train": {}})
     stall, whole = Timer(), Timer()
     with _below(folder) as below:
         checkpoints = Checkpoints(below, Keep(newest=1))
@@ -60,10 +62,9 @@ def _below(folder: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def _tensors(recipe: Recipe) -> dict[str, dict[str, torch.Tensor]]:
+def _tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, torch.Tensor]]:
     world = World.single()
     device = choose_device(recipe.parallel, world)
-    datasets = build_datasets(recipe.data.source, may_download=False)
     parts = Parts.derive(recipe, world, device, datasets, contextlib.ExitStack())
     precision = parts.precision()
     model = parts.model(precision, is_new=False)
