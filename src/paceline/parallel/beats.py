@@ -32,6 +32,7 @@ INTERVAL_S: Final = 0.5
 _RANKS_AN_INTERVAL: Final = 128  # rank 0 reads as many in a few milliseconds; more make every beat slower
 _SILENT_BEATS: Final = 2.4
 _ANSWER_S: Final = 1.0
+_SOON_S: Final = 0.1  # until all that are listened to have spoken
 _FAILURES, _EXPLAINED, _STOP = "failures", "explained", "stop"
 
 
@@ -246,7 +247,7 @@ class StoreBeats:
                 self._rounds += 1
                 if ends:
                     return
-                self._wake.wait(self._interval_s)
+                self._wake.wait(self._interval_s if self._has_heard_all else min(_SOON_S, self._interval_s))
                 self._wake.clear()
         except RuntimeError:
             self._is_gone = True  # and with the store all that could be heard
@@ -260,11 +261,20 @@ class StoreBeats:
                 mine = replace(mine, step=step, stage=stage)
             self._mine = mine
         self._store.set(f"beat/{rank}", json.dumps(asdict(mine)))
-        self._read(range(self._world.world_size) if self._reads_all else (0,))
+        self._read(self._listens_to)
         self._pass_requests_on()
         if not self._speaks and not self.has_failed and self._store.check([_FAILURES]):
             self._store.set(f"heard/{rank}", "")
             self.has_failed = True
+
+    @property
+    def _listens_to(self) -> "range | tuple[int, ...]":
+        return range(self._world.world_size) if self._reads_all else (0,)
+
+    @property
+    def _has_heard_all(self) -> bool:
+        """Whether it is known which process each rank is; a rank that freezes before could not be told as stopped."""
+        return all(rank in self._seen for rank in self._listens_to)
 
     def _read(self, ranks: "range | tuple[int, ...]") -> None:
         keys = {rank: f"beat/{rank}" for rank in ranks}
@@ -328,7 +338,8 @@ class StoreBeats:
         is_cut_off = self._patience_s() == 0.0
         beat = self._seen.get(rank)
         if beat is None:
-            return Sight(rank, silent_s=None, condition="silent" if before and not is_cut_off else "here")
+            is_silent = is_hosting if is_cut_off else bool(before)
+            return Sight(rank, silent_s=None, condition="silent" if is_silent else "here")
         condition = self._process(beat)
         is_silent = is_hosting if is_cut_off else before.get(rank) == beat.count
         if condition == "here" and is_silent and beat.state == "runs":

@@ -109,20 +109,6 @@ def test_a_link_that_stays_cut_ends_both_hosts_and_the_run_goes_on_afterwards(ho
     same(run, whole(2, *WORDS))
 
 
-def test_a_link_that_comes_back_too_late_is_gone_on_with_by_torchrun(hosts, run: Path, whole, same) -> None:
-    hosts.shape(SLOW)
-    words = (*WORDS, f"parallel.timeout={TIMEOUT_S}s", "--run-dir", str(run), "--resume")
-    agents = [hosts.agent(name, *words, to="host1", restarts=2, **ALONE) for name in ("host1", "host2")]
-    hosts.wait(lambda: steps_of(run) > 15, *agents)
-    hosts.cut("host2")
-    hosts.wait(lambda: not any(map(hosts.rank_by, agents)), *agents, within_s=TIMEOUT_S + EXPLAINS_S)
-    assert steps_of(run) < 60
-    hosts.mend("host2")
-    ends = hosts.ended(*agents)
-    assert [end.code for end in ends] == [0, 0], ends
-    same(run, whole(2, *WORDS))
-
-
 def test_a_rank_that_is_killed_is_started_again_and_so_is_that_of_the_other_host(hosts, run: Path, whole, same) -> None:
     """In the store that the killed one has left: the agents, which share it, do not count their restarts alike."""
     hosts.shape(SLOW)

@@ -141,9 +141,10 @@ def test_an_unreadable_sample_raises_its_own_error_from_anywhere(workers: int) -
 
 
 def test_workers_end_when_the_rank_stops_early() -> None:
+    before = _children()
     ahead = batches(AUGMENT, 0, 1000, workers=2)
     next(ahead)
-    children = _children()
+    children = _children() - before
     assert len(children) >= 2
     ahead.close()  # type: ignore[attr-defined]
     del ahead
@@ -329,12 +330,13 @@ def sprung(spring: Callable[[], object], timeout: str = "5min") -> str:
     data = Data(worker_timeout=timeout)  # type: ignore[arg-type]
     loader = build_train_loader(data, Trap(spring), order, always_16, LoaderOptions(2, False))
     batch = next(step for step in range(5) if 7 in order.indices(step))
+    before = _children()
     started = time.monotonic()
     with pytest.raises(WatchError) as caught:
         for _ in loader.batches(0, 5):
             started = time.monotonic()
     assert time.monotonic() - started < 10
-    assert not _children()
+    assert _children() <= before
     message = str(caught.value)
     assert "\n" not in message and caught.value.exit_code == 1
     assert f"in the batch of step {batch + 1}, at sample 7, made/7.jpg (" in message

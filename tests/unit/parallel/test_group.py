@@ -62,12 +62,20 @@ def met(store: HashStore, world_size: int) -> set[str]:
         return set(ranks.map(lambda world: assemble(world, store, timedelta(seconds=20)), worlds))
 
 
+@pytest.fixture
+def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look again soon for what has come: a store in memory wakes nobody who waits for a key of another thread's."""
+    monkeypatch.setattr("paceline.parallel.rendezvous.NOTICE_S", 0.05)
+
+
+@pytest.mark.usefixtures("looking_often")
 def test_ranks_that_are_started_again_meet_anew_in_the_store_that_others_have_left() -> None:
     """The order in which they come is the threads', and each of the later ranks finds the keys of those before."""
     store = HashStore()
     assert [met(store, 4) for _ in range(3)] == [{"meeting1"}, {"meeting2"}, {"meeting3"}]
 
 
+@pytest.mark.usefixtures("looking_often")
 @pytest.mark.parametrize("left", [{"here/0": ""}, {"here/0": "", "here/1": "", "missing": "rank 2"}])
 def test_a_meeting_that_came_to_nothing_is_not_gone_on_with(left: dict[str, str]) -> None:
     store = HashStore()
