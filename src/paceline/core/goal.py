@@ -1,4 +1,4 @@
-"""When an accuracy was met. One rule, by which runs stop, studies count and reports compare."""
+"""When an accuracy was met, in runs that have ended: for studies and reports, by the rule that `train.stop` has."""
 
 from collections.abc import Iterable
 

@@ -18,9 +18,12 @@ from paceline.core.runlock import LOCK, locked
 _CLAIMED = r"-(\d{8}-\d{6})(?:-(\d+))?"
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write `text` beside `path` and move it into place, so that no reader ever sees half a file."""
-    beside = path.with_name(f".{path.name}.tmp")
+def write_atomic(path: Path, text: str, beside: Path | None = None) -> None:
+    """Write `text` beside `path` and move it into place, so that no reader ever sees half a file.
+
+    It is written as `beside`, for those who write the same file at once; as `.NAME.tmp` without.
+    """
+    beside = beside or path.with_name(f".{path.name}.tmp")
     try:
         with beside.open("w", encoding="utf-8", newline="") as file:
             file.write(text)

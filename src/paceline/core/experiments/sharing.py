@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import RecipeError
+from paceline.core.rundir import write_atomic
 from paceline.core.runlock import LOCK, NO_LOCKS
 
 _TAKEN: Final = {errno.EACCES, errno.EAGAIN}  # which of them is up to the system: fcntl(2), F_SETLK
@@ -64,17 +65,7 @@ def write_beside_others(path: Path, text: str) -> None:
         if path.read_text(encoding="utf-8") == text:
             return
     # Under a name that no other process has, on any node: two that write one file would mix what they write.
-    beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    write_atomic(path, text, path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}"))
 
 
 def _open(path: Path) -> int:
