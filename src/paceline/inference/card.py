@@ -1,0 +1,163 @@
+"""A model card, Markdown with the Hugging Face Hub's header, written from what a run recorded.
+
+After Mitchell et al. 2019, Model Cards for Model Reporting (arXiv 1810.03993). What no run can know is left to fill in,
+and marked. No path, host or user name is written.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from paceline.core.class_table import printable, worst
+from paceline.core.interval import Interval
+from paceline.core.results import RunResult
+from paceline.core.units import accuracy, count, number, seconds
+from paceline.data.sources.places import printable as one_line
+from paceline.inference.classifier import Classifier, Preprocessing
+from paceline.inference.record import Judged, Record
+from paceline.recipe.schema import Recipe
+
+FILL_IN = "**[fill in]**"
+_WORST = 5
+_VERSIONS = ("paceline", "torch", "torchvision", "python", "cuda")
+
+
+def write_card(classifier: Classifier, record: Record, *, name: str, library: str, takes: str, usage: str) -> str:
+    """Return the card of the file or folder `name`, which the Hub says is loaded by `library`.
+
+    `takes` says what the network's input is, `usage` how Python asks it.
+    """
+    sections = [
+        _header(library),
+        f"# {_plain(name)}\n\n{_summary(classifier)}",
+        f"## Use\n\n`images` are {takes}: {_sized(classifier.preprocessing)}\n\n```python\n{usage.rstrip()}\n```",
+        f"## Intended use\n\n- What it is for: {FILL_IN}\n- Who uses it, and on which images: {FILL_IN}\n"
+        f"- What it must not be used for: {FILL_IN}",
+        f"## Data\n\n{_table(_data(classifier, record))}",
+        f"## Accuracy\n\n{_accuracy(classifier, record.judged)}",
+        f"## Training\n\n{_table(_training(classifier.recipe, record))}",
+        f"## Limits\n\n- The classes above are all it knows: of an image of anything else it names one of them.\n"
+        f"- Images it was not judged on, groups of people or places it does badly on: {FILL_IN}",
+        f"## Licence\n\n- Of the weights: {FILL_IN}\n- Of the training data: {FILL_IN}\n- Contact: {FILL_IN}",
+    ]
+    return printable("\n\n".join(sections) + "\n")
+
+
+def _header(library: str) -> str:
+    tags = "\n".join(f"- {each}" for each in dict.fromkeys(("image-classification", library, "paceline")))
+    return (
+        f"---\nlibrary_name: {library}\npipeline_tag: image-classification\ntags:\n{tags}\n"
+        "license: unknown # fill in: an identifier of https://huggingface.co/docs/hub/repositories-licenses\n---"
+    )
+
+
+def _summary(classifier: Classifier) -> str:
+    classes = ", ".join(map(_plain, classifier.classes[:10])) + (", ..." if len(classifier.classes) > 10 else "")
+    number = len(classifier.classes)
+    return (
+        f"An image classifier: `{classifier.recipe.model.name}`, {number:,} {'class' if number == 1 else 'classes'} "
+        f"({classes}), trained with paceline."
+    )
+
+
+def _sized(preprocessing: Preprocessing) -> str:
+    size = preprocessing.image_size
+    colour = "RGB" if preprocessing.channels == 3 else "grey"
+    how = (
+        f"the whole image, resized to {size} x {size} pixels"
+        if preprocessing.resize is None
+        else f"the short side scaled to {preprocessing.resize} pixels and the centre of {size} x {size} cut out"
+    )
+    mean, std = (", ".join(f"{each:.4g}" for each in values) for values in (preprocessing.mean, preprocessing.std))
+    return f"{colour}, {how}, bilinear with antialiasing; mean {mean} and std {std} of pixels / 255."
+
+
+def _data(classifier: Classifier, record: Record) -> list[tuple[str, str]]:
+    plan = record.plan
+    rows = [("data set", f"`{classifier.recipe.data.source.name}`; where it is from: {FILL_IN}")]
+    if "train_images" in plan:
+        rows.append(("training images", f"{plan['train_images']:,}"))
+        rows.append(("validation images", f"{plan['val_images']:,}"))
+    rows.append(("classes", f"{len(classifier.classes):,}"))
+    return rows
+
+
+def _accuracy(classifier: Classifier, judged: Judged | None) -> str:
+    if judged is None:
+        return "Not measured: the run was not evaluated after this step."
+    views = classifier.recipe.data.eval_views
+    seen = f", each judged by {views} views of it, which the exported network does not take" if views > 1 else ""
+    table = _table([("top-1", _share(judged.top1)), ("top-5", _share(judged.top5))])
+    text = (
+        f"Of {judged.of} on {count(judged.num_images, 'validation image')}{seen}. Intervals are Wilson's, 95 % "
+        f"([doi](https://doi.org/10.1080/01621459.1927.10502953)), and tell of other images like these; they do not "
+        f"tell how training again with another seed would end.\n\n{table}"
+    )
+    weakest = worst(judged.classes, _WORST)
+    if not weakest:
+        return text
+    rows = [(_plain(each.name), f"{accuracy(each.accuracy)} of {each.images:,}") for each in weakest]
+    text = f"{text}\n\nThe classes that are recognised least:\n\n{_table(rows, ('class', 'top-1'))}"
+    confused = [(f"{_plain(each.name)} for {_plain(each.taken_for)}", f"{each.images:,}") for each in judged.confused]
+    if not confused:
+        return text
+    return f"{text}\n\nWhat is taken for what most often:\n\n{_table(confused[:_WORST], ('class', 'images'))}"
+
+
+def _share(interval: Interval) -> str:
+    assert interval.low is not None and interval.high is not None, "Wilson's interval has bounds"
+    return f"{accuracy(interval.value)} ({accuracy(interval.low)} to {accuracy(interval.high)})"
+
+
+def _training(recipe: Recipe, record: Record) -> list[tuple[str, str]]:
+    weights = "" if recipe.model.weights == "off" else ", from pretrained weights"
+    return [
+        ("recipe", f"`{recipe.hash}` (`recipe.yaml` of the run)"),
+        ("network", f"`{recipe.model.name}`{weights}"),
+        ("optimizer", recipe.optim.name),
+        ("schedule", recipe.schedule.name),
+        ("batch", count(recipe.data.batch_size, "image")),
+        ("augmentation", ", ".join(each.name for each in recipe.data.augment) or "none"),
+        ("precision", recipe.train.precision),
+        ("step", f"{record.step:,}"),
+        *(_ended(record.result) if record.result else []),
+        *([("energy", _energy(record.energy_wh))] if record.energy_wh is not None else []),
+        *(_machine(record.machine) if record.machine else []),
+    ]
+
+
+def _ended(result: RunResult) -> list[tuple[str, str]]:
+    wall_s = result.goodput.wall_s if result.goodput else result.time.wall_s
+    return [
+        ("learning rate", _plain(result.lr)),
+        (
+            "trained",
+            f"{count(round(result.epochs, 2), 'epoch')}, {count(result.images_seen, 'image')}, {result.status}",
+        ),
+        ("time", f"{seconds(wall_s)} of wall clock"),
+        ("ranks", str(result.world_size)),
+    ]
+
+
+def _energy(energy_wh: float) -> str:
+    return f"{number(energy_wh / 1000)} kWh, of all GPUs of its nodes, by their mean power (no other part of a machine)"
+
+
+def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what trained it: the GPUs of a node, equal ones counted, or else its processor; and versions."""
+    gpus = machine.get("cuda_devices") or []
+    counted = ", ".join(f"{gpus.count(each)} x {_plain(str(each))}" for each in dict.fromkeys(gpus))
+    processor = _plain(f"{machine.get('cpu', 'unknown')}, {machine.get('logical_cores', '?')} cores")
+    known = (f"{each} {_plain(str(machine[each]))}" for each in _VERSIONS if machine.get(each))
+    return [("hardware", f"{counted} a node" if gpus else processor), ("versions", ", ".join(known))]
+
+
+def _table(rows: Iterable[tuple[str, str]], headings: tuple[str, str] = ("", "")) -> str:
+    lines = [f"| {' | '.join(headings)} |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)]
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """Return a name as Markdown that shows just that: one line, with no markup of HTML, tables or its own in it."""
+    text = one_line(text).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text)

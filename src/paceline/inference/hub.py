@@ -1,0 +1,204 @@
+"""A folder of `config.json` and `model.safetensors` as timm and the Hugging Face Hub lay it out.
+
+For a network that timm has, timm loads it, from the folder or from the Hub: recipes with `timm:NAME`, and
+torchvision's ResNets, whose tensors have the same names there. For any other the layout is the same, and the card says
+how to load it.
+"""
+
+import json
+import math
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import paceline
+from paceline.core.class_table import printable
+from paceline.core.errors import RecipeError
+from paceline.inference.classifier import Classifier, Preprocessing
+from paceline.inference.form import quoted
+from paceline.inference.network import Network, Plain
+from paceline.inference.parity import Answer
+from paceline.models.zoo import build_model
+from paceline.recipe.schema.model import Model
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+_SAME_IN_TIMM = frozenset(
+    {
+        "resnet18",
+        "resnet34",
+        "resnet50",
+        "resnet101",
+        "resnet152",
+        "resnext50_32x4d",
+        "resnext101_32x8d",
+        "wide_resnet50_2",
+        "wide_resnet101_2",
+    }
+)
+"""Networks of torchvision that timm has under the same name, with the same tensors (compared by a test)."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Which library builds a network, and what it calls it there."""
+
+    library: Literal["timm", "torchvision", "paceline"]
+    name: str
+
+    def __str__(self) -> str:
+        """As `architecture` of `config.json`, in which timm's names are the ones without a library."""
+        return self.name if self.library == "timm" else f"{self.library}/{self.name}"
+
+
+def architecture(model_name: str) -> Architecture:
+    """Return who loads the network that a recipe calls `model_name`."""
+    library, colon, name = model_name.partition(":")
+    match library, colon:
+        case "timm", ":":
+            return Architecture("timm", name)
+        case "torchvision", ":":
+            return Architecture("timm" if name in _SAME_IN_TIMM else "torchvision", name)
+    return Architecture("paceline", model_name)
+
+
+class Hub:
+    """Write the folder, and load it as its readers do: through timm for timm's networks, else through `build_model`.
+
+    Raise `RecipeError` for a network of timm's where timm is not installed.
+    """
+
+    suffix = ""
+    facts: tuple[tuple[str, str], ...] = ()
+
+    def __init__(self, model_name: str) -> None:
+        self.architecture = architecture(model_name)
+        self.library: str = self.architecture.library
+        if self.architecture.library == "timm":
+            try:
+                import timm  # noqa: F401
+            except ImportError:
+                raise RecipeError(
+                    f"--format: safetensors of {model_name} are loaded by timm, which is not installed "
+                    "(pip install 'paceline[export]')"
+                ) from None
+
+    def write(self, network: Network, classifier: Classifier, path: Path) -> None:
+        """Make the folder `path`."""
+        assert network.layout == Plain.layout, "safetensors hold weights alone"
+        path.mkdir()
+        text = json.dumps(config(classifier), indent=2)
+        (path / CONFIG).write_text(text + "\n", encoding="utf-8")
+        save_file(network.weights(), path / WEIGHTS, metadata={"format": "pt"})
+        (path / WEIGHTS).chmod((path / CONFIG).stat().st_mode & 0o777)  # the library lets none but its owner read it
+
+    def open(self, path: Path) -> Answer:
+        """Return the network as it is loaded from the folder."""
+        read = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        is_timm = self.architecture.library == "timm"
+        model = _load_timm(path) if is_timm else _load_ours(read, path / WEIGHTS)
+        model.eval()
+
+        def answer(images: Tensor) -> Tensor:
+            with torch.inference_mode():
+                logits: Tensor = model(images)
+            return logits
+
+        return answer
+
+    def usage(self, name: str) -> str:
+        """Return lines that load the folder."""
+        if self.architecture.library == "timm":
+            return f"""\
+import timm
+
+model = timm.create_model({quoted(f"local-dir:{name}")}, pretrained=True).eval()  # "hf-hub:YOU/NAME" once it is there
+logits = model(images)
+print([model.pretrained_cfg["label_names"][index] for index in logits.argmax(dim=1)])
+"""
+        return f"""\
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from paceline.models.zoo import build_model
+from paceline.recipe.schema.model import Model
+
+config = json.loads(Path({quoted(f"{name}/{CONFIG}")}).read_text())
+channels = config["pretrained_cfg"]["input_size"][0]
+model = build_model(Model(**config["paceline"]["model"]), num_classes=config["num_classes"], channels=channels)
+model.load_state_dict(load_file({quoted(f"{name}/{WEIGHTS}")}))
+logits = model.eval()(images)
+print([config["label_names"][index] for index in logits.argmax(dim=1)])
+"""
+
+
+def config(classifier: Classifier) -> dict[str, Any]:
+    """Return `config.json`: timm's keys, and under `paceline` what builds the network here."""
+    recipe, preprocessing = classifier.recipe, classifier.preprocessing
+    named = architecture(recipe.model.name)
+    size = [preprocessing.channels, preprocessing.image_size, preprocessing.image_size]
+    pretrained = {
+        **(_timm_facts(named.name) if named.library == "timm" else {}),
+        "custom_load": False,
+        "input_size": size,
+        "interpolation": "bilinear",
+        "crop_pct": crop_share(preprocessing),
+        "crop_mode": "squash" if preprocessing.resize is None else "center",
+        "mean": list(preprocessing.mean),
+        "std": list(preprocessing.std),
+        "num_classes": len(classifier.classes),
+    }
+    model = recipe.model.model_dump(mode="json", exclude={"weights", "memory_format"})
+    if model["norm"] == "sync_batch":  # the same tensors, and it is for training on several ranks
+        model["norm"] = "batch"
+    return {
+        "architecture": str(named),
+        "num_classes": len(classifier.classes),
+        "label_names": [printable(each) for each in classifier.classes],
+        **({"model_args": {"in_chans": preprocessing.channels}} if preprocessing.channels != 3 else {}),
+        "pretrained_cfg": pretrained,
+        "paceline": {"version": paceline.__version__, "recipe": recipe.hash, "model": model},
+    }
+
+
+def crop_share(preprocessing: Preprocessing) -> float:
+    """Return the share of the scaled image that the centre crop keeps, such that timm scales as paceline does.
+
+    timm's short side is floor(image_size / share) (timm.data.transforms_factory), ours is rounded.
+    """
+    if preprocessing.resize is None:
+        return 1.0
+    size, resize = preprocessing.image_size, preprocessing.resize
+    return next(share for share in (size / resize, size / (resize + 0.5)) if math.floor(size / share) == resize)
+
+
+def _timm_facts(name: str) -> dict[str, Any]:
+    """Return what timm needs to change the ends of a network: the names of its first convolution and classifier."""
+    import timm
+
+    facts = timm.get_pretrained_cfg(name)
+    known = asdict(facts) if facts else {}
+    return {key: known[key] for key in ("first_conv", "classifier") if known.get(key)}
+
+
+def _load_timm(folder: Path) -> nn.Module:
+    import timm
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of timm's own code
+        model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    return model
+
+
+def _load_ours(read: dict[str, Any], weights: Path) -> nn.Module:
+    channels = read["pretrained_cfg"]["input_size"][0]
+    model = build_model(Model(**read["paceline"]["model"]), num_classes=read["num_classes"], channels=channels)
+    model.load_state_dict(load_file(weights))
+    return model

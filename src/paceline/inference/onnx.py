@@ -1,0 +1,104 @@
+"""ONNX, which onnxruntime and most others compute: one file, for a batch of any size."""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import paceline
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.inference.classifier import Classifier
+from paceline.inference.form import OUTPUT, exported_program, metadata, quoted
+from paceline.inference.network import Network
+from paceline.inference.parity import Answer
+
+OPSET = 18
+"""The operators that torch's exporter is written in: for any other it converts, which can fail
+(torch.onnx._internal.exporter._constants.TORCHLIB_OPSET). The file's format is IR 10, which onnxruntime reads since
+1.18 (https://onnxruntime.ai/docs/reference/compatibility.html)."""
+_MOST_BYTES = 2**31
+"""What a protocol buffer can be long (https://protobuf.dev/programming-guides/proto-limits)."""
+
+
+class Onnx:
+    """Write ONNX, and ask it through onnxruntime. Raise `RecipeError` where either is not installed."""
+
+    suffix = ".onnx"
+    library = "onnx"
+    facts = (("opset", str(OPSET)),)
+
+    def __init__(self) -> None:
+        try:
+            import onnx  # noqa: F401
+            import onnxruntime  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError as error:
+            raise RecipeError(f"--format: onnx needs {error.name} (pip install 'paceline[export]')") from None
+
+    def write(self, network: Network, classifier: Classifier, path: Path) -> None:
+        """Write the file, with class names and preprocessing in its metadata."""
+        num_bytes = sum(tensor.nbytes for tensor in network.weights().values())
+        if num_bytes >= _MOST_BYTES:
+            raise PacelineError(
+                f"model.name: {classifier.recipe.model.name} has {num_bytes / 1e9:.1f} GB of weights, and an ONNX file "
+                "holds 2.1 (use --format torch)"
+            )
+        program = exported_program(classifier, network)
+        with _quiet():
+            found = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=["images"],
+                output_names=[OUTPUT],
+                dynamic_shapes={"images": {0: "batch"}},
+                verbose=False,
+            )
+            assert found is not None, "torch's exporter returns a program unless it is given a file"
+            found.model.producer_name, found.model.producer_version = "paceline", paceline.__version__
+            found.model.metadata_props.update(metadata(classifier, network))
+            found.save(path, external_data=False)
+
+    def open(self, path: Path) -> Answer:
+        """Return what asks onnxruntime, on the CPU."""
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return _Session(session)
+
+    def usage(self, name: str) -> str:
+        """Return lines that ask the file through onnxruntime."""
+        return f"""\
+import json
+
+import onnxruntime
+
+session = onnxruntime.InferenceSession({quoted(name)})
+classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+(logits,) = session.run(["{OUTPUT}"], {{"images": images}})
+print([classes[index] for index in logits.argmax(axis=1)])
+"""
+
+
+class _Session:
+    """Ask an onnxruntime session for the logits of images."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __call__(self, images: Tensor) -> Tensor:
+        (logits,) = self._session.run([OUTPUT], {"images": images.numpy()})
+        return torch.from_numpy(logits)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep to ourselves what torch's exporter and its libraries say of their own code."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,138 @@
+"""What a run directory tells of a checkpoint: how good it is, and what it was trained on, by what, and for how long.
+
+Everything may be missing: a run that was killed has no result, one without evaluations no accuracy.
+"""
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from paceline.core.class_table import ClassCount
+from paceline.core.errors import PacelineError
+from paceline.core.interval import Interval
+from paceline.core.results import RunResult
+from paceline.core.rundir import RunDir, read_lines
+from paceline.inference.wilson import wilson
+
+_GAP = 5
+"""How many times as long as usual the time between two looks must be, for no process to have run in it."""
+
+
+@dataclass(frozen=True)
+class Confused:
+    """A class that was taken for another, and how many of its images were."""
+
+    name: str
+    taken_for: str
+    images: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An evaluation: of which weights, on how many images, top-1 and top-5 with their intervals, and the classes.
+
+    `classes`, and what is `confused`, most often first, are known of the run's last evaluation alone, and else empty.
+    """
+
+    of: str
+    num_images: int
+    top1: Interval
+    top5: Interval
+    classes: tuple[ClassCount, ...] = ()
+    confused: tuple[Confused, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known: `plan` and `machine` as their files have it (empty where they are not there).
+
+    `energy_wh` is what all GPUs of the run's nodes took, in watt hours; None where that was not measured.
+    """
+
+    step: int
+    judged: Judged | None
+    plan: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    result: RunResult | None
+    energy_wh: float | None = None
+
+
+def read_record(run: Path, checkpoint: Path) -> Record:
+    """Return what the run directory `run` tells of `checkpoint`, one of its own. Raise `PacelineError` for damage."""
+    rundir = RunDir(run)
+    step = int(checkpoint.name.removeprefix("step-"))
+    evals = list(read_lines(rundir.evals))
+    row = next((each for each in reversed(evals) if each.get("step") == step), None)
+    judged = None if row is None else _judged(row)
+    if judged is not None and row is evals[-1]:
+        judged = replace(judged, classes=rundir.read_classes(), confused=_confused(rundir.confusion))
+    result = rundir.read_result() if (rundir.path / "result.json").is_file() else None
+    return Record(
+        step=step,
+        judged=judged,
+        plan=_json(rundir.path / "plan.json"),
+        machine=_json(rundir.path / "machine.json"),
+        result=result,
+        energy_wh=measured_wh(rundir, result) if result else None,
+    )
+
+
+def _judged(row: Mapping[str, Any]) -> Judged:
+    """Return an evaluation of `evals.jsonl`: of the averaged weights where there are any, as the run was judged."""
+    prefix = "ema_" if row.get("ema_top1") is not None else ""
+    num_images = row["images"]
+    top1, top5 = (wilson(round(row[f"{prefix}{name}"] * num_images), num_images) for name in ("top1", "top5"))
+    return Judged("the averaged weights" if prefix else "the weights", num_images, top1, top5)
+
+
+def _confused(path: Path) -> tuple[Confused, ...]:
+    """Return what a confusion matrix has beside its diagonal; nothing where there is none."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            (_, *names), *rows = csv.reader(file, strict=True)
+        cells = [
+            Confused(name, names[column], int(images))
+            for row, (name, *values) in enumerate(rows)
+            for column, images in enumerate(values)
+            if column != row and int(images)
+        ]
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, IndexError, csv.Error) as error:
+        raise PacelineError(f"{path}: cannot be read: {error} (remove it)") from None
+    return tuple(sorted(cells, key=lambda each: -each.images))
+
+
+def measured_wh(rundir: RunDir, result: RunResult) -> float | None:
+    """Return the mean power of each node's GPUs, weighted by time, times the time in which processes ran."""
+    ran_s = result.goodput.wall_s - result.goodput.down_s if result.goodput else result.time.wall_s
+    nodes = [_power_w(rundir.telemetry(node)) for node in range(len(list(rundir.path.glob("telemetry.node*.jsonl"))))]
+    total_w = math.fsum(nodes)
+    return total_w * ran_s / 3600 if nodes and math.isfinite(total_w) else None
+
+
+def _power_w(path: Path) -> float:
+    """Return the mean power of a node's GPUs, in watts, while a process ran; no number where it is not known."""
+    looks = [(each["unix_s"], [gpu.get("power_w") for gpu in each.get("gpus", ())]) for each in read_lines(path)]
+    known = [(unix_s, math.fsum(powers)) for unix_s, powers in looks if powers and None not in powers]
+    spans = [(stop - start, (first + second) / 2) for (start, first), (stop, second) in pairwise(known)]
+    longest_s = _GAP * statistics.median([span_s for span_s, _ in spans] or [0])
+    spans = [span for span in spans if span[0] <= longest_s]
+    length_s = math.fsum(span_s for span_s, _ in spans)
+    return math.fsum(span_s * power_w for span_s, power_w in spans) / length_s if length_s > 0 else math.nan
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise PacelineError(f"{path}: cannot be read: {error} (remove it, or mend it)") from None
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,176 @@
+"""From a recipe to loaders that are handed to somebody else's loop, by what makes them for training here."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import RecipeError
+from paceline.data.finish import Finish
+from paceline.data.loader import Loader
+from paceline.data.mix import Unmixed
+from paceline.data.placement import Placement
+from paceline.interop.ahead import Ahead
+from paceline.interop.dataset import build_dataset
+from paceline.interop.eval_loader import EvalLoader, even_batch
+from paceline.interop.place import find_device, find_place, gpu_by_chance
+from paceline.interop.shared import Shared
+from paceline.interop.train_loader import TrainLoader
+from paceline.recipe.load import load_any
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.recipe import Checkpoint
+from paceline.train.bad_images import BadImages
+from paceline.train.code_note import tell_code
+from paceline.train.parts import Parts
+from paceline.train.reading import read_own
+
+_ENDLESS: Final = 1 << 40
+"""Steps: more than any loop takes."""
+
+
+class Loaders(NamedTuple):
+    """The two loaders of a data set: `train, val = loaders(...)`, or `with loaders(...) as (train, val):`."""
+
+    train: TrainLoader
+    val: EvalLoader
+
+    def close(self) -> None:
+        """End whoever makes batches ahead, and let go of what both share."""
+        self.train.close()
+        self.val.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def loaders(
+    recipe: str | Path | Recipe | Mapping[str, Any],
+    *overrides: str,
+    device: str | torch.device = "auto",
+    dtype: torch.dtype = torch.float32,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> Loaders:
+    """Return the loaders of the training and the validation split of a recipe's data, for a loop of your own.
+
+    `recipe` is what `paceline.train` takes: a preset's name, a YAML file, a run directory, a mapping, or a
+    `paceline.recipe.schema.Recipe`; `overrides` are `"KEY=VALUE"` words over it. What counts of it is `data` and
+    `seed`, `model.memory_format`, `measure.clock`, and how long it trains where `data.progressive` asks. Where a file
+    or a run directory names code for its data, that is imported, and rank 0 says so on stderr first.
+
+    Batches are brought to `device` (`auto`: torch's current GPU, or the CPU where there is none) and normalised there
+    to `dtype`; `torch.uint8` leaves pixels as they are. Images are contiguous, but with `model.memory_format` at
+    channels_last.
+
+    `rank` and `world_size` are those of torch.distributed where it is initialised, and then every rank must call this;
+    else there is one rank. Raise `paceline.core.errors.PacelineError` for what a user can mend.
+    """
+    loaded, where = load_any(recipe, Patch.parse(list(overrides))), find_device(device)
+    place = find_place(rank, world_size, gpu_by_chance(device, where))
+    if place.world.is_main:
+        tell_code(loaded, under="data.")
+    asked = _of_data(loaded.recipe)
+    with ExitStack() as unless_whole:
+        held = unless_whole.enter_context(ExitStack())
+        asked, datasets = place.in_turn(partial(read_own, asked, held))
+        parts = Parts.derive(asked, place.world, where, datasets, held)
+        even = even_batch(parts.plan.val_images, parts.plan.eval_batch, place.world.world_size)
+        parts = replace(parts, plan=replace(parts.plan, eval_batch=even))
+        parts.check_room()
+        shared = Shared(held)
+        made = Loaders(_train(parts, dtype, shared), _val(parts, dtype, shared))
+        unless_whole.pop_all()
+    if place.world.is_main:
+        for note in filter(None, (*datasets.train.info.notes, *datasets.val.info.notes, parts.choice.note)):
+            warnings.warn(note, stacklevel=2)
+    return made
+
+
+def _of_data(recipe: Recipe) -> Recipe:
+    """Return `recipe` without what is the trainer's in it, and would refuse or change batches; images are contiguous
+    unless it says otherwise.
+    """
+    # A network of somebody else's has contiguous filters unless its trainer has changed them, and may call `view`.
+    layout = "contiguous" if recipe.model.memory_format == "auto" else recipe.model.memory_format
+    model = recipe.model.model_copy(update={"memory_format": layout})
+    train = recipe.train.model_copy(update={"accumulate": 1})
+    return recipe.model_copy(update={"model": model, "train": train, "checkpoint": Checkpoint()})
+
+
+def _train(parts: Parts, dtype: torch.dtype, shared: Shared) -> TrainLoader:
+    place, finish = _placement(parts, dtype), parts.finish(dtype)
+    if dtype == torch.uint8 and finish.mix.num_draws:
+        raise RecipeError(
+            "data.augment: mixup and cutmix mix normalised images, and dtype is torch.uint8 (ask for floats, or leave "
+            "them out)"
+        )
+    loader = parts.train_loader(place)
+    return TrainLoader(
+        loader=loader,
+        ahead=_ahead(parts, loader, _ENDLESS),
+        plan=parts.plan,
+        seed=parts.recipe.seed,
+        place=place,
+        finish=replace(finish, normalise=_normalising(place, dtype)),
+        left_out=_bad_images(parts).of("train"),
+        facts=build_dataset(parts.datasets.train.info, parts.plan.image_size, *parts.statistics),
+        shared=shared,
+    )
+
+
+def _val(parts: Parts, dtype: torch.dtype, shared: Shared) -> EvalLoader:
+    place, source = _placement(parts, dtype), parts.datasets.val
+    loader, num_batches = parts.eval_loader(source, parts.plan.val_images)
+    return EvalLoader(
+        loader=loader,
+        ahead=_ahead(parts, loader, num_batches),
+        num_batches=num_batches,
+        batch_size=parts.plan.eval_batch,
+        place=place,
+        finish=Finish((), _normalising(place, dtype), Unmixed()),
+        left_out=_bad_images(parts).of("val"),
+        facts=build_dataset(source.info, parts.plan.eval_image_size, *parts.statistics),
+        shared=shared,
+    )
+
+
+def _ahead(parts: Parts, loader: Loader, stop: int) -> Ahead:
+    """Return what takes batches of `loader`, and is closed with all that is held."""
+    ahead = Ahead(loader, stop)
+    parts.held.callback(ahead.close)
+    return ahead
+
+
+def _placement(parts: Parts, dtype: torch.dtype) -> Placement:
+    """Return what brings batches to the device; raise `RecipeError` for a type that images cannot have."""
+    if not (dtype.is_floating_point or dtype == torch.uint8):
+        raise RecipeError(f"dtype: {dtype} is no type of images (give torch.float32, another float, or torch.uint8)")
+    return parts.placement(dtype)
+
+
+def _normalising(place: Placement, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return _as_pixels if dtype == torch.uint8 else place.normalise
+
+
+def _as_pixels(images: Tensor) -> Tensor:
+    """Return the images: uint8 is not normalised."""
+    return images
+
+
+def _bad_images(parts: Parts) -> BadImages:
+    """Return what warns of this rank's bad images, and ends the loop when they are too many."""
+    return BadImages(parts.datasets, parts.recipe.data.max_bad_images, sorted, _told, [])
+
+
+def _told(bad: Mapping[str, str | int]) -> None:
+    warnings.warn(f"{bad['path']}: {bad['reason']} (left out; paceline data verify lists all)", stacklevel=2)

@@ -1,0 +1,40 @@
+"""Which code a run's own parts are, as far as a file can say: what they import beside it is not counted."""
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from paceline.recipe.own import own_parts
+from paceline.recipe.schema import Recipe
+
+
+def code_identity(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """Return `file`, `sha256` and `package` of each part that `recipe` names by path, as far as they can be known.
+
+    A part from a notebook has no file, and `package` is of what is installed under the module's own name. Parts are
+    imported. Raise `RecipeError` for one that cannot be used.
+    """
+    return {part.name: _identity(part.load()) for part in own_parts(recipe)}
+
+
+def changed_code(before: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> list[str]:
+    """Return the parts whose file is another now than it was `before`, in order."""
+    both = ((name, before.get(name, {}).get("sha256"), each.get("sha256")) for name, each in now.items())
+    return [name for name, old, new in both if None not in (old, new) and old != new]
+
+
+def _identity(maker: Callable[..., Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    try:
+        file = Path(inspect.getsourcefile(maker) or "")
+        found = {"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    except (OSError, TypeError):  # it is in no file, or of C
+        pass
+    top = str(getattr(maker, "__module__", "")).partition(".")[0]
+    try:
+        return {**found, "package": f"{top} {version(top)}"}
+    except (PackageNotFoundError, ValueError):
+        return found

@@ -1,0 +1,95 @@
+"""Parts of a user's own among the variants of a section: named by import path, with words of their own.
+
+Nothing is imported here; that is `paceline.recipe.own`.
+"""
+
+import re
+import sys
+from typing import Annotated, Any, Final, get_args
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    JsonValue,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from paceline.recipe.schema.section import Section
+
+OWN: Final = "package.module:Name"
+"""What stands for all import paths where variants are listed."""
+LIBRARIES: Final = ("torchvision", "timm")
+"""What stands before the colon of a library's network, which is no import path."""
+_NAME: Final = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+PATH_PATTERN: Final = f"^{_NAME}:{_NAME}$"
+
+
+def check_import_path(name: str) -> str:
+    """Return `name`. Raise `ValueError` for no import path, and for one into Python's own library.
+
+    That has no part of a classifier, and much that is harm when a stranger's recipe names it.
+    """
+    if not re.fullmatch(PATH_PATTERN, name):
+        raise ValueError(f"{name!r} is not an import path (write {OWN})")
+    top = re.split(r"[.:]", name, maxsplit=1)[0]
+    if top in sys.stdlib_module_names:
+        raise ValueError(
+            f"{name!r} is of Python's own library, which has no such parts (name another module; one of yours needs a "
+            f"name that Python's has not)"
+        )
+    return name
+
+
+ImportPath = Annotated[
+    str, AfterValidator(check_import_path), WithJsonSchema({"type": "string", "pattern": PATH_PATTERN})
+]
+Args = Annotated[dict[str, JsonValue], WithJsonSchema({"type": "object"})]
+"""Keyword arguments, as plain YAML values."""
+
+
+class OwnPart(Section):
+    """A part of your own, by the path that it is imported from."""
+
+    name: ImportPath
+    """Module and name of the class or function, such as `mypkg.parts:MyPart`."""
+    args: Args = Field({})
+    """Keyword arguments it is called with, beside those that the contract gives."""
+
+
+def is_own_model(name: str) -> bool:
+    """Whether `model.name` is an import path, and not one of ours, torchvision's or timm's."""
+    return bool(re.fullmatch(PATH_PATTERN, name)) and name.partition(":")[0] not in LIBRARIES
+
+
+def _variant_of(value: object) -> str | None:
+    """Return the variant that a section is of, or a mapping is to be: by its name, all import paths being one."""
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    if name is None:
+        return None
+    return OWN if isinstance(name, str) and ":" in name else str(name)
+
+
+class ByName:
+    """Choose a member of a union of sections by the value of `name`; the one that has no default for it is the own."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of a union that is told apart by name."""
+        choices: dict[Any, CoreSchema] = {
+            _default_name(variant): handler.generate_schema(variant) for variant in get_args(source)
+        }
+        return core_schema.tagged_union_schema(choices, discriminator=_variant_of)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON schema, with the names as OpenAPI writes them."""
+        union = handler(schema)
+        names = (handler.resolve_ref_schema(ref)["properties"]["name"] for ref in union["oneOf"])
+        mapping = {name.get("const", OWN): ref["$ref"] for name, ref in zip(names, union["oneOf"], strict=True)}
+        return {"discriminator": {"mapping": mapping, "propertyName": "name"}, **union}
+
+
+def _default_name(variant: type[Section]) -> str:
+    field = variant.model_fields["name"]
+    return OWN if field.is_required() else str(field.default)

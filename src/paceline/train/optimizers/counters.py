@@ -1,0 +1,189 @@
+"""What a user's own optimizer keeps beside the tensors of its parameters: numbers, and what moves in its groups.
+
+Ours keep all they need in tensors of parameters, and their groups are what the recipe says. What an optimizer keeps
+elsewhere, as an attribute of its own, no checkpoint sees.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import RecipeError
+from paceline.recipe.schema.optim import OptimSection, OwnOptim
+from paceline.train.optimizers.groups import Group
+
+_SET_BY_US: Final = ("params", "lr", "lr_factor")
+OF_GROUPS: Final = "group."
+"""How the names of tensors begin that are of a group, and not of a parameter."""
+
+
+class Counters(Protocol):
+    """Say what a checkpoint must hold beside the tensors of parameters, and take it over again."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors in the groups, by names that no parameter's state has."""
+        ...
+
+    def values(self) -> dict[str, Any]:
+        """Return the rest as values for JSON, nothing where there is none. Raise `RecipeError` for what is none."""
+        ...
+
+    def load(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take over what both returned, after the state of parameters; `tensors` may have others among them."""
+        ...
+
+
+class NoCounters:
+    """For optimizers that keep everything in tensors of their parameters."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return nothing."""
+        return {}
+
+    def values(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def load(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class OwnCounters:
+    """Those of a user's `optimizer`, called `name`, whose groups were as `built` before its first step."""
+
+    optimizer: torch.optim.Optimizer
+    name: str
+    built: tuple[Group, ...]
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, name: str) -> Self:
+        """Return those of an optimizer that has not moved yet."""
+        built = ({key: _kept(value) for key, value in _options(group)} for group in optimizer.param_groups)
+        return cls(optimizer, name, tuple(built))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors in the groups as `group.NUMBER.KEY`."""
+        return {
+            f"{OF_GROUPS}{number}.{key}": value
+            for number, group in enumerate(self.optimizer.param_groups)
+            for key, value in _options(group)
+            if isinstance(value, Tensor)
+        }
+
+    def values(self) -> dict[str, Any]:
+        """Return the numbers beside tensors, and what has moved in the groups, each with its type."""
+        state = {str(number): self._of_parameter(number, each) for number, each in self._state().items()}
+        groups = [self._moved(group, built) for group, built in zip(self._groups(), self.built, strict=True)]
+        held: dict[str, Any] = {"state": {number: each for number, each in state.items() if each}, "groups": groups}
+        return {"optimizer": held} if held["state"] or any(groups) else {}
+
+    def load(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Put numbers and tensors back to where they were."""
+        held = values.get("optimizer", {"state": {}, "groups": []})
+        parameters = [parameter for group in self._groups() for parameter in group["params"]]
+        for number, each in held["state"].items():
+            self.optimizer.state[parameters[int(number)]].update(_all(_decoded, each))
+        for group, each in zip(self._groups(), held["groups"], strict=False):
+            group.update(_all(_decoded, each))
+        for name, tensor in tensors.items():
+            if name.startswith(OF_GROUPS):
+                _, at, key = name.split(".", 2)
+                group = self._groups()[int(at)]
+                group[key] = tensor.to(_device(group, key))
+
+    def _groups(self) -> list[Group]:
+        return self.optimizer.param_groups
+
+    def _state(self) -> dict[Any, Any]:
+        state: dict[Any, Any] = self.optimizer.state_dict()["state"]
+        return state
+
+    def _of_parameter(self, number: object, each: object) -> dict[str, Any]:
+        if not isinstance(number, int) or not isinstance(each, Mapping):
+            raise RecipeError(
+                f"optim.name: {self.name} keeps {number!r} in its state, which is no parameter (keep it in the state "
+                f"of one, or in a group)"
+            )
+        return {key: self._held(key, value) for key, value in each.items() if not isinstance(value, Tensor)}
+
+    def _moved(self, group: Group, built: Group) -> dict[str, Any]:
+        others = ((key, value) for key, value in _options(group) if not isinstance(value, Tensor))
+        return {key: self._held(key, value) for key, value in others if _differs(value, built.get(key, _MISSING))}
+
+    def _held(self, key: object, value: object) -> Any:
+        try:
+            if not isinstance(key, str):
+                raise TypeError
+            return _encoded(value)
+        except TypeError:
+            kind = type(value).__name__
+            raise RecipeError(
+                f"optim.name: {self.name} keeps {key!r} as {kind}, which a checkpoint cannot hold (keep a tensor or a "
+                f"number, or set checkpoint.every=off)"
+            ) from None
+
+
+def build_counters(section: OptimSection, optimizer: torch.optim.Optimizer) -> Counters:
+    """Return what a checkpoint must hold of the new `optimizer` that `section` names, beside its tensors."""
+    return OwnCounters.of(optimizer, section.name) if isinstance(section, OwnOptim) else NoCounters()
+
+
+_MISSING: Final = object()
+
+
+def _options(group: Group) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in group.items() if key not in _SET_BY_US)
+
+
+def _kept(value: Any) -> Any:
+    """Return what `value` is compared with later: a copy where it can be told whether it has changed."""
+    is_told = any("__eq__" in vars(kind) for kind in type(value).__mro__ if kind is not object)
+    return copy.deepcopy(value) if is_told and not isinstance(value, Tensor) else value
+
+
+def _differs(value: Any, before: Any) -> bool:
+    try:
+        return type(value) is not type(before) or bool(value != before)
+    except Exception:  # an array has no one answer
+        return True
+
+
+def _device(group: Group, key: str) -> torch.device:
+    """Return where a tensor of a group belongs: where one is already, or with the parameters."""
+    tensor: Tensor = group[key] if isinstance(group.get(key), Tensor) else group["params"][0]
+    return tensor.device
+
+
+def _all(change: Callable[[Any], Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: change(value) for key, value in values.items()}
+
+
+def _encoded(value: Any) -> Any:
+    """Return `value` for JSON, which has no tuples and no infinite numbers. Raise `TypeError` for other objects."""
+    kind = type(value)
+    if kind in (bool, int, str, type(None)) or (kind is float and math.isfinite(value)):
+        return value
+    if kind is float:
+        return {"float": repr(value)}
+    if kind is list:
+        return [_encoded(each) for each in value]
+    if kind is tuple:
+        return {"tuple": [_encoded(each) for each in value]}
+    raise TypeError
+
+
+def _decoded(value: Any) -> Any:
+    match value:
+        case {"float": text}:
+            return float(text)
+        case {"tuple": [*values]}:
+            return tuple(_decoded(each) for each in values)
+        case [*values]:
+            return [_decoded(each) for each in values]
+    return value

@@ -1,0 +1,90 @@
+"""From a recipe to the places that its numbers go to. What is not asked for is not imported."""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from paceline.core.errors import RecipeError
+from paceline.core.rundir import RunDir
+from paceline.recipe.own import SINK, Own
+from paceline.recipe.schema.log import Log, Mlflow, OwnSink, SinkSection, Trackio, Wandb
+from paceline.recipe.schema.recipe import Recipe
+from paceline.train.logsink import LogSink, Sinks, eval_columns
+from paceline.train.sinks.aside import FLUSH_S, MAKE_S, Aside, Patience
+from paceline.train.sinks.files import FileSink
+from paceline.train.sinks.history import history
+from paceline.train.sinks.note import Note
+from paceline.train.sinks.once import Once
+from paceline.train.sinks.tensorboard import TensorBoardSink
+from paceline.train.sinks.unfailing import Unfailing
+
+
+def build_sinks(
+    rundir: RunDir, recipe: Recipe, resume_step: int, extra: Sequence[LogSink], *, last_eval: int | None = None
+) -> Sinks:
+    """Return rank 0's sinks: files, TensorBoard and trackers as asked, and `extra` ones such as a terminal's."""
+    files = Unfailing(FileSink(rundir, resume_step, eval_columns(recipe), last_eval=last_eval), Sinks(extra))
+    asides = _Asides(Sinks([files, *extra]).warned, Patience(FLUSH_S), Patience(MAKE_S))
+    trackers = []
+    if recipe.log.tensorboard != "off" and _is_installed("tensorboard"):
+        trackers.append(asides.of("log.tensorboard", partial(TensorBoardSink, rundir, resume_step)))
+    for position, section in enumerate(recipe.log.sinks):
+        path = f"log.sinks[{position}]"
+        make = partial(_build_once, section, path, rundir, recipe)
+        trackers.append(asides.of(f"{path}: {section.name}", make))
+    return Sinks([files, *trackers, *extra], [tracker.end for tracker in trackers])
+
+
+def require_sinks(log: Log) -> None:
+    """Raise `RecipeError` for what is asked for and not installed; parts of a user's own are for `recipe.own`."""
+    if log.tensorboard == "on" and not _is_installed("tensorboard"):
+        raise RecipeError("log.tensorboard: on, but it is not installed (pip install 'paceline[tensorboard]')")
+    for position, section in enumerate(log.sinks):
+        if not isinstance(section, OwnSink) and not _is_installed(section.name):
+            fix = f"pip install 'paceline[{section.name}]', or leave it out"
+            raise RecipeError(f"log.sinks[{position}]: {section.name} is not installed ({fix})")
+
+
+def build_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe, note: Note) -> LogSink:
+    """Return the tracker of `section`, at `path` of the recipe, which imports its package."""
+    match section:
+        case Wandb():
+            from paceline.train.sinks.wandb import WandbSink
+
+            return WandbSink(section, rundir, recipe, note)
+        case Mlflow():
+            from paceline.train.sinks.mlflow import MlflowSink
+
+            return MlflowSink(section, rundir, recipe, note)
+        case Trackio():
+            from paceline.train.sinks.trackio import TrackioSink
+
+            return TrackioSink(section, recipe, note)
+        case OwnSink():
+            own: LogSink = Own(path, section.name, section.args, SINK).make(run_dir=rundir.path)
+            return own
+
+
+def _build_once(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe) -> LogSink:
+    """Return a tracker that is told nothing twice."""
+    note = Note(rundir, section.name)
+    return Once(build_tracker(section, path, rundir, recipe, note), note, partial(history, rundir))
+
+
+@dataclass(frozen=True)
+class _Asides:
+    """What all that can neither end the run nor hold it up have in common."""
+
+    warn: Callable[[str], None]
+    patience: Patience
+    beginning: Patience
+
+    def of(self, name: str, make: Callable[[], LogSink]) -> Aside:
+        return Aside(make, name, self.warn, self.patience, self.beginning)
+
+
+def _is_installed(package: str) -> bool:
+    """Whether `package` can be imported. It is not, and a mere folder of that name is none."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None

@@ -1,0 +1,20 @@
+"""JSON-lines files that a run goes on with: what comes again is dropped, and each record is written at once."""
+
+import json
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.core.rundir import read_lines, write_atomic
+
+
+def reopened(path: Path, last_step: int) -> IO[str]:
+    """Open a JSON-lines file to append to, with the records up to `last_step` that it already has."""
+    kept = [record for record in read_lines(path) if record["step"] <= last_step]
+    write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
+    return path.open("a", encoding="utf-8")
+
+
+def add(file: IO[str], record: dict[str, Any]) -> None:
+    """Append `record` to a file that `reopened` returned."""
+    file.write(json.dumps(record) + "\n")
+    file.flush()

@@ -1,0 +1,100 @@
+"""MLflow: one of its runs for a run, over all processes of it, through its client and none of its global state.
+
+Where MLFLOW_TRACKING_URI names nothing, it writes files to `mlruns` in the run directory. For those, MLflow is told to
+allow them, which it asks for since they are no longer developed, and not to report its use over the network.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from paceline.core.results import RunResult
+from paceline.core.rundir import RunDir
+from paceline.measure.rate import unix_s
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema.log import Mlflow
+from paceline.recipe.schema.recipe import Recipe
+from paceline.train.logsink import EvalRecord, StepRecord
+from paceline.train.sinks.note import Note
+from paceline.train.sinks.values import config, eval_values, flat, result_numbers, step_values
+
+_MAX_PARAMS: Final = 100
+"""Of a batch; MLflow refuses more (https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch)."""
+_FOR_FILES: Final = ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY")
+
+
+class MlflowSink:
+    """A run of MLflow, which `note` names, in the section's experiment.
+
+    The recipe is its parameters, which cannot change: they are those that the run began with.
+    """
+
+    def __init__(self, section: Mlflow, rundir: RunDir, recipe: Recipe, note: Note) -> None:
+        self._mlflow = importlib.import_module("mlflow")
+        self._entities = importlib.import_module("mlflow.entities")
+        self._section = section
+        self._rundir = rundir
+        self._recipe = recipe
+        self._note = note
+        self._client: Any = None
+        self._status = "FAILED"
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Begin a run, or go on with that which `note` names."""
+        self._client = _client(self._mlflow, self._rundir)
+        if not self._note.is_new:
+            self._client.update_run(self._note.run, status="RUNNING")
+            return
+        run = self._client.create_run(self._experiment(), run_name=self._note.title)
+        self._note.name_run(run.info.run_id)
+        named = iter(flat(config(self._recipe, plan)))
+        while params := [self._entities.Param(name, str(value)) for name, value in islice(named, _MAX_PARAMS)]:
+            self._client.log_batch(self._note.run, params=params)
+
+    def step(self, record: StepRecord) -> None:
+        """Add a point to each curve."""
+        self._log(step_values(record), record.step)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Add a point to each curve."""
+        self._log(eval_values(record), record.step)
+
+    def warned(self, message: str) -> None:
+        """Do nothing: a warning is no number."""
+
+    def finished(self, result: RunResult) -> None:
+        """Add `result.json` to its artifacts, and its numbers where the run has ended as it was meant to."""
+        self._client.log_dict(self._note.run, result.model_dump(mode="json"), "result.json")
+        if result.status == "preempted":
+            self._status = "KILLED"
+            return
+        self._status = "FINISHED"
+        self._log(result_numbers(result), result.steps)
+
+    def close(self) -> None:
+        """Say how the run has ended."""
+        self._client.set_terminated(self._note.run, status=self._status)
+
+    def _experiment(self) -> str:
+        name = self._section.experiment
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name))
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        now_ms = int(unix_s() * 1000)
+        metrics: Sequence[Any] = [self._entities.Metric(name, value, now_ms, step) for name, value in values.items()]
+        self._client.log_batch(self._note.run, metrics=metrics)
+
+
+def _client(mlflow: Any, rundir: RunDir) -> Any:
+    """Return the client of the store that the user's environment names, or of files in the run directory."""
+    if mlflow.is_tracking_uri_set():
+        return mlflow.MlflowClient()
+    variables = vars(importlib.import_module("mlflow.environment_variables"))
+    for name in _FOR_FILES:
+        if name in variables:  # older releases allow files anyway, or report nothing
+            variables[name].set(True)
+    if _FOR_FILES[1] in variables:
+        importlib.import_module("mlflow.telemetry").set_telemetry_client()  # which is none from now on
+    return mlflow.MlflowClient(tracking_uri=(rundir.path.resolve() / "mlruns").as_uri())

@@ -1,0 +1,49 @@
+"""Event files for TensorBoard, which shows a step that comes again after a resume once."""
+
+from paceline.core.results import RunResult
+from paceline.core.rundir import RunDir
+from paceline.recipe.plan import Plan
+from paceline.train.logsink import EvalRecord, StepRecord
+
+
+class TensorBoardSink:
+    """Event files for TensorBoard."""
+
+    def __init__(self, rundir: RunDir, resume_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(rundir.tensorboard), purge_step=resume_step + 1)
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Do nothing: TensorBoard shows no plan."""
+
+    def step(self, record: StepRecord) -> None:
+        """Write loss, learning rate and images/s."""
+        self._scalars(
+            {"train/loss": record.loss, "train/lr": record.lr, "images_per_s": record.images_per_s}, record.step
+        )
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Write what came out: of the weights as they are, averaged, and on training images."""
+        report = record.report
+        for tag, result in (("val", report.val), ("ema", report.ema)):
+            if result is not None:
+                values = result.model_dump(exclude={"images"}, exclude_none=True)
+                self._scalars({f"{tag}/{name}": value for name, value in values.items()}, record.step)
+        if report.train is not None and report.gap is not None:
+            scalars = {"train_eval/top1": report.train.top1, "train_eval/loss": report.train.loss, "gap": report.gap}
+            self._scalars(scalars, record.step)
+
+    def warned(self, message: str) -> None:
+        """Do nothing: a warning is no curve."""
+
+    def finished(self, result: RunResult) -> None:
+        """Do nothing: the result is no curve."""
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+    def _scalars(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)

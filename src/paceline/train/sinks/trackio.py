@@ -1,0 +1,71 @@
+"""trackio: one of its runs for a run, over all processes of it. It keeps SQLite databases where TRACKIO_DIR says.
+
+It prints what it does, which standard output is not for: what it says goes to standard error. Only its own modules are
+told so, since `sys.stdout` is everybody's, and other threads write to it meanwhile.
+"""
+
+import importlib
+import sys
+from functools import partial
+from typing import Any
+
+from paceline.core.results import RunResult
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema.log import Trackio
+from paceline.recipe.schema.recipe import Recipe
+from paceline.train.logsink import EvalRecord, StepRecord
+from paceline.train.sinks.note import Note
+from paceline.train.sinks.values import config, eval_values, result_numbers, step_values
+
+
+class TrackioSink:
+    """A run of trackio, which `note` names; runs are told apart by name alone there, so it ends in an id."""
+
+    def __init__(self, section: Trackio, recipe: Recipe, note: Note) -> None:
+        self._trackio = importlib.import_module("trackio")
+        self._section = section
+        self._recipe = recipe
+        self._note = note
+        self._run: Any = None
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Begin a run, or go on with that which `note` names."""
+        name = f"{self._note.title}-{self._note.run or self._note.name_run()}"
+        _print_to_stderr()
+        self._run = self._trackio.init(
+            project=self._section.project,
+            name=name,
+            resume="allow",
+            config=config(self._recipe, plan),
+            embed=False,
+            auto_log_gpu=False,  # `measure.telemetry` does
+            auto_log_cpu=False,
+        )
+
+    def step(self, record: StepRecord) -> None:
+        """Add a row."""
+        self._run.log(step_values(record), step=record.step)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Add a row."""
+        self._run.log(eval_values(record), step=record.step)
+
+    def warned(self, message: str) -> None:
+        """Do nothing: a warning is no number."""
+
+    def finished(self, result: RunResult) -> None:
+        """Add the numbers of the result as a row, where the run has ended as it was meant to."""
+        if result.status != "preempted":
+            self._run.log(result_numbers(result), step=result.steps)
+
+    def close(self) -> None:
+        """Have it write what it holds."""
+        _print_to_stderr()  # it may have imported more of itself
+        self._run.finish()
+
+
+def _print_to_stderr() -> None:
+    """Have what trackio's modules call `print` write to standard error."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "trackio":
+            vars(module)["print"] = partial(print, file=sys.stderr)

@@ -1,0 +1,68 @@
+"""A run in the names that trackers of experiments show: curves with a slash, settings and results with dots."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paceline.core.results import RunResult
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema.recipe import Recipe
+from paceline.train.logsink import EvalRecord, StepRecord
+
+Plain = str | int | float | bool | None
+
+
+def step_values(record: StepRecord) -> dict[str, float]:
+    """Return what a logged step has, by the names of its curves; the first three are those in TensorBoard."""
+    return {
+        "train/loss": record.loss,
+        "train/lr": record.lr,
+        "images_per_s": record.images_per_s,
+        "train/epoch": record.epoch,
+        "train/images_seen": record.images_seen,
+        "train/trained_s": record.trained_s,
+    }
+
+
+def eval_values(record: EvalRecord) -> dict[str, float]:
+    """Return all that an evaluation has, by the names of its curves; what was not measured is left out."""
+    report = record.report
+    values: dict[str, float | None] = {
+        "eval/epoch": record.epoch,
+        "eval/images_seen": record.images_seen,
+        "eval/trained_s": record.trained_s,
+        **{f"val/{name}": value for name, value in report.val.model_dump().items()},
+    }
+    if report.ema is not None:
+        values |= {f"ema/{name}": value for name, value in report.ema.model_dump(exclude={"images"}).items()}
+    if report.train is not None:
+        values |= {"train_eval/top1": report.train.top1, "train_eval/loss": report.train.loss, "gap": report.gap}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def config(recipe: Recipe, plan: Plan) -> dict[str, Any]:
+    """Return the recipe as nested plain values, with its hash and how many ranks there are."""
+    return {**recipe.to_dict(), "recipe_hash": recipe.hash, "world_size": plan.world_size}
+
+
+def result_values(result: RunResult) -> dict[str, Plain]:
+    """Return the result as flat plain values, `throughput.images_per_s` and so on; lists are JSON text."""
+    return dict(flat(result.model_dump(mode="json")))
+
+
+def result_numbers(result: RunResult) -> dict[str, float]:
+    """Return the numbers of a result as curves of one point, `result/throughput.images_per_s` and so on."""
+    values = result_values(result).items()
+    numbers = {name: value for name, value in values if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {f"result/{name}": float(value) for name, value in numbers.items()}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Plain]]:
+    """Yield (dotted path, value) of each value in nested sections; a list is one value, as JSON."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple):
+            yield f"{prefix}{key}", json.dumps(value)
+        else:
+            yield f"{prefix}{key}", value

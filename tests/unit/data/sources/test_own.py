@@ -1,0 +1,301 @@
+"""Data of a user's own: what each split may be, and what is refused, in one line."""
+
+import os
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from paceline.core.dataset import ArraySource
+from paceline.core.errors import DataError, RecipeError
+from paceline.data.bad import ImageError
+from paceline.data.identity import dataset_digest
+from paceline.data.sources.build import build_datasets
+from paceline.data.sources.digits import load_digits
+from paceline.data.sources.own import OwnSamples, _mean_and_std
+from paceline.data.staging.inventory import take_inventory
+from paceline.recipe.schema.source import OwnSource
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Return a function that loads a data set of one function or class, which stands in a module."""
+    module = type(sys)("parts_of_data")
+    monkeypatch.setitem(sys.modules, "parts_of_data", module)
+
+    def loaded(maker, channels="auto", skip_bad=False, **args):
+        module.Data = maker
+        section = OwnSource(name="parts_of_data:Data", args=args, channels=channels)
+        return build_datasets(section, may_download=False, skip_bad=skip_bad)
+
+    return loaded
+
+
+@pytest.fixture
+def refusal(load):
+    """Return the one line that loading ends in, less the name of what was loaded."""
+
+    def message(maker, **options) -> str:
+        with pytest.raises((RecipeError, ImageError)) as caught:
+            load(maker, **options)
+        assert len(str(caught.value).splitlines()) == 1
+        return str(caught.value).removeprefix("data.source.name: parts_of_data:Data ")
+
+    return message
+
+
+def pixels(split, images=((4, 6), np.uint8), labels=(0, 1, 1), names=("a", "b")):
+    size, dtype = images
+    values = np.arange(len(labels) * size[0] * size[1]).reshape(len(labels), *size) % 7
+    return values.astype(dtype), np.array(labels), names
+
+
+class Pictures:
+    """Three pictures of different sizes."""
+
+    classes = ("a", "b")
+
+    def __init__(self, split, gives=None, label=1, bad=0):
+        self.gives, self.label, self.bad = gives, label, bad
+
+    def __len__(self):
+        return 3
+
+    def read(self, index):
+        if isinstance(self.gives, str) or index < self.bad:
+            raise KeyError("gone")
+        content = np.full((5 + index, 7), index, np.uint8) if self.gives is None else self.gives
+        return content, self.label
+
+
+def test_pixels_of_one_size_are_held_in_memory_and_normalised_by_themselves(load) -> None:
+    datasets = load(pixels)
+    train = datasets.train
+    assert isinstance(train, ArraySource) and train.images.shape == (3, 4, 6, 1) and train.labels.tolist() == [0, 1, 1]
+    info = train.info
+    assert (info.split, info.num_images, info.class_names, info.image_size) == ("train", 3, ("a", "b"), (4, 6))
+    # Rounded to four digits; numpy sums in another order.
+    assert info.mean[0] == pytest.approx((train.images / 255).mean(), abs=6e-5)
+    assert info.std[0] == pytest.approx((train.images / 255).std(), abs=6e-5)
+    assert datasets.val.info.split == "val"
+
+
+def test_a_channel_that_never_changes_is_left_alone(load) -> None:
+    flat = load(lambda split: (np.full((2, 3, 3, 3), 9, np.uint8), [0, 1], ["a", "b"])).train.info
+    assert (flat.channels, flat.std) == (3, (1.0, 1.0, 1.0))
+
+
+def test_pictures_are_read_one_at_a_time_and_have_any_size(load) -> None:
+    train = load(Pictures).train
+    assert isinstance(train, OwnSamples) and len(train) == 3
+    content, label = train.read(2)
+    assert content.shape == (7, 7, 1) and content.dtype == np.uint8 and label == 1
+    assert (train.info.image_size, train.info.channels) == (None, 1)
+    assert train.name_of(2) == "parts_of_data:Data/train[2]"
+
+
+@pytest.mark.parametrize(("asked", "channels"), [("auto", 3), (1, 1)])
+def test_files_are_given_as_bytes_and_decoded_as_asked_for(load, asked, channels) -> None:
+    train = load(lambda split: Pictures(split, gives=b"a file"), channels=asked).train
+    assert train.read(0) == (b"a file", 1) and train.info.channels == channels
+
+
+def test_a_source_is_taken_as_it_is(load) -> None:
+    digits = load_digits()
+    found = load(lambda split: getattr(digits, split))
+    assert found.train is digits.train and found.val is digits.val
+
+
+def test_the_digest_moves_with_pixels(load) -> None:
+    first, again = dataset_digest(load(pixels)), dataset_digest(load(pixels))
+    assert first == again != dataset_digest(load(pixels, labels=[0, 1, 0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"images": ((4, 6), float)}, "gives train images as float64 [3, 4, 6, 1] (give uint8 [N, H, W], or"),
+        ({"labels": [0, 1, 2]}, "gives train label 2, and 2 classes (give 0 to 1)"),
+        ({"labels": [0.0, 1.0, 1.0]}, "gives train labels as float64 [3] for 3 images (give one whole number each)"),
+        ({"names": ["a"]}, "gives ['a'] as names of classes (give a list of two or more)"),
+        ({"names": "ab"}, "gives 'ab' as names of classes (give a list of two or more)"),
+        ({"names": ["a", "a"]}, "names class 'a' twice (give each class a name of its own)"),
+        ({"channels": 1}, "data.source.channels: 1 has no effect on parts_of_data:Data, which says it itself"),
+        (
+            {"data": ([np.zeros((2, 2)), np.zeros((3, 2))], [0, 1], ["a", "b"])},
+            "gives train images of which numpy makes no array: setting an array element with a sequence. The requested "
+            "array has an inhomogeneous shape",
+        ),
+    ],
+)
+def test_pixels_that_do_not_fit_are_told(refusal, options, says) -> None:
+    def data(split, images=((4, 6), np.uint8), labels=(0, 1, 1), names=("a", "b")):
+        return options.get("data") or pixels(split, options.get("images", images), labels, names)
+
+    assert refusal(data, **{key: value for key, value in options.items() if key not in ("images", "data")}).startswith(
+        says
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gives": "raise"}, "parts_of_data:Data/train[0]: read raised KeyError: 'gone' at "),
+        (
+            {"gives": np.zeros((2, 2))},
+            "parts_of_data:Data/train[0]: read gives float64 [2, 2, 1]; give bytes, or uint8",
+        ),
+        ({"label": 2}, "parts_of_data:Data/train[0]: has label 2; give a whole number, 0 to 1, a place in classes"),
+        ({"label": 0.7}, "parts_of_data:Data/train[0]: has label 0.7; give a whole number, 0 to 1,"),
+        ({"label": "1"}, "parts_of_data:Data/train[0]: has label '1'; give a whole number, 0 to 1,"),
+        ({"label": None}, "parts_of_data:Data/train[0]: has label None; give a whole number, 0 to 1,"),
+        ({"gives": [[1], [1, 2]]}, "parts_of_data:Data/train[0]: read raised ValueError: setting an array"),
+        (
+            {"gives": np.zeros((2, 2, 3), np.uint8), "channels": 1},
+            "parts_of_data:Data/train[0]: has 3 channels, and the split 1; make them agree",
+        ),
+    ],
+)
+def test_a_first_picture_that_does_not_fit_is_told_before_the_run(refusal, options, says) -> None:
+    channels = options.pop("channels", "auto")
+
+    def data(split):
+        return Pictures(split, **options)
+
+    assert refusal(data, channels=channels).startswith(says)
+
+
+def test_splits_that_lack_something_or_contradict_one_another_are_told(refusal) -> None:
+    class Half:
+        classes = ("a", "b")
+
+        def __len__(self):
+            return 1
+
+    assert refusal(lambda split: Half()).startswith("gives train as Half, which has no read (return (images, labels,")
+    assert refusal(lambda split: None).startswith("gives train as NoneType, which has no classes")
+    assert refusal(lambda split: pixels(split, names=["a", split])) == (
+        "names other classes for val than for train (return the same, in the same order)"
+    )
+
+
+def test_what_the_objects_own_code_raises_is_told(refusal) -> None:
+    class Raises(Pictures):
+        @property
+        def classes(self):
+            raise OSError("no list")
+
+    class Short(Pictures):
+        def __len__(self):
+            return 1.5
+
+    class Info:
+        info = load_digits().train.info
+
+    assert refusal(lambda split: Raises(split)).startswith("raised OSError: no list at ")
+    assert refusal(lambda split: Short(split)).startswith("raised TypeError: 'float' object cannot be interpreted")
+    assert refusal(lambda split: Info()).startswith("gives train as Info, which has no __len__ (return")
+
+
+@pytest.mark.parametrize("label", [np.uint8(1), np.array(1), True], ids=repr)
+def test_whatever_is_a_whole_number_is_a_label(load, label) -> None:
+    assert load(lambda split: Pictures(split, label=label)).train.read(0)[1] == 1
+
+
+def test_where_bad_images_are_skipped_the_first_good_one_tells_what_they_are(load, refusal) -> None:
+    assert load(Pictures, bad=2, skip_bad=True).train.info.channels == 1
+    assert load(Pictures, bad=3, skip_bad=True).train.info.channels == 3  # nothing tells
+    assert "read raised KeyError: 'gone'" in refusal(Pictures, bad=1)
+
+
+def test_an_empty_validation_split_is_as_grey_as_the_training_split(load) -> None:
+    class Empty(Pictures):
+        def __len__(self):
+            return 0
+
+    found = load(lambda split: (Pictures if split == "train" else Empty)(split))
+    assert (found.train.info.channels, found.val.info.channels, len(found.val)) == (1, 1, 0)
+
+
+def test_the_digest_is_of_what_is_read_and_not_of_what_it_is_called(load, monkeypatch) -> None:
+    pictures = dataset_digest(load(Pictures))
+    assert dataset_digest(load(Pictures)) == pictures
+    other = [load(Pictures, label=0), load(lambda split: Pictures(split, gives=b"a file"))]
+    assert len({pictures, *map(dataset_digest, other)}) == 3
+    monkeypatch.setitem(sys.modules, "moved", sys.modules["parts_of_data"])
+    load(Pictures)
+    assert dataset_digest(build_datasets(OwnSource(name="moved:Data"), may_download=False)) == pictures
+
+
+def test_the_digest_reads_few_of_many_samples_and_none_twice(load) -> None:
+    seen = []
+
+    class Many(Pictures):
+        def __len__(self):
+            return 1_000_000
+
+        def read(self, index):
+            seen.append(index)
+            return b"a file", 0
+
+    found = load(Many)
+    seen.clear()
+    dataset_digest(found)
+    assert len(seen) == 2 * 64 and {0, 999_999} <= set(seen) and len(set(seen)) == 64
+    dataset_digest(load(Pictures, bad=1, skip_bad=True))  # what cannot be read is for the run to judge
+
+
+def test_counting_pixels_takes_a_block_at_a_time(load) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5, 1024, 512, 1), np.uint8)
+    info = load(lambda split: (images, np.zeros(5, int), ["a", "b"])).train.info
+    assert info.mean[0] == pytest.approx((images / 255).mean(), abs=6e-5)  # rounded to four digits
+    tracemalloc.start()
+    _mean_and_std(images)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 16 << 20, "all at once take 20 MiB and more, and a block of two takes 8 MiB"
+
+
+def test_workers_do_not_share_a_file_that_is_opened_when_it_is_read(load, tmp_path) -> None:
+    """One open file has one place where it is read: what one process reads would move it for all."""
+    size = 4096
+    (tmp_path / "records").write_bytes(b"".join(bytes([number]) * size for number in range(64)))
+
+    class Records:
+        classes = tuple(map(str, range(64)))
+
+        def __init__(self, split):
+            self.file = None
+
+        def __len__(self):
+            return 64
+
+        def read(self, index):
+            if self.file is None:
+                self.file = (tmp_path / "records").open("rb", buffering=0)
+            self.file.seek(index * size)
+            return np.frombuffer(self.file.read(size), np.uint8).reshape(64, 64), index
+
+    found = load(Records)
+    train, val = found.train, found.val
+    train.read(5)
+    place = train.inner.file.tell()
+    reading, writing = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        content, label = train.read(40)
+        os.write(writing, bytes([content[0, 0, 0], label]))
+        os._exit(0)
+    assert os.read(reading, 2) == bytes([40, 40])
+    os.waitpid(worker, 0)
+    os.close(reading)
+    os.close(writing)
+    assert train.inner.file.tell() == place
+    for split in (train, val):
+        split.inner.file.close()
+
+
+def test_such_data_cannot_be_staged() -> None:
+    with pytest.raises(DataError, match=r"data\.stage: cannot copy what a:B reads"):
+        take_inventory(OwnSource(name="a:B"))

@@ -1,0 +1,293 @@
+"""Exporting: what is checked before a file is there, and that nothing is left of one that fails."""
+
+import ast
+import importlib.util
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+
+from paceline.core.dataset import ArraySource
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.data.sources.synthetic import load_synthetic
+from paceline.inference.classifier import load_classifier
+from paceline.inference.export import card_of, check_place, export_classifier
+from paceline.inference.hub import Hub
+from paceline.inference.network import build_network
+from paceline.inference.onnx import Onnx
+from paceline.inference.parity import Parity, Sample, check, compare, sample_images
+from paceline.inference.program import Program
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema.source import Synthetic
+from paceline.recipe.yamlfile import write_text
+
+_SPEC = importlib.util.spec_from_file_location("made_run", Path(__file__).with_name("made_run.py"))
+made_run = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(made_run)
+
+
+class Wrong:
+    """A form whose file answers as `answer` does."""
+
+    suffix, library, facts = ".pt2", "pytorch", ()
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def write(self, network, classifier, path):
+        path.write_bytes(b"network")
+        self.network = network
+
+    def open(self, path):
+        return lambda images: self.answer(self.network.module(images))
+
+    def usage(self, name):
+        return ""
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    return load_classifier(made_run.write(tmp_path / "run"), device="cpu")
+
+
+def test_a_file_and_its_card_appear_and_nothing_else(classifier, tmp_path):
+    out = tmp_path / "new" / "a.pt2"
+    exported = export_classifier(classifier, Wrong(lambda logits: logits), out, with_preprocessing=False)
+    assert sorted(each.name for each in out.parent.iterdir()) == ["a.pt2", "a.pt2.md"]
+    # A batch of one is summed in another order.
+    assert exported.num_bytes == 7 and exported.parity.difference <= 1e-6 and exported.card.name == "a.pt2.md"
+
+
+@pytest.mark.parametrize(
+    "answer, said",
+    [
+        (lambda logits: logits + 0.01, r"differ from PyTorch's by 0\.0\d+ of the largest on 32 validation images"),
+        (lambda logits: logits * float("nan"), r"differ from PyTorch's by nan"),
+    ],
+)
+def test_what_answers_otherwise_is_refused_and_leaves_nothing(classifier, tmp_path, answer, said):
+    with pytest.raises(PacelineError, match=rf"^--format: a.pt2: its logits {said}.* \(use another --format; .*\)$"):
+        export_classifier(classifier, Wrong(answer), tmp_path / "new" / "a.pt2", with_preprocessing=False)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize("there", ["a.pt2", "a.pt2.md"])
+def test_what_is_there_is_never_written_over(classifier, tmp_path, there):
+    (tmp_path / there).write_text("mine")
+    with pytest.raises(RecipeError, match=rf"^--out: .*/{there} is there already \(name another, or remove it\)$"):
+        export_classifier(classifier, Wrong(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
+    assert (tmp_path / there).read_text() == "mine" and {"run", there} == {each.name for each in tmp_path.iterdir()}
+
+
+def test_a_folder_is_never_written_into(classifier, tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(RecipeError, match="is there already"):
+        export_classifier(classifier, Hub("resnet18_cifar"), tmp_path / "a", with_preprocessing=False)
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+@pytest.mark.parametrize("name, suffix", [("a.pt2", ".onnx"), ("a", ".pt2"), ("a.safetensors", ""), ("a.onnx", "")])
+def test_a_name_of_another_format_is_refused(name, suffix):
+    with pytest.raises(RecipeError, match=r"^--out: .* says something else than --format does \(name a f"):
+        check_place(Path(name), suffix)
+
+
+def test_a_folder_may_have_a_version_in_its_name(tmp_path):
+    check_place(tmp_path / "photos-v1.5", "")
+    assert card_of(tmp_path / "photos-v1.5", "").name == "README.md"
+
+
+def test_a_place_that_cannot_be_written_is_one_line(classifier, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PacelineError, match=r"^--out: .* cannot be written: .* \(name another\)$"):
+        export_classifier(classifier, Hub("resnet18_cifar"), tmp_path / "file" / "a", with_preprocessing=False)
+
+
+def test_normalising_in_the_file_is_the_placements_bit_for_bit(classifier):
+    images = torch.randint(256, (3, 3, 16, 16), dtype=torch.uint8)
+    plain, whole = (build_network(classifier, with_preprocessing=each) for each in (False, True))
+    assert torch.equal(plain.inputs(images), classifier.place.normalise(images))
+    before = whole.module.before(whole.inputs(images))
+    assert torch.equal(before, plain.inputs(images))
+
+
+def test_what_is_exported_is_a_copy_in_float32(classifier):
+    classifier.model.double()
+    network = build_network(classifier, with_preprocessing=True)
+    assert {each.dtype for each in network.weights().values()} == {torch.float32, torch.int64}
+    assert next(classifier.model.parameters()).dtype == torch.float64
+    assert all("before" not in name and "network" not in name for name in network.weights())
+
+
+def test_a_difference_is_relative_to_the_largest_logit(classifier):
+    linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 4))
+    with torch.no_grad():
+        linear[1].weight.zero_()
+        linear[1].bias.copy_(torch.tensor([-8.0, 0.0, 2.0, 1.0]))
+    classifier = replace(classifier, model=linear)
+    network = build_network(classifier, with_preprocessing=False)
+    sample = Sample(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), "black images")
+    found = compare(classifier, network, lambda images: network.module(images) + 0.5, sample)
+    assert found == Parity(difference=0.5 / 8, num_images=4, of="black images", top5=4)
+
+
+@pytest.mark.parametrize("num_images", [1, 5, 32])
+def test_the_file_is_asked_for_one_image_and_for_many_however_few_there_are(classifier, num_images):
+    network, asked = build_network(classifier, with_preprocessing=False), []
+
+    def answer(images):
+        asked.append(len(images))
+        return network.module(images)
+
+    sample = sample_images(classifier)
+    found = compare(classifier, network, answer, replace(sample, images=sample.images[:num_images]))
+    assert asked == [1, 31] and (found.num_images, found.top5) == (num_images, num_images)
+
+
+@pytest.mark.parametrize("with_preprocessing", [False, True])
+def test_what_normalises_otherwise_than_the_run_is_found(classifier, with_preprocessing):
+    wrong = replace(classifier.preprocessing, mean=(0.1, 0.2, 0.3))
+    network = build_network(replace(classifier, preprocessing=wrong), with_preprocessing=with_preprocessing)
+    found = compare(classifier, network, network.module, sample_images(classifier))
+    assert found.difference > 0.01
+    with pytest.raises(PacelineError, match=r"^a\.onnx: its logits differ"):
+        check(found, "a.onnx")
+
+
+def test_a_network_whose_logits_are_no_numbers_is_named(classifier, tmp_path):
+    next(classifier.model.parameters()).fill_(float("nan"))
+    said = r"^--checkpoint: step-00000012: its network's logits are no numbers \(take another checkpoint\)$"
+    with pytest.raises(PacelineError, match=said):
+        export_classifier(classifier, Wrong(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+
+
+def of_source(tmp_path, *words):
+    """Return a classifier whose run says that it is of the data set that `words` make of `folder`."""
+    run = made_run.write(tmp_path / "run")
+    values = load(str(run)).recipe.to_dict()
+    source = load("folder", Patch.parse(words)).recipe.to_dict()["data"]["source"]
+    (run / "recipe.yaml").write_text(write_text({**values, "data": {**values["data"], "source": source}}))
+    return load_classifier(run, device="cpu")
+
+
+def test_noise_stands_in_for_data_that_are_not_there(tmp_path):
+    sample = sample_images(of_source(tmp_path, "data.source.root=nowhere"))
+    assert sample.of.startswith("images of noise, as there are no validation images: data.source.root: nowhere")
+    assert sample.images.shape == (32, 3, 16, 16)
+    check(Parity(1e-4, 32, sample.of, 32), "a.onnx")  # what is as large as the tolerance is kept
+
+
+def test_noise_stands_in_for_a_validation_split_that_is_empty(classifier, monkeypatch):
+    val = load_synthetic(Synthetic()).val
+    empty = ArraySource(replace(val.info, num_images=0), val.images[:0], val.labels[:0])
+    monkeypatch.setattr("paceline.inference.parity.build_validation", lambda section, skip_bad: empty)
+    sample = sample_images(classifier)
+    assert sample.of == "images of noise, as there are no validation images: the validation split is empty"
+
+
+def test_a_bad_image_is_left_out_and_training_images_are_not_looked_at(tmp_path):
+    for name in "ab":
+        (tmp_path / "val" / name).mkdir(parents=True)
+        Image.new("RGB", (20, 18), (9, 9, 9)).save(tmp_path / "val" / name / "good.png")
+    (tmp_path / "val" / "b" / "bad.png").write_bytes(b"GIF89a and no more")
+    classifier = of_source(tmp_path, "data.source.train_root=nowhere", f"data.source.val_root={tmp_path / 'val'}")
+    sample = sample_images(classifier)
+    assert sample.of == "validation images" and sample.images.shape == (2, 3, 16, 16)
+    for path in (tmp_path / "val").rglob("good.png"):
+        path.write_bytes(b"GIF89a and no more")
+    assert sample_images(classifier).of.endswith(
+        "none of 3 that were drawn can be read (paceline data verify lists all)"
+    )
+
+
+def test_code_of_a_run_is_not_asked_for_images_unless_that_is_said(tmp_path):
+    classifier = of_source(tmp_path, "data.source={name: 'nowhere.parts:Set', args: {root: here}}")
+    with pytest.raises(
+        RecipeError, match=r"^data.source.name: nowhere.parts:Set is code that the run names \(add --own-"
+    ):
+        sample_images(classifier)
+    sample = sample_images(replace(classifier, own_code=True))
+    assert "images of noise" in sample.of and "there is no module nowhere" in sample.of
+
+
+class Broken(Wrong):
+    """A form that raises what a library does."""
+
+    def __init__(self, *, write=None, open=None):
+        self.raised = write, open
+
+    def write(self, network, classifier, path):
+        path.write_bytes(b"half")
+        if self.raised[0]:
+            raise self.raised[0]
+
+    def open(self, path):
+        raise self.raised[1]
+
+
+@pytest.mark.parametrize(
+    "form, said",
+    [
+        (Broken(write=SafetensorError("No space left")), "--out: .*a.pt2 cannot be written: SafetensorError: No space"),
+        (Broken(write=OSError(28, "No space left on device")), "--out: .*a.pt2 cannot be written: No space left"),
+        (Broken(write=RuntimeError("Writer failed\nat x")), "--out: .* cannot be written: RuntimeError: Writer failed"),
+        (Broken(open=KeyError("local-dir")), "--format: a.pt2 cannot be read back: KeyError: 'local-dir'"),
+    ],
+)  # fmt: skip
+def test_what_a_library_raises_is_one_line_and_leaves_nothing(classifier, tmp_path, form, said):
+    with pytest.raises(PacelineError, match=rf"^{said}.* \(.*use another --format\)$") as caught:
+        export_classifier(classifier, form, tmp_path / "a.pt2", with_preprocessing=False)
+    assert "\n" not in str(caught.value)
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("there", ["a.pt2", "a.pt2.md"])
+def test_what_appears_meanwhile_is_not_written_over(classifier, tmp_path, there):
+    class Late(Wrong):
+        def usage(self, name):
+            (tmp_path / there).write_text("another's")
+            return ""
+
+    with pytest.raises(RecipeError, match=rf"^--out: .*/{there} is there already"):
+        export_classifier(classifier, Late(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
+    assert (tmp_path / there).read_text() == "another's"
+    assert {"run", there} == {each.name for each in tmp_path.iterdir()}
+
+
+def test_a_folder_that_appears_meanwhile_is_not_written_into(classifier, tmp_path, monkeypatch):
+    usage = Hub.usage
+
+    def late(self, name):
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "mine").write_text("mine")
+        return usage(self, name)
+
+    monkeypatch.setattr(Hub, "usage", late)
+    with pytest.raises(RecipeError, match="is there already"):
+        export_classifier(classifier, Hub("resnet18_cifar"), tmp_path / "a", with_preprocessing=False)
+    assert [each.name for each in (tmp_path / "a").iterdir()] == ["mine"]
+    assert {"run", "a"} == {each.name for each in tmp_path.iterdir()}
+
+
+def test_who_may_read_the_folder_may_read_the_weights(classifier, tmp_path):
+    before = os.umask(0o027)
+    try:
+        Hub("resnet18_cifar").write(build_network(classifier, with_preprocessing=False), classifier, tmp_path / "a")
+    finally:
+        os.umask(before)
+    assert {each.name: each.stat().st_mode & 0o777 for each in (tmp_path / "a").iterdir()} == {
+        "config.json": 0o640, "model.safetensors": 0o640
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [Program(), Hub("resnet18_cifar"), Onnx.__new__(Onnx)], ids=lambda form: form.library)
+def test_a_name_is_only_a_name_in_the_lines_of_a_card(form):
+    name = 'a"+open("x")+"\n`{}.pt2'
+    texts = [each.value for each in ast.walk(ast.parse(form.usage(name))) if isinstance(each, ast.Constant)]
+    assert any(isinstance(each, str) and name in each for each in texts)

@@ -1,0 +1,73 @@
+"""Which images a user's words name, and in which order."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.inference.listing import Unread, listed
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a folder of files, some of which are called like images."""
+    for name in (
+        "b.PNG",
+        "a/2.jpg",
+        "a/10.jpeg",
+        "a/deep/x.webp",
+        "c.tif",
+        "notes.txt",
+        ".hidden.jpg",
+        ".git/y.jpg",
+        "jpg",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"any")
+    return tmp_path
+
+
+def names(words: list[str], lines: tuple[bytes, ...] = ()) -> list[str]:
+    return [str(each.path if isinstance(each, Unread) else each) for each in listed(words, lines)]
+
+
+def test_a_folder_is_walked_in_the_order_of_names(tree: Path) -> None:
+    expected = ["a/10.jpeg", "a/2.jpg", "a/deep/x.webp", "b.PNG", "c.tif"]
+    assert names([str(tree)]) == [f"{tree}/{name}" for name in expected]
+
+
+def test_words_keep_their_order_and_a_file_may_be_called_anything(tree: Path) -> None:
+    words = [f"{tree}/notes.txt", f"{tree}/a", f"{tree}/b.PNG"]
+    assert names(words) == [words[0], *(f"{tree}/a/{name}" for name in ("10.jpeg", "2.jpg", "deep/x.webp")), words[2]]
+
+
+def test_a_minus_stands_for_the_paths_in_lines(tree: Path) -> None:
+    lines = (f"{tree}/c.tif\n".encode(), b"\n", f"{tree}/a/deep\r\n".encode(), b"caf\xe9 \xff.jpg")
+    found = names([f"{tree}/b.PNG", "-"], lines)
+    assert found == [f"{tree}/b.PNG", f"{tree}/c.tif", f"{tree}/a/deep/x.webp", os.fsdecode(b"caf\xe9 \xff.jpg")]
+
+
+def test_lines_are_asked_for_as_images_are(tree: Path) -> None:
+    lines = iter([b"one.jpg\n", b"two.jpg\n"])
+    found = listed(["-"], lines)
+    assert next(found) == Path("one.jpg")
+    assert next(lines) == b"two.jpg\n"
+
+
+def test_a_folder_without_images_is_told_of(tree: Path) -> None:
+    (tree / "empty").mkdir()
+    (only,) = listed([str(tree / "empty")], ())
+    assert isinstance(only, Unread)
+    assert only.path == tree / "empty" and "has no image files in it" in only.reason
+
+
+def test_what_cannot_be_an_image_is_told_of_and_the_rest_is_given(tree: Path) -> None:
+    (tree / "a/3.jpg").symlink_to("nowhere")
+    (tree / "a/4.jpg").write_bytes(b"")
+    os.mkfifo(tree / "a/5.jpg")
+    (tree / "a/back").symlink_to(tree)
+    found = list(listed([str(tree / "a")], ()))
+    told = {str(each.path).removeprefix(f"{tree}/a/"): each.reason for each in found if isinstance(each, Unread)}
+    assert "a dangling link" in told["3.jpg"] and "empty" in told["4.jpg"] and "a pipe" in told["5.jpg"]
+    assert "a link back to a folder above it" in told["back/a"]
+    assert [each for each in found if not isinstance(each, Unread)][:2] == [tree / "a/10.jpeg", tree / "a/2.jpg"]

@@ -1,0 +1,74 @@
+"""Ranks of somebody else's program: whose turn it is, and which GPU each has."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+from torch.distributed import HashStore
+
+from paceline.core.errors import DataError, WorldError
+from paceline.core.world import World
+from paceline.interop.place import Place, check_apart, find_place
+
+
+def test_where_the_first_fails_the_others_say_which_rank_it_was() -> None:
+    store = HashStore()
+
+    def work(is_first: bool) -> None:
+        raise DataError("no such folder")
+
+    with ThreadPoolExecutor() as pool:
+        first, other = (pool.submit(Place(World(rank, 2, rank, 2), store).in_turn, work) for rank in range(2))
+        with pytest.raises(DataError, match="no such folder"):
+            first.result(30)
+        with pytest.raises(WorldError, match="rank 0 could not read it"):
+            other.result(30)
+
+
+def test_rank_0_which_has_the_store_leaves_after_the_others() -> None:
+    """Else it may end, and the store with it, while another still asks whether it is done."""
+    store, let_read = HashStore(), threading.Event()
+
+    def work(is_first: bool) -> bool:
+        return is_first or let_read.wait(30)
+
+    with ThreadPoolExecutor() as pool:
+        first, other = (pool.submit(Place(World(rank, 2, rank, 2), store).in_turn, work) for rank in range(2))
+        assert not wait([first], timeout=0.3).done
+        let_read.set()
+        assert first.result(30) and other.result(30)
+
+
+def test_where_another_fails_rank_0_says_which_rank_it_was() -> None:
+    store = HashStore()
+
+    def work(is_first: bool) -> None:
+        if not is_first:
+            raise DataError("no such folder")
+
+    with ThreadPoolExecutor() as pool:
+        first, other = (pool.submit(Place(World(rank, 2, rank, 2), store).in_turn, work) for rank in range(2))
+        with pytest.raises(DataError, match="no such folder"):
+            other.result(30)
+        with pytest.raises(WorldError, match="rank 1 could not read it"):
+            first.result(30)
+
+
+def test_ranks_that_cannot_wait_for_one_another_are_all_the_first() -> None:
+    assert Place(World(1, 2, 1, 2)).in_turn(lambda is_first: is_first)
+
+
+def test_a_rank_that_is_told_shares_its_node_with_those_that_were_started_there(monkeypatch) -> None:
+    """All images on each rank are not all cores for each."""
+    assert find_place(1, 4).world == World(1, 4, 1, 4)
+    places = {"RANK": "13", "WORLD_SIZE": "16", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"}
+    for name, value in {**places, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    world = find_place(0, 1).world
+    assert (world.rank, world.world_size, world.local_rank, world.local_world_size) == (0, 1, 5, 8)
+
+
+def test_ranks_that_have_a_gpu_in_common_by_chance_are_refused() -> None:
+    check_apart([("a", "gpu-0"), ("a", "gpu-1"), ("b", "gpu-0"), ("a", ""), ("a", "")])
+    with pytest.raises(WorldError, match=r"ranks 1, 3 have one GPU of a between them.*set_device"):
+        check_apart([("b", "gpu-0"), ("a", "gpu-0"), ("a", "gpu-1"), ("a", "gpu-0")])

@@ -1,0 +1,40 @@
+"""Which code own parts are: the file, its digest and its package; and which of them is another now."""
+
+import hashlib
+import sys
+from importlib.metadata import version
+from types import ModuleType
+
+from paceline.recipe.code_identity import changed_code, code_identity
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+
+
+def test_a_part_is_told_by_its_file_and_package(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "mine_to_tell.py"
+    file.write_text("class Net:\n    def __init__(self, num_classes, in_channels): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["model.name=mine_to_tell:Net", "optim={name: 'torch.optim:NAdam', lr: 1}"]
+    found = code_identity(load("digits", Patch.parse(words)).recipe)
+    sys.modules.pop("mine_to_tell")
+    assert found["mine_to_tell:Net"] == {
+        "file": str(file),
+        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+    }
+    assert found["torch.optim:NAdam"]["file"].endswith("torch/optim/nadam.py")
+    assert found["torch.optim:NAdam"]["package"] == f"torch {version('torch')}"
+    assert code_identity(load("digits").recipe) == {}
+
+
+def test_what_is_in_no_file_is_told_without(monkeypatch) -> None:
+    module = ModuleType("in_no_file")
+    module.Net = type("Net", (), {"__module__": "in_no_file", "__init__": lambda self, **words: None})
+    monkeypatch.setitem(sys.modules, "in_no_file", module)
+    assert code_identity(load("digits", Patch.parse(["model.name=in_no_file:Net"])).recipe) == {"in_no_file:Net": {}}
+
+
+def test_what_is_in_another_file_now_is_named() -> None:
+    now = {"a:A": {"sha256": "1"}, "b:B": {"sha256": "2"}, "c:C": {}, "d:D": {"sha256": "4"}}
+    before = {"a:A": {"sha256": "1"}, "b:B": {"sha256": "9"}, "c:C": {"sha256": "3"}}
+    assert changed_code(before, now) == ["b:B"]
+    assert changed_code({}, now) == []

@@ -1,0 +1,239 @@
+"""Judging a run by another data set: classes are matched by name, and pixels treated as the run treats its own."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from paceline.core.dataset import ArraySource
+from paceline.core.errors import DataError, RecipeError
+from paceline.core.results import EvalReport
+from paceline.core.rundir import RunDir
+from paceline.core.world import World
+from paceline.data.identity import dataset_digest
+from paceline.data.sources.build import build_datasets
+from paceline.data.sources.digits import load_digits
+from paceline.models.zoo import build_model
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.yamlfile import write_text
+from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, model_tensors
+from paceline.train.facts import Facts
+from paceline.train.run import evaluate
+from paceline.train.test_set import matched
+
+SMALL = ("model.width=0.125", "parallel.device=cpu", "parallel.threads=1", "data.workers=0")
+FOLDER = ("data.image_size=12", "data.batch_size=4", "model.name=resnet18_cifar", "data.augment=[]", *SMALL)
+
+
+def made_run(folder: Path, name: str, *words: str) -> Path:
+    """Write a run whose network is as it was drawn, and return its directory."""
+    recipe = load(name, Patch.parse(words)).recipe
+    datasets = build_datasets(recipe.data.source, may_download=False)
+    info, run = datasets.train.info, RunDir(folder)
+    run.create()
+    run.recipe.write_text(write_text(recipe.to_dict()))
+    run.write_json("dataset.json", Facts.of(datasets.train).to_dict())
+    torch.manual_seed(1)
+    network = build_model(recipe.model, num_classes=info.num_classes, channels=info.channels)
+    values = {"train": {"best_step": -1}, "dataset": dataset_digest(datasets)}
+    Checkpoints(run.checkpoints, Keep(1)).save(
+        1, -1, Snapshot({"model": model_tensors(network), "optimizer": {}}, values)
+    )
+    return folder
+
+
+def judged(run: Path, *words: str, says: bool | str = True, own_code: bool = False) -> EvalReport:
+    """Evaluate `run` with `words`, and see that it is said, or not, what it is judged by: with `says` in it."""
+    said: list[str] = []
+    own, recipe = load(str(run)).recipe, load(str(run), Patch.parse(words)).recipe
+    checkpoint = next((run / "checkpoints").iterdir())
+    report = evaluate(recipe, World.single(), checkpoint, own=own, say=said.append, own_code=own_code)
+    assert len(said) == bool(says)
+    assert not isinstance(says, str) or says in said[0]
+    return report
+
+
+def grow(top: Path, tree: dict[str, int], first: int = 0) -> Path:
+    """Make `{"train/cat": 3}` into three images of noise in a folder, and return the top."""
+    for number, (folder, num_images) in enumerate(tree.items(), start=first):
+        (top / folder).mkdir(parents=True)
+        random = np.random.default_rng(number)
+        for image in range(num_images):
+            pixels = random.integers(256, size=(14, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(top / folder / f"{image}.png")
+    return top
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return class folders with a validation split."""
+    tree = {f"{split}/{name}": 4 for split in ("train", "val") for name in ("ant", "bee", "cat", "dog")}
+    return grow(tmp_path_factory.mktemp("photos"), tree)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    """Return a run of `photos`."""
+    return made_run(tmp_path_factory.mktemp("runs") / "run", "folder", f"data.source.root={photos}", *FOLDER)
+
+
+def counts(report: EvalReport) -> dict[str, tuple[int, int]]:
+    return {each.name: (each.images, each.correct) for each in report.classes.classes}
+
+
+def test_a_set_that_lacks_classes_counts_as_its_part_of_the_whole_set_does(run, photos, tmp_path) -> None:
+    whole = counts(judged(run, says=False))
+    assert sum(correct for _, correct in whole.values()) > 0
+    for name in ("bee", "dog"):
+        (tmp_path / name).symlink_to(photos / "val" / name)
+    part = counts(judged(run, f"data.source.root={tmp_path}"))
+    assert part == {**dict.fromkeys(whole, (0, 0)), **{name: whole[name] for name in ("bee", "dog")}}
+
+
+@pytest.mark.parametrize("split", ["", "test/", "val/"])
+def test_all_images_of_another_folder_count_or_those_held_out_of_it(run, photos, tmp_path, split) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / split).mkdir(exist_ok=True)
+        (tmp_path / f"{split}{name}").symlink_to(photos / "val" / name)
+    assert judged(run, f"data.source.root={tmp_path}").val.images == 8
+
+
+def test_a_set_that_has_moved_is_judged_by_what_was_held_out_of_it(tmp_path) -> None:
+    first = grow(tmp_path / "first", {"ant": 8, "bee": 8})
+    run = made_run(tmp_path / "run", "folder", f"data.source.root={first}", "data.source.val_fraction=0.25", *FOLDER)
+    before = judged(run, says=False)
+    first.rename(tmp_path / "second")
+    after = judged(run, f"data.source.root={tmp_path}/second", says=False)
+    assert after == before and after.val.images == 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("data.source.val_fraction=0.5",),
+        ("data.source.split_seed=1",),
+        ("data.source.root={root}/../link", "data.source.val_fraction=0.5"),
+        ("data.source.val_root={root}",),
+    ],
+)
+def test_images_that_a_run_was_trained_on_are_not_judged_as_others(tmp_path, words) -> None:
+    root = grow(tmp_path / "photos", {"ant": 8, "bee": 8})
+    (tmp_path / "link").symlink_to(root)
+    run = made_run(tmp_path / "run", "folder", f"data.source.root={root}", "data.source.val_fraction=0.25", *FOLDER)
+    with pytest.raises(DataError, match=r"^data.source: is the folder that the run was trained on"):
+        judged(run, *(word.format(root=root) for word in words))
+
+
+def test_an_image_that_was_added_does_not_make_the_others_new(tmp_path) -> None:
+    root = grow(tmp_path / "first", {"ant": 8, "bee": 8})
+    run = made_run(tmp_path / "run", "folder", f"data.source.root={root}", "data.source.val_fraction=0.25", *FOLDER)
+    root.rename(tmp_path / "second")
+    Image.new("RGB", (14, 16)).save(tmp_path / "second/ant/new.png")
+    said = "17 images of 2 of the run's 2 classes; it tells of new images where the run was trained on none of these"
+    judged(run, f"data.source.root={tmp_path}/second", says=said)
+
+
+def test_the_training_images_of_a_run_are_told_as_such(run, photos) -> None:
+    judged(
+        run, f"data.source.root={photos}/train", says="the run was trained on these, so it tells nothing of new ones"
+    )
+
+
+def test_the_validation_folder_of_a_run_is_judged_whatever_came_to_it(tmp_path) -> None:
+    root = grow(tmp_path / "first", {"train/ant": 4, "train/bee": 4, "val/ant": 2, "val/bee": 2})
+    run = made_run(tmp_path / "run", "folder", f"data.source.root={root}", *FOLDER)
+    Image.new("RGB", (14, 16)).save(root / "val/ant/new.png")
+    assert judged(run, "data.source.split_seed=1").val.images == 5
+
+
+PARTS = """
+from paceline.models.zoo import build_model
+from paceline.recipe.schema.model import Model
+from paceline.data.sources.digits import load_digits
+def net(num_classes, in_channels):
+    return build_model(Model(name="resnet18_cifar", width=0.125), num_classes=num_classes, channels=in_channels)
+def digits(split):
+    return getattr(load_digits(), split)
+"""
+UNUSED = ("optim={name: 'nowhere:Optim', lr: 0.1}", "data.augment=[{name: 'nowhere:Augment'}]",
+          "log.sinks=[{name: 'nowhere:Sink'}]")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "part, path", [("model.name", "judged_parts:net"), ("data.source.name", "judged_parts:digits")]
+)
+def test_code_that_a_run_names_runs_only_where_that_is_said(tmp_path, monkeypatch, part, path) -> None:
+    (tmp_path / "judged_parts.py").write_text(PARTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = made_run(tmp_path / "run", "digits", *SMALL)
+    before = judged(run, says=False)
+    monkeypatch.delitem(sys.modules, "judged_parts", raising=False)
+    named = load(str(run), Patch.parse([f"{part}={path}", *UNUSED])).recipe
+    (run / "recipe.yaml").write_text(write_text(named.to_dict()))
+    with pytest.raises(
+        RecipeError, match=rf"^{part}: {path} is code that the run names \(add --own-code where you trust"
+    ):
+        judged(run, says=False)
+    assert "judged_parts" not in sys.modules
+    assert judged(run, says=False, own_code=True) == before
+
+
+def test_code_that_is_named_where_a_run_is_judged_is_the_users_own_word(tmp_path, monkeypatch) -> None:
+    (tmp_path / "judged_parts.py").write_text(PARTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = made_run(tmp_path / "run", "digits", *SMALL)
+    assert judged(run, "data.source={name: 'judged_parts:digits'}", says=False) == judged(run, says=False)
+
+
+def test_a_class_that_the_run_does_not_know_is_named(run, tmp_path) -> None:
+    other = grow(tmp_path, {"ant": 1, "beee": 1})
+    with pytest.raises(DataError) as caught:
+        judged(run, f"data.source.root={other}")
+    message = str(caught.value)
+    assert "class 'beee' is none of the 4 that the run was trained on (did you mean 'bee'?)" in message
+    assert len(message.splitlines()) == 1
+
+
+def test_classes_match_by_name_in_any_order_however_an_accent_is_written() -> None:
+    assert matched(["dog", "caf\u0065\u0301"], ["ant", "caf\u00e9", "dog"]) == (2, 1)
+
+
+def test_a_folder_of_another_kind_of_set_is_normalised_and_sized_as_the_run_was(tmp_path) -> None:
+    run = made_run(tmp_path / "run", "digits", *SMALL)
+    val = load_digits().val
+    for label in (9, 3, 5):  # the files are stretched as pixels are, from 8 to 16, and not cropped
+        (tmp_path / f"files/{label}").mkdir(parents=True)
+        for index in np.flatnonzero(val.labels == label):
+            Image.fromarray(val.images[index, ..., 0]).save(tmp_path / f"files/{label}/{index}.png")
+    words = ("data.source.name=folder", f"data.source.root={tmp_path}/files")
+    whole, part = counts(judged(run, says=False)), counts(judged(run, *words, "data.source.channels=1"))
+    for name in whole:
+        assert part[name] == (whole[name] if name in "935" else (0, 0))
+    with pytest.raises(DataError, match="3 channels, and the run's network reads 1"):
+        judged(run, *words)
+
+
+def test_pixels_stay_pixels(tmp_path, monkeypatch) -> None:
+    run = made_run(tmp_path / "run", "digits", *SMALL)
+    before = judged(run, says=False)
+    digits = load_digits()
+    order = np.array([3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
+    names = tuple(str(number) for number in order)
+    info = replace(digits.val.info, class_names=names)
+    val = ArraySource(info, digits.val.images, np.argsort(order)[digits.val.labels])
+    monkeypatch.setattr("paceline.train.test_set.build_datasets", lambda section, **options: replace(digits, val=val))
+    monkeypatch.setattr("paceline.train.test_set.dataset_digest", lambda datasets: "another")
+    words = ("data.source={name: synthetic}", "data.workers=auto")
+    assert judged(run, *words) == before
+
+
+def test_training_images_are_not_judged_where_they_are_of_another_set(photos, tmp_path) -> None:
+    words = (f"data.source.root={photos}", "train.eval_train=on", *FOLDER)
+    run = made_run(tmp_path / "run", "folder", *words)
+    assert judged(run, says=False).train is not None
+    assert judged(run, f"data.source.root={photos}/train").train is None

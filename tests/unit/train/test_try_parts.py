@@ -1,0 +1,78 @@
+"""What a dry run finds out of a user's own augmentation and optimizer: what they are, and what they give."""
+
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from paceline.core.errors import RecipeError
+from paceline.data.sources.digits import load_digits
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.plan import Plan
+from paceline.train.try_parts import try_parts
+
+
+@dataclass
+class Change:
+    """An augmentation that gives floats, or raises when it is made, where it is told to."""
+
+    how: str = ""
+    num_draws: int = 1
+
+    def __post_init__(self):
+        if self.how == "raise":
+            raise OSError("no table")
+
+    def __call__(self, images, draws):
+        return images.float() if self.how == "floats" else images
+
+
+class Sorry(torch.optim.SGD):
+    """An optimizer that is never made."""
+
+    def __init__(self, groups, lr):
+        raise OSError("no kernel")
+
+
+class Odd(torch.optim.SGD):
+    """An optimizer that keeps a set, or raises in its first step, where it is told to."""
+
+    def __init__(self, groups, lr, how):
+        super().__init__(groups, lr)
+        self.how = how
+
+    def step(self):
+        if self.how == "raise":
+            raise OSError("no kernel")
+        self.state[self.param_groups[0]["params"][0]]["seen"] = {1}
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("data.augment=[flip, 'own_parts:Change']", ""),
+        ("data.augment=[{name: 'own_parts:Change', args: {how: floats}}]", "own_parts:Change gives torch.float32 [2"),
+        ("data.augment=[{name: 'own_parts:Change', args: {how: raise}}]", "own_parts:Change raised OSError: no table"),
+        ("optim={name: 'torch.optim:NAdam', lr: 0.1}", ""),
+        ("optim={name: 'torch.optim:LBFGS', lr: 0.1}", "torch.optim:LBFGS cannot be used: its step() needs more than"),
+        ("optim={name: 'own_parts:Sorry', lr: 0.1}", "own_parts:Sorry raised OSError: no kernel at "),
+        ("optim={name: 'own_parts:Odd', lr: 0.1, args: {how: raise}}", "own_parts:Odd raised OSError: no kernel at "),
+        ("optim={name: 'own_parts:Odd', lr: 0.1, args: {how: keep}}", "own_parts:Odd keeps 'seen' as set, which a"),
+        ("optim.lr=0.2", ""),
+    ],
+)  # fmt: skip
+def test_what_step_one_would_end_in_is_told_before(monkeypatch, word, says) -> None:
+    monkeypatch.setitem(sys.modules, "own_parts", sys.modules[__name__])
+    recipe = load("digits", Patch.parse([word])).recipe
+    digits = load_digits()
+    plan = Plan.derive(recipe, 1, digits.train.info, digits.val.info)
+    before = torch.random.get_rng_state()
+    if not says:
+        try_parts(recipe, plan)
+    else:
+        with pytest.raises(RecipeError) as caught:
+            try_parts(recipe, plan)
+        assert says in str(caught.value)
+    assert torch.equal(torch.random.get_rng_state(), before)
