@@ -2,15 +2,20 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from io import BytesIO
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from paceline.core.dataset import ArraySource, DatasetInfo
+from paceline.core.dataset import ArraySource, DatasetInfo, Sample
 from paceline.data.batch import Batch
+from paceline.data.bus import SideStream
 from paceline.data.device_loader import DeviceLoader
 from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.nvjpeg import TorchvisionDecoder
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.data.slots import build_slots
 from paceline.recipe.schema.data import Data
@@ -96,3 +101,89 @@ def test_page_locked_memory_is_not_lent_again_before_it_has_been_copied() -> Non
         copies.append(memory.to("cuda", non_blocking=True))
         del memory
     assert [int(copy.float().mean().round()) for copy in copies] == list(range(30))
+
+
+def test_copies_on_a_side_stream_arrive_whole_while_the_gpu_computes(synchronising_raises) -> None:
+    bus, matrix = SideStream(torch.device("cuda")), torch.randn(4096, 4096, device="cuda")
+    batches = [torch.full((64, 3, 128, 128), number, dtype=torch.uint8).pin_memory() for number in range(20)]
+    matrix = matrix @ matrix
+    torch.cuda.synchronize()
+    synchronising_raises()
+    sums = []
+    for batch in batches:
+        (copy,) = bus.send((batch,))
+        sums.append(copy.sum(dtype=torch.int64))
+        del copy  # its memory must not be lent before the sum is done
+        matrix = torch.tanh(matrix @ matrix)
+    torch.cuda.set_sync_debug_mode("default")
+    assert [int(each) for each in sums] == [number * batches[0].numel() for number in range(20)]
+    there = torch.ones(3, device="cuda")
+    assert bus.send((there,))[0] is there
+
+
+class Photographs:
+    """JPEGs in memory, of smooth colours."""
+
+    info = replace(INFO, image_size=None)
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        self.files = []
+        for _ in range(500):
+            height, width = random.integers(60, 120, 2)
+            ramp = np.linspace(0, 200, height)[:, None, None] + np.linspace(0, 40, width)[None, :, None]
+            file = BytesIO()
+            Image.fromarray(np.clip(ramp * random.random(3), 0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+            self.files.append(file.getvalue())
+
+    def __len__(self) -> int:
+        return 500
+
+    def read(self, index: int) -> Sample:
+        return self.files[index], index % 2
+
+    def name_of(self, index: int) -> str:
+        return f"made/{index}.jpg"
+
+
+def photographs(loader: str) -> list[Batch]:
+    """Return eight batches that `loader` makes with two workers."""
+    data, device = Data(augment=("random_resized_crop", "flip")), torch.device("cuda")  # type: ignore[arg-type]
+    options = LoaderOptions(2, True, True, loader=loader, device=device)  # type: ignore[arg-type]
+    built = build_train_loader(data, Photographs(), ORDER, lambda step: 48, options)
+    try:
+        return list(built.batches(0, 8))
+    finally:
+        built.close()
+
+
+def test_nvjpeg_gives_the_samples_of_the_host_and_nearly_its_pixels() -> None:
+    """Six levels of 255: another inverse transform and upsampling of colour, then resampling in float."""
+    for host, gpu in zip(photographs("threads"), photographs("nvjpeg"), strict=True):
+        assert gpu.images.is_cuda and np.array_equal(host.indices, gpu.indices)
+        assert torch.equal(host.labels, gpu.labels.cpu()) and torch.equal(host.draws, gpu.draws.cpu())
+        off = (host.images.int() - gpu.images.cpu().int()).abs()
+        assert off.float().mean() < 1 and (off > 6).float().mean() < 0.001
+
+
+def test_nvjpeg_writes_to_no_memory_that_what_is_queued_has_yet_to_read() -> None:
+    """Its own stream does not wait for the others, so it must not be lent what they still read, large or small."""
+    idle = photographs("nvjpeg")
+    matrix = torch.randn(8192, 8192, device="cuda")
+    pictures = [torch.full((3, 100, 100), 7, dtype=torch.uint8, device="cuda") for _ in range(400)]
+    torch.cuda.synchronize()
+    for _ in range(100):  # some seconds
+        matrix = torch.tanh(matrix @ matrix)
+    sums = [picture.sum() for picture in pictures]
+    del pictures  # lent again at once to whoever asks on this stream
+    busy = photographs("nvjpeg")
+    assert [int(each) for each in sums] == [7 * 3 * 100 * 100] * 400
+    for one, other in zip(idle, busy, strict=True):
+        assert torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
+
+
+def test_nvjpeg_refuses_a_broken_file_and_decodes_the_next_one() -> None:
+    decoder, files = TorchvisionDecoder(torch.device("cuda"), 3), Photographs().files
+    with pytest.raises(RuntimeError):
+        decoder([files[0][:300]])
+    assert decoder(files[:3])[0].is_cuda

@@ -1,0 +1,28 @@
+"""The averaged weights that a checkpoint keeps, for whoever judges its model or asks it, and does not train it."""
+
+from pathlib import Path
+
+from torch import nn
+
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.optim import ScheduleFree
+from paceline.train.average import Average, NoAverage, build_average
+from paceline.train.optim import build_optimizer
+from paceline.train.persist import load_average
+from paceline.train.precision import Precision
+
+
+def averaged(recipe: Recipe, model: nn.Module, precision: Precision, checkpoint: Path) -> Average:
+    """Return the average that `checkpoint` keeps of `model`, which is on its device and has the raw weights already.
+
+    No optimizer is built but the one that keeps the average itself: another, which may be somebody's code, has no part
+    in it. Raise `CheckpointError` where an average is to be and is not kept.
+    """
+    keeps_average = isinstance(recipe.optim, ScheduleFree)
+    if recipe.train.ema == "off" and not keeps_average:
+        return NoAverage()
+    named = precision.weights.named(model)
+    optimizer = build_optimizer(recipe.optim, named, precision.device_type) if keeps_average else None
+    average = build_average(recipe.train.ema, model, optimizer, named)
+    load_average(checkpoint, average, optimizer)
+    return average

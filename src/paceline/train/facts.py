@@ -1,0 +1,75 @@
+"""What a run was trained on, as far as whoever uses its network needs to know: `dataset.json`, written at the start.
+
+It says which classes there are, in the order of the logits, and how pixels are normalised. It holds no images, and does
+not say where they are: with it a network answers where its data are not.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Source
+from paceline.core.errors import PacelineError
+from paceline.core.rundir import RunDir
+
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`info` of the training split; with `is_pixels` the set was pixels of one size in memory, else image files."""
+
+    info: DatasetInfo
+    is_pixels: bool
+
+    @classmethod
+    def of(cls, train: Source) -> Self:
+        """Return the facts of a training split."""
+        return cls(train.info, isinstance(train, ArraySource))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as plain values."""
+        info = self.info
+        return {
+            "schema_version": _VERSION,
+            "name": info.name,
+            "num_images": info.num_images,
+            "class_names": list(info.class_names),
+            "channels": info.channels,
+            "image_size": info.image_size and list(info.image_size),
+            "mean": list(info.mean),
+            "std": list(info.std),
+            "is_pixels": self.is_pixels,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Return what `to_dict` returned. Raise `LookupError`, `TypeError` or `ValueError` for anything else."""
+        if values["schema_version"] != _VERSION:
+            raise ValueError(f"it has version {values['schema_version']!r:.20}, this paceline reads {_VERSION}")
+        size = values["image_size"]
+        height, width = (int(size[0]), int(size[1])) if size else (0, 0)
+        info = DatasetInfo(
+            name=str(values["name"]),
+            split="train",
+            num_images=int(values["num_images"]),
+            class_names=tuple(map(str, values["class_names"])),
+            channels=int(values["channels"]),
+            image_size=(height, width) if size else None,
+            mean=tuple(map(float, values["mean"])),
+            std=tuple(map(float, values["std"])),
+        )
+        return cls(info, bool(values["is_pixels"]))
+
+
+def read_facts(rundir: RunDir) -> Facts:
+    """Return the facts of the run in `rundir`. Raise `PacelineError` for a file that is missing or damaged."""
+    try:
+        return Facts.from_dict(json.loads(rundir.dataset.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise PacelineError(f"{rundir.dataset}: is not there (copy the run directory whole, or train again)") from None
+    except (LookupError, OSError, TypeError, ValueError) as error:
+        first = " ".join(str(error).split())[:150]
+        raise PacelineError(
+            f"{rundir.dataset}: cannot be read: {type(error).__name__}: {first} (copy the run directory again)"
+        ) from None

@@ -1,0 +1,77 @@
+"""One optimizer step: its passes and its update, each operation called in turn."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.data.batch import Batch
+from paceline.data.finish import Finish
+from paceline.data.placement import Placement
+from paceline.measure import Clock
+from paceline.parallel.strategy import Strategy
+from paceline.train.precision import Precision
+from paceline.train.state import TrainState
+from paceline.train.update import Update
+
+
+class Step(Protocol):
+    """Move the model once."""
+
+    def __call__(self, batch: Batch, state: TrainState) -> Tensor:
+        """Move the model by one optimizer step; return the mean loss of this rank's images, a tensor [] on the device.
+
+        What the step draws has been seeded.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Make sure of all steps so far, before the weights are judged or saved."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainStep:
+    """The step as it is written here. `replica` is what the model is called through (`Strategy.prepare`)."""
+
+    replica: nn.Module
+    criterion: nn.Module
+    precision: Precision
+    strategy: Strategy
+    place: Placement
+    finish: Finish
+    update: Update
+    clock: Clock
+    accumulate: int
+
+    def __call__(self, batch: Batch, state: TrainState) -> Tensor:
+        """Return the mean loss."""
+        loss = self.passes(batch)
+        with self.clock.stage("optimizer"):
+            self.update(state, loss)
+        return loss
+
+    def passes(self, batch: Batch) -> Tensor:
+        """Add the gradients of `batch` up, micro-batch by micro-batch; return its mean loss, []."""
+        clock = self.clock
+        losses = []
+        for number, micro_batch in enumerate(batch.split(self.accumulate), start=1):
+            with self.strategy.accumulate(final=number == self.accumulate):
+                with clock.stage("h2d"):
+                    placed = self.place(micro_batch)
+                with clock.stage("device_augment"):
+                    images, targets = self.finish(placed)
+                with self.precision.autocast():
+                    with clock.stage("forward"):
+                        logits = self.replica(images)
+                    with clock.stage("loss"):
+                        loss = self.criterion(logits, targets) / self.accumulate
+                with clock.stage("backward"):
+                    self.precision.backward(loss)
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
+    def settle(self) -> None:
+        """Make sure of all steps so far."""
+        self.update.settle()

@@ -1,0 +1,138 @@
+"""A step that is one CUDA graph: the losses of the plain step, nothing launched or waited for beside it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.core.results import RunResult
+from paceline.core.rundir import RunDir, read_lines
+from paceline.core.world import World
+from paceline.models import resnet_cifar
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.train.captured import CapturedStep
+from paceline.train.graph import CudaGraphs
+from paceline.train.job import Invocation
+from paceline.train.run import run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    # torch says so, once, of the debug mode that one of these tests is about
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
+OPTIMIZERS = ("adamw", "novograd", "lars", "lamb", "muon", "schedule_free")
+
+
+def trained(folder: Path, *words: str) -> RunDir:
+    base = ["data.source.num_images=512", "data.source.num_val_images=100", "model.width=0.25", "train.steps=16"]
+    options = ["data.augment=[pad_crop,flip]", "optim.lr=0.01", "log.every=1st", "log.tensorboard=off"]
+    options += ["parallel.device=cuda", "checkpoint.every=off", "measure.telemetry=off", "measure.warmup_steps=5"]
+    rundir = RunDir(folder)
+    recipe = load("synthetic", Patch.parse([*base, *options, *words])).recipe
+    run(recipe, World.single(), rundir, invocation=Invocation())
+    return rundir
+
+
+def losses(rundir: RunDir) -> list[float]:
+    return [record["loss"] for record in read_lines(rundir.steps)]
+
+
+def is_captured(rundir: RunDir) -> bool:
+    result: RunResult = rundir.read_result()
+    assert result.account is not None
+    return "captured_step" in result.stages and "capture" in result.account.pauses
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("data.augment=[pad_crop, flip, cutout, random_erasing, mixup, cutmix]", "train.clip_norm=1"),
+        ("train.ema.every=2", "train.accumulate=2"),
+        ("train.precision=bf16",),
+        ("model.drop_path=0.3",),
+        ("data.image_size=32", "data.progressive.start_size=24", "data.progressive.multiple=8", "train.steps=24"),
+        ("data.loader=threads", "data.workers=2"),
+        ("train.compile=default",),
+        *((f"optim.name={name}", *(("schedule.name=constant",) * (name == "schedule_free"))) for name in OPTIMIZERS),
+    ],
+    ids=lambda words: words[0] if words else "plain",
+)
+def test_a_captured_run_has_the_losses_of_a_plain_one(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """To 2 %: kernels may be other ones, as cuDNN times them anew in each run, and losses drift from there."""
+    plain = trained(tmp_path / "plain", *words)
+    captured = trained(tmp_path / "captured", *words, "train.capture=on")
+    assert is_captured(captured) and not is_captured(plain)
+    assert not captured.warnings.exists(), captured.warnings.read_text()
+    assert losses(captured) == pytest.approx(losses(plain), rel=2e-2)
+
+
+def test_a_captured_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed = CapturedStep._replayed
+
+    def watched(self, captured, batch, state):
+        torch.cuda.set_sync_debug_mode("error" if state.step >= 6 else "default")
+        try:
+            return replayed(self, captured, batch, state)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(CapturedStep, "_replayed", watched)
+    assert is_captured(trained(tmp_path / "run", "train.capture=on", "log.every=8st"))
+
+
+@pytest.mark.parametrize("words", [(), ("model.drop_path=0.3",)], ids=["plain", "that draws"])
+def test_a_model_that_asks_for_a_number_goes_on_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """And leaves the device as if nothing had been captured: memory can be given back, and numbers can be drawn."""
+    forward = resnet_cifar.ResNet.forward
+
+    def asking(self, images):
+        assert images.is_meta or images.mean().item() < 1e9
+        return forward(self, images)
+
+    plain = trained(tmp_path / "plain", *words)
+    monkeypatch.setattr(resnet_cifar.ResNet, "forward", asking)
+    captured = trained(tmp_path / "captured", *words, "train.capture=on")
+    warning = captured.warnings.read_text()
+    assert "train.capture: the step cannot be recorded, so it runs as it is" in warning
+    assert "previous error" not in warning  # what the model did, not what the end of the capture says of it
+    assert losses(captured) == pytest.approx(losses(plain), rel=2e-2)
+    torch.cuda.empty_cache()
+    assert torch.rand(3, device="cuda").isfinite().all()
+
+
+def test_a_capture_that_fails_gives_back_memory_that_another_stream_has_read() -> None:
+    """And the numbers that are drawn after it are those that would have been drawn without it."""
+    graphs, other = CudaGraphs(), torch.cuda.Stream()
+    torch.cuda.manual_seed(3)
+    expected = torch.rand(5, device="cuda")
+    torch.cuda.manual_seed(3)
+    with pytest.raises(RuntimeError):
+        graphs.new().capture(lambda: torch.rand(5, device="cuda").sum() * torch.ones(1, device="cuda").item())
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert torch.equal(torch.rand(5, device="cuda"), expected)
+    before = torch.cuda.memory_allocated()
+    for _ in range(20):
+        lent = torch.ones(2**20, device="cuda")
+        lent.record_stream(other)
+        del lent
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() <= before
+    again = CudaGraphs().new()
+    drawn = again.capture(lambda: torch.rand(5, device="cuda"))
+    again.replay()
+    assert len(set(drawn.tolist())) == 5
+
+
+def test_what_a_captured_step_draws_differs_from_step_to_step_as_in_a_plain_one(tmp_path: Path) -> None:
+    """With a learning rate of next to nothing only what is drawn changes the loss of the same few images."""
+    words = ("model.drop_path=0.5", "optim.lr=1e-12", "data.augment=[]", "data.source.num_images=64")
+    plain = trained(tmp_path / "plain", *words)
+    captured = trained(tmp_path / "captured", *words, "train.capture=on")
+    assert losses(captured) == pytest.approx(losses(plain), rel=1e-3)
+    assert len({round(loss, 6) for loss in losses(captured)}) > 12

@@ -1,0 +1,350 @@
+"""A captured step: replayed, it does to the last bit what a plain one does; where it cannot be, a sentence says so."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import NonFiniteLossError, RecipeError
+from paceline.core.rundir import RunDir, read_lines
+from paceline.core.world import World
+from paceline.data.batch import Batch
+from paceline.data.finish import build_finish
+from paceline.data.placement import Placement
+from paceline.measure.clock import NullClock
+from paceline.models import resnet_cifar
+from paceline.parallel.strategy import SingleDevice
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+from paceline.train import captured, run
+from paceline.train.average import build_average
+from paceline.train.captured import WARM_STEPS, build_step, choose_graphs
+from paceline.train.graph import build_graphs
+from paceline.train.guard import StopAtOnce
+from paceline.train.job import Invocation
+from paceline.train.loss import CrossEntropy
+from paceline.train.optim import build_optimizer, keep_lr_on_device, reads_lr_on_device, set_lr
+from paceline.train.precision import build_precision
+from paceline.train.probe import Probe
+from paceline.train.schedule import Curve, Fall, WarmUp, half_cosine
+from paceline.train.state import TrainState
+from paceline.train.step import PlainStep, Step
+from paceline.train.undo import NothingToUndo
+from paceline.train.update import Update
+
+from .recording import Recorded, RecordedGraphs
+
+CPU = torch.device("cpu")
+STEPS = 8
+SMALL = (
+    *("data.source.num_images=48", "data.source.num_val_images=6", "data.source.image_size=8", "model.width=0.05"),
+    *("data.batch_size=8", f"train.steps={STEPS}", "log.every=1st", "log.tensorboard=off", "parallel.threads=1"),
+    *("schedule.name=cosine", "schedule.warmup=4st", "train.capture=on", "data.augment_on=device"),
+    *("measure.telemetry=off", "measure.warmup_steps=1", "checkpoint.every=off", "data.augment=[pad_crop, flip]"),
+)
+OPTIMIZERS = ("sgd", "adam", "adamw", "novograd", "lars", "lamb", "muon", "schedule_free")
+
+
+class NeverCaptured(RecordedGraphs):
+    """Graphs none of which can be captured: every step is a plain one, by the same numbers on the device."""
+
+    def new(self) -> Recorded:
+        raise RuntimeError("no graph today")
+
+
+def recipe_of(*words: str) -> Recipe:
+    return load("synthetic", Patch.parse([*SMALL, *words])).recipe
+
+
+def step_of(recipe: Recipe, graphs: RecordedGraphs) -> tuple[nn.Module, Step]:
+    """Return a small network and the step that moves it as `recipe` says."""
+    torch.manual_seed(0)
+    features = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(2)]
+    model = nn.Sequential(*features, nn.Flatten(), nn.Linear(32, 5), nn.Linear(5, 4))
+    precision, strategy = build_precision(recipe.train.precision, CPU), SingleDevice()
+    precision.lower(model)
+    named = precision.weights.named(model)
+    optimizer = build_optimizer(recipe.optim, named, "cpu")
+    average = build_average(recipe.train.ema, model, optimizer, named)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    schedule = Curve(recipe.optim.lr, WarmUp(3, 0.0), Fall(3, STEPS, 0.0, half_cosine))
+    reporter: Any = SimpleNamespace(error=lambda step: NonFiniteLossError(f"step {step.number}"))
+    clip_norm = recipe.train.clip_norm
+    max_norm = math.inf if clip_norm == "off" else clip_norm
+    undo, probe, guard = NothingToUndo(), Probe(model), StopAtOnce(reporter)
+    update = Update(parameters, optimizer, schedule, precision, strategy, guard, undo, probe, average, max_norm)
+    place = Placement(CPU, precision.dtype, (0.5,) * 3, (0.25,) * 3, torch.channels_last)
+    finish = build_finish(recipe.data, place, 4, on_device=True)
+    criterion = CrossEntropy(recipe.train.label_smoothing)
+    accumulate = recipe.train.accumulate
+    plain = PlainStep(model, criterion, precision, strategy, place, finish, update, NullClock(), accumulate)
+    return model, build_step(plain, graphs, lambda message: None)
+
+
+def batch_of(number: int, size: int, num_draws: int) -> Batch:
+    random = np.random.default_rng(number)
+    images = torch.from_numpy(random.integers(0, 256, (8, 3, size, size), dtype=np.uint8))
+    labels = torch.from_numpy(random.integers(0, 4, 8))
+    return Batch(images, labels, np.arange(8), torch.from_numpy(random.random((8, num_draws))))
+
+
+def course(recipe: Recipe, graphs: RecordedGraphs, sizes: tuple[int, ...] = (8,) * STEPS) -> list[Tensor]:
+    """Take steps on images of `sizes`; return all losses, and the state at the end, as the model and others hold it."""
+    model, step = step_of(recipe, graphs)
+    plain: Any = step._plain  # type: ignore[attr-defined]
+    num_draws = sum(each.num_draws for each in plain.finish.augments) + plain.finish.mix.num_draws
+    state, losses = TrainState(), []
+    for number, size in enumerate(sizes):
+        torch.default_generator.manual_seed(number)
+        losses.append(step(batch_of(number, size, num_draws), state))
+        state.advance(8)
+    kept = [each for values in plain.update.optimizer.state.values() for each in values.values()]
+    return [*losses, *model.state_dict().values(), *plain.update.average.tensors().values(), *kept]
+
+
+def assert_equal(one: list[Tensor], other: list[Tensor]) -> None:
+    assert len(one) == len(other) > 15
+    assert [index for index, pair in enumerate(zip(one, other, strict=True)) if not torch.equal(*pair)] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((f"optim.name={name}", "schedule.name=constant") for name in OPTIMIZERS),
+        ("train.accumulate=2", "data.augment=[pad_crop, mixup, cutmix]", "train.clip_norm=0.5"),
+        ("train.precision=bf16", "train.label_smoothing=0.1"),
+        ("train.precision=bf16_master", "optim.weight_decay=0.01"),
+        ("optim.momentum=0", "data.augment=[{name: cutout, size: 4}, {name: rotate, degrees: 20}]"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_replayed_step_is_the_plain_step_to_the_last_bit(words: tuple[str, ...]) -> None:
+    recipe, graphs = recipe_of(*words), RecordedGraphs()
+    assert_equal(course(recipe, NeverCaptured()), course(recipe, graphs))
+    assert len(graphs.made) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "num_graphs"), [(("train.ema=on",), 1), (("train.ema.decay=0.9", "train.ema.every=2"), 2)]
+)
+def test_averages_move_as_often_and_as_far_with_a_graph_for_steps_that_do_not_move_them(words, num_graphs) -> None:
+    recipe, graphs = recipe_of(*words), RecordedGraphs()
+    assert_equal(course(recipe, NeverCaptured()), course(recipe, graphs))
+    assert len(graphs.made) == num_graphs
+
+
+def test_every_size_of_images_warms_up_and_has_a_graph_of_its_own() -> None:
+    recipe = recipe_of()
+    for sizes, num_graphs in (
+        ((8,) * WARM_STEPS, 0),
+        ((8, 8, 8, 8, 10, 10, 10), 1),
+        ((8, 8, 8, 8, 10, 10, 10, 10, 8), 2),
+    ):
+        graphs = RecordedGraphs()
+        assert_equal(course(recipe, NeverCaptured(), sizes), course(recipe, graphs, sizes))
+        assert len(graphs.made) == num_graphs
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_learning_rate_on_the_device_gives_the_weights_of_one_on_the_host(name: str) -> None:
+    """2e-6 of a weight: the rate is rounded to float32, and multiplying by it rounds once more in each of six steps."""
+    section = load("synthetic", Patch.parse([f"optim.name={name}"])).recipe.optim
+
+    def weights(*, on_device: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 5), nn.Linear(5, 2))
+        optimizer = build_optimizer(section, model.named_parameters(), "cpu")
+        assert reads_lr_on_device(optimizer)
+        if on_device:
+            keep_lr_on_device(optimizer)
+        for lr in (0.0, 0.01, 0.03, 0.02, 0.005, 0.001):
+            model(torch.ones(2, 3, 4, 4)).square().sum().backward()
+            set_lr(optimizer.param_groups, lr)
+            assert isinstance(optimizer.param_groups[0]["lr"], Tensor) is on_device
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+    on_host, on_device = weights(on_device=False), weights(on_device=True)
+    torch.testing.assert_close(on_device, on_host, rtol=2e-6, atol=2e-6)
+    assert not torch.equal(on_host, torch.zeros_like(on_host))
+
+
+def trained(folder: Path, *words: str, resume: bool = False) -> RunDir:
+    rundir = RunDir(folder)
+    run.run(recipe_of(*words), World.single(), rundir, resume=resume, invocation=Invocation())
+    return rundir
+
+
+def losses(rundir: RunDir) -> list[float]:
+    return [record["loss"] for record in read_lines(rundir.steps)]
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[RecordedGraphs], RecordedGraphs]:
+    """Return a function that gives a run on a CPU graphs to find, as one on a GPU finds CUDA's."""
+
+    def give(graphs: RecordedGraphs) -> RecordedGraphs:
+        monkeypatch.setattr(captured, "build_graphs", lambda device: graphs)
+        return graphs
+
+    return give
+
+
+def test_a_captured_run_is_a_plain_one_and_says_what_capturing_took(tmp_path: Path, found) -> None:
+    words = ("model.drop_path=0.3", "data.image_size=12", "data.progressive.start_size=8", "train.steps=12")
+    words += ("data.progressive.multiple=4", "data.progressive.begin=1st", "data.progressive.end=6st")
+    found(NeverCaptured())
+    plain = trained(tmp_path / "plain", *words)
+    graphs = found(RecordedGraphs())
+    rundir = trained(tmp_path / "captured", *words)
+    assert losses(rundir) == losses(plain) and len(losses(plain)) == 12
+    result = rundir.read_result()
+    assert result.weights_sha256 == plain.read_result().weights_sha256
+    assert len(graphs.made) == 2  # of 8 and of 12 pixels
+    assert result.account is not None and result.account.pauses["capture"] > 0
+    assert result.stages["captured_step"].host_s > 0 and result.stages["forward"].host_s > 0
+
+
+def test_a_resumed_run_is_captured_again_and_ends_with_the_same_bits(tmp_path: Path, found) -> None:
+    graphs = found(RecordedGraphs())
+    words = ("train.ema.decay=0.9", "checkpoint.every=5st", "train.steps=10", "optim.name=adamw")
+    cut = trained(tmp_path / "cut", *words)
+    sha256 = cut.read_result().weights_sha256
+    (newest,) = [path for path in cut.checkpoints.iterdir() if path.name.endswith("10")]
+    for path in (*newest.iterdir(), newest, cut.path / "result.json"):
+        path.rmdir() if path.is_dir() else path.unlink()
+    again = trained(tmp_path / "cut", *words, resume=True)
+    assert again.read_result().weights_sha256 == sha256
+    assert len(graphs.made) == 2
+
+
+def test_a_model_that_asks_for_a_number_trains_as_it_is_and_one_sentence_says_why(
+    tmp_path: Path, found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = found(RecordedGraphs())
+    forward = resnet_cifar.ResNet.forward
+
+    def asking(self: resnet_cifar.ResNet, images: Tensor) -> Tensor:
+        assert images.is_meta or images.mean().item() < 1e9
+        return forward(self, images)
+
+    expected = trained(tmp_path / "expected", "train.capture=off")
+    monkeypatch.setattr(resnet_cifar.ResNet, "forward", asking)
+    rundir = trained(tmp_path / "run")
+    assert len(graphs.made) == 1
+    (warning,) = [record["message"] for record in read_lines(rundir.warnings)]
+    assert warning == (
+        "train.capture: the step cannot be recorded, so it runs as it is: RuntimeError: operation not permitted when "
+        "stream is capturing (set train.capture=off)"
+    )
+    # The rate is in float32 on the device: the last bits of a step.
+    assert losses(rundir) == pytest.approx(losses(expected), rel=1e-4)
+
+
+def test_the_warning_tells_what_the_work_raised_and_not_the_end_of_the_capture(
+    tmp_path: Path, found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EndsAsCuda(Recorded):
+        def capture(self, work: Callable[[], Tensor]) -> Tensor:
+            try:
+                return super().capture(work)
+            except RuntimeError:
+                raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904 - as torch
+
+    class Graphs(RecordedGraphs):
+        def new(self) -> Recorded:
+            return EndsAsCuda()
+
+    forward = resnet_cifar.ResNet.forward
+
+    def asking(self: resnet_cifar.ResNet, images: Tensor) -> Tensor:
+        try:
+            {}["not kept yet"]
+        except KeyError:  # the first error of all, which is none
+            assert images.is_meta or images.mean().item() < 1e9
+        return forward(self, images)
+
+    found(Graphs())
+    monkeypatch.setattr(resnet_cifar.ResNet, "forward", asking)
+    (warning,) = [record["message"] for record in read_lines(trained(tmp_path / "run").warnings)]
+    assert "as it is: RuntimeError: operation not permitted when stream is capturing (set" in warning
+
+
+def test_a_loss_that_is_no_number_ends_a_captured_run_as_it_ends_a_plain_one(tmp_path: Path, found) -> None:
+    graphs = found(RecordedGraphs())
+    words = ("optim.lr=1e30", "schedule.warmup_shape=constant", "schedule.warmup_start=1e-33")
+    with pytest.raises(NonFiniteLossError, match=r"^train: step 6: the loss is no number on rank 0 of 1, at lr"):
+        trained(tmp_path / "run", *words)
+    assert len(graphs.made) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("parallel.strategy=dataparallel",), "dataparallel copies the model anew in each"),
+        (("train.on_nonfinite=skip",), "train.on_nonfinite=skip has the host look at each before it moves anything"),
+        (("train.precision=fp64",), "the learning rate is on the device in float32, and the weights are fp64"),
+        (("train.precision=fp16_master",), "the scale of fp16_master follows what the host sees of each"),
+        (("train.precision=bf16_pure",), "bf16_pure keeps no weights in float32"),
+        (("optim.name=rmsprop",), "rmsprop asks the host for its learning rate"),
+        (("optim.implementation=foreach",), "sgd asks the host for its learning rate"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_captured_is_noted_in_a_sentence(found, words: tuple[str, ...], reason: str) -> None:
+    found(RecordedGraphs())
+    recipe = recipe_of(*words)
+    optimizer = build_optimizer(recipe.optim, nn.Linear(3, 2).named_parameters(), "cpu")
+    note = f"train.capture: a step runs as it is, since {reason} (set train.capture=off)"
+    assert choose_graphs(recipe, World.single(), CPU, optimizer) == (None, note)
+
+
+def test_several_ranks_are_not_captured_and_off_is_not_asked(found) -> None:
+    graphs, recipe = found(RecordedGraphs()), recipe_of()
+    optimizer = build_optimizer(recipe.optim, nn.Linear(3, 2).named_parameters(), "cpu")
+    chosen, note = choose_graphs(recipe, World(0, 2, 0, 2), CPU, optimizer)
+    assert chosen is None and "ranks wait for each other inside of it" in note
+    assert choose_graphs(recipe, World.single(), CPU, optimizer) == (graphs, "")
+    assert choose_graphs(recipe_of("train.capture=off"), World.single(), CPU, optimizer) == (None, "")
+
+
+def test_a_run_on_a_cpu_notes_that_it_is_not_captured(tmp_path: Path) -> None:
+    assert build_graphs(CPU) is None
+    rundir = trained(tmp_path / "run", "train.steps=1")
+    notes = json.loads((rundir.path / "plan.json").read_text())["notes"]
+    assert "train.capture: a step runs as it is, since a CPU has no graphs to replay (set train.capture=off)" in notes
+
+
+@pytest.mark.parametrize(("mode", "instead"), [("reduce-overhead", "default"), ("max-autotune", "max-autotune-no")])
+def test_a_mode_of_torch_compile_with_graphs_of_its_own_is_refused(mode: str, instead: str) -> None:
+    with pytest.raises(RecipeError, match=rf"train\.compile: {mode} captures graphs .*set train\.compile={instead}"):
+        recipe_of(f"train.compile={mode}")
+
+
+def test_the_graphs_of_these_tests_are_as_strict_as_cudas() -> None:
+    """A capture leaves nothing behind, and what the host would give anew at each step stands still in a replay."""
+    weight, on_device, on_host = torch.zeros(3), torch.ones(()), [1.0]
+
+    def work() -> Tensor:
+        for _ in range(10):
+            weight.add_(torch.full((3,), on_host[0]) * on_device)
+        return weight.sum()
+
+    graph = Recorded()
+    found = graph.capture(work)
+    assert weight.tolist() == [0.0] * 3
+    on_host[0] = 5.0
+    on_device.fill_(2.0)
+    graph.replay()
+    assert (weight.tolist(), found.item()) == ([20.0] * 3, 60.0)
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        Recorded().capture(lambda: weight * weight.sum().item())
