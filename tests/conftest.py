@@ -1,5 +1,6 @@
 """What tests of every kind share: real data where a machine has it, and the program, as users start it and at once."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -8,14 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 FORKING = Path(__file__).with_name("forking.py")
+ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 240
 PARTS = ("model", "optimizer", "average", "precision")
 POLL_S = 0.005
@@ -109,6 +112,8 @@ class Forking:
 
     server: "subprocess.Popen[bytes]"
     calls: socket.socket
+    always: Mapping[str, str] = field(default_factory=dict)
+    """Variables of all that it starts, unless they are given others."""
 
     def start(
         self,
@@ -124,7 +129,7 @@ class Forking:
         with Path(os.devnull).open() as nothing:
             streams = (out_end, err_end) if terminal is None else (terminal, terminal)
             files = [nothing.fileno(), *streams, *(() if listener is None else (listener,))]
-            request = {"words": [*words], "environ": clean_environ(environ), "folder": str(folder)}
+            request = {"words": [*words], "environ": clean_environ({**self.always, **environ}), "folder": str(folder)}
             pid = self._asked(request, files)
         os.close(out_end)
         os.close(err_end)
@@ -176,22 +181,78 @@ def clean_environ(more: Mapping[str, str]) -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if not name.startswith(ranks)}, **more}
 
 
-@pytest.fixture(scope="session")
-def forking() -> Iterator[Forking]:
-    """Return a Python whose programs need not import torch."""
+@contextlib.contextmanager
+def forking_from(python: str, **always: str) -> Iterator[Forking]:
+    """Return the context in which `python` has imported torch and starts programs, all with the variables `always`."""
     # Threads do not survive a fork: those of pools, and of pyarrow's allocator, which pandas imports where it is. And
     # torch reads how much to say when it is imported.
-    early = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+    early = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL", **always}
     early["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, str(FORKING), str(theirs.fileno())]
+    command = [python, str(FORKING), str(theirs.fileno())]
     with ours, subprocess.Popen(command, env=clean_environ(early), pass_fds=[theirs.fileno()]) as server:
         theirs.close()
         num_threads = ours.recv(64)
         assert num_threads, "paceline cannot be imported"
         assert num_threads == b"1", "threads do not survive a fork"
-        yield Forking(server, ours)
+        yield Forking(server, ours, always)
         ours.close()  # which ends it
+
+
+@pytest.fixture(scope="session")
+def forking() -> Iterator[Forking]:
+    """Return a Python whose programs need not import torch."""
+    with forking_from(sys.executable) as found:
+        yield found
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A release, as `python -m build` makes it, and a Python that has its wheel and knows nothing of the checkout.
+
+    Torch and all else that paceline needs are those of the Python that runs the tests.
+    """
+
+    sdist: Path
+    wheel: Path
+    python: Path
+
+    @property
+    def scripts(self) -> Path:
+        """The folder of `python` and `paceline`, for a PATH."""
+        return self.python.parent
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Return a release and a Python that has it; for programs, `installed_in` is quicker and keeps PYTHONPATH away."""
+    pytest.importorskip("build", reason="nothing can be built: pip install build")
+    folder = tmp_path_factory.mktemp("release")
+    python = folder / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python), "install"]
+    # The wheel is built from the source distribution, and not from what else lies about here.
+    _finish(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(ROOT))
+    (sdist,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
+    _finish(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
+    _finish(*pip, "--no-deps", "--no-index", "--no-compile", str(wheel))
+    (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    # A folder that a .pth file names has its own .pth files left unread: an editable install there is not seen.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return Installed(sdist, wheel, python)
+
+
+def _finish(*command: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environ)
+    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.fixture(scope="session")
+def installed_in(installed: Installed) -> Iterator[Callable[[Path], Program]]:
+    """Return a function from a folder to the program that runs there, from the wheel, and starts at once."""
+    path = os.pathsep.join([str(installed.scripts), os.environ["PATH"]])
+    with forking_from(str(installed.python), PYTHONPATH="", PATH=path) as found:
+        yield lambda folder: Program(folder, found)
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 """Start Python programs at once: be a Python that has imported torch, and fork one after another.
 
 What is forked is as `python -m MODULE WORDS` or `python SCRIPT WORDS` is when it has started: its own environment,
-folder, signals and streams, and nothing else open. Ranks that `paceline` launches are forked from it in turn, as its
-children, in sessions of their own. Not as after a start: modules are there, the hash seed is the same for all, and
-`/proc` tells the command and the environment of this process.
+folder, signals and streams, and nothing else open. Ranks that `paceline` launches, and runs that a profile or a ladder
+measures, are forked from it in turn, as its children, in sessions of their own. Not as after a start: modules are
+there, the hash seed is the same for all, and `/proc` tells the command and the environment of this process.
 
 `python forking.py FD`: a request comes over the socket FD as JSON, with the files that become 0, 1, 2 and 3, and its
 answer goes back. `{"words": WORDS, "environ": E, "folder": F}` is answered by a process id, `{"code_of": ID}` by the
@@ -16,23 +16,40 @@ import fcntl
 import gc
 import importlib
 import json
+import math
 import os
 import runpy
+import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from types import FrameType, SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
-# What trainings import sooner or later; not `paceline.cli`, which reads the time when it is imported.
-MODULES = ("paceline.train.run", "paceline.parallel.launch", "torch._dynamo", "torch.distributed.fsdp", "typer")
+# What runs import sooner or later; not `paceline.cli`, which reads the time when it is imported.
+MODULES = (
+    "paceline.train.run",
+    "paceline.parallel.launch",
+    "paceline.lab.runner",
+    "paceline.report",
+    "jinja2",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "typer",
+)
+STARTERS = ("paceline.parallel.launch", "paceline.lab.runner")
 WHERE_INSTALLED = ("sklearn.datasets", "torch.utils.tensorboard", "torchvision.transforms.v2")
 LARGEST_REQUEST = 1 << 17
 FIRST_SPARE_FILE = 512
+PYTHON = sys.executable
+POLL_S = 0.005
 
 
 def serve(calls: socket.socket) -> None:
@@ -53,7 +70,10 @@ def serve(calls: socket.socket) -> None:
         if "code_of" in request:
             answer = codes.get(request["code_of"])
         else:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
             answer = fork(request["words"], request["environ"], dict(enumerate(files)), folder=request["folder"])
+            codes.pop(answer, None)  # of a process that had this id before
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
             for file in files:
                 os.close(file)
         calls.send(json.dumps(answer).encode())
@@ -97,17 +117,24 @@ def be_as_started(environ: Mapping[str, str], files: Mapping[int, int]) -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     os.environ.clear()
     os.environ.update(environ)
 
 
 def run(words: Sequence[str]) -> NoReturn:
     """Run what follows `python` on a command line, and end as it does."""
-    importlib.import_module("paceline.parallel.launch").subprocess = SimpleNamespace(Popen=Rank, DEVNULL=-3)
+    its_own = {"DEVNULL": DEVNULL, "PIPE": PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
+    for name in STARTERS:
+        importlib.import_module(name).subprocess = SimpleNamespace(Popen=popen, **its_own)
+    for name in [name for name in sys.modules if name.startswith("paceline.cli")]:  # of what has forked this one
+        del sys.modules[name]
     is_safe = words[0] == "-P"  # else modules may be in the current folder, or beside the script
     is_module = words[is_safe] == "-m"
     sys.argv = list(words[is_safe + is_module :])
-    sys.path[:1] = [] if is_safe else [os.curdir if is_module else str(Path(sys.argv[0]).parent)]
+    own = [] if is_safe else [os.curdir if is_module else str(Path(sys.argv[0]).parent)]
+    asked = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+    sys.path[:1] = [*own, *asked]
     code: int | str | None = 0
     try:
         start = runpy.run_module if is_module else runpy.run_path
@@ -126,41 +153,80 @@ def run(words: Sequence[str]) -> NoReturn:
     os._exit(1 if isinstance(code, str) else code or 0)
 
 
-class Rank:
-    """A rank that is forked from its launcher: what the launcher uses of `subprocess.Popen`."""
+def popen(command: list[str], **asked: Any) -> "Forked | subprocess.Popen[str]":
+    """Be `subprocess.Popen` of what starts ranks and runs: fork what this Python is to run, and start what else is."""
+    return Forked(command, **asked) if command[0] in (PYTHON, sys.executable) else subprocess.Popen(command, **asked)
+
+
+class Forked:
+    """A program that is forked from the one that starts it: what that uses of `subprocess.Popen`."""
 
     def __init__(
-        self, command: list[str], *, env: dict[str, str], pass_fds: Sequence[int], stdin: int, start_new_session: bool
+        self,
+        command: list[str],
+        *,
+        stdin: int,
+        start_new_session: bool,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        stdout: int | None = None,
+        stderr: int | None = None,
+        text: bool = True,
+        errors: str = "replace",
     ) -> None:
-        assert command[0] == sys.executable and start_new_session
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        files = {0: nothing, 1: 1, 2: 2, **{number: number for number in pass_fds}}
-        self.pid = fork(command[1:], env, files, in_session=True)
+        assert stdin == DEVNULL and start_new_session and text and errors == "replace"
+        nothing = os.open(os.devnull, os.O_RDWR)
+        out = {None: 1, DEVNULL: nothing}[stdout]
+        self._said, err = os.pipe() if stderr == PIPE else (None, 2)
+        files = {0: nothing, 1: out, 2: err, **{number: number for number in pass_fds}}
+        self.pid = fork(command[1:], dict(os.environ) if env is None else env, files, in_session=True)
+        self.returncode: int | None = None
         os.close(nothing)
-        self._code: int | None = None
+        if self._said is not None:
+            os.close(err)
+
+    def communicate(self, *, timeout: float | None = None) -> tuple[None, str]:
+        """Return what it says, once all that could say more has ended, or raise `subprocess.TimeoutExpired`."""
+        said, limit_s = b"", math.inf if timeout is None else time.monotonic() + timeout
+        assert self._said is not None
+        while True:
+            left_s = None if timeout is None else max(0.0, limit_s - time.monotonic())
+            if not select.select([self._said], [], [], left_s)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), limit_s)
+            if not (part := os.read(self._said, 1 << 16)):
+                os.close(self._said)
+                self.wait(limit_s - time.monotonic())
+                return None, said.decode(errors="replace")
+            said += part
 
     def poll(self) -> int | None:
-        """Return the exit code, or nothing while the rank runs."""
-        return self._ended(os.WNOHANG)
+        """Return the exit code, or nothing while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
 
-    def wait(self) -> int | None:
-        """Return the exit code, once there is one."""
-        return self._ended(0)
+    def wait(self, timeout: float = math.inf) -> int:
+        """Return the exit code once there is one, or raise `subprocess.TimeoutExpired`."""
+        limit_s = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > limit_s:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(POLL_S)
+        return code
 
     def send_signal(self, number: int) -> None:
-        """Send the rank a signal, unless it has ended."""
+        """Send it a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def kill(self) -> None:
-        """End the rank at once."""
-        self.send_signal(signal.SIGKILL)
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
 
-    def _ended(self, options: int) -> int | None:
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, options)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
 
 
 if __name__ == "__main__":
@@ -169,6 +235,7 @@ if __name__ == "__main__":
     for name in WHERE_INSTALLED:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
+    assert importlib.import_module("paceline").__version__  # a checkout asks git for it, once
     gc.freeze()  # what is there now is shared, as long as nobody counts its references
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.send(json.dumps(len(list(Path("/proc/self/task").iterdir()))).encode())

@@ -1,3 +1,64 @@
 """Train image classifiers in synchronous data parallel, and account for every second it took."""
 
-__version__ = "0.1.0.dev0"
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.core.results import RunResult
+    from paceline.recipe.schema import Recipe
+
+    __version__: str
+else:
+
+    def __getattr__(name):
+        # The version alone, when somebody asks: a checkout has to ask git, and an installed package its metadata.
+        if name == "__version__":
+            return import_module(f"{__name__}.core.version").version()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def train(
+    recipe: "str | Path | Recipe | Mapping[str, Any]" = "digits",
+    *overrides: str,
+    model: str | Callable[..., Any] | None = None,
+    source: str | Callable[..., Any] | None = None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+) -> "RunResult":
+    """Train a classifier, evaluate it, and leave a run directory; return its result.
+
+    `recipe` is a preset's name, a YAML file, a run directory, a mapping of plain values (which may say `extends`), or a
+    `paceline.recipe.schema.Recipe`; `overrides` are `"KEY=VALUE"` words over it, as on the command line.
+
+    `model` is a class or function that is called as `model(num_classes=..., in_channels=..., **model.args)` and returns
+    a `torch.nn.Module` from float images [N, C, H, W], normalised, to logits [N, num_classes]. `source` is one that is
+    called as `source(split="train", **data.source.args)`, and with "val". Both must stand at the top of a module, a
+    script or a notebook: the recipe names them by import path. See `docs/how-to/extend.md`.
+
+    `run_dir` is where the run is written, `runs/RECIPE-TIME` unless given; with `resume` it goes on from its newest
+    checkpoint. One process is one rank: a script that torchrun or srun starts several times trains in all of them, and
+    each gets the same result. Raise `paceline.core.errors.PacelineError` for what a user can mend.
+    """
+    # Not an import statement, as all over the package `__version__` is read from here: that would be a circle.
+    work: Callable[..., RunResult] = import_module(f"{__name__}.cli.script").train
+    return work(recipe, overrides, model, source, run_dir, resume=resume)
+
+
+class _Package(ModuleType):
+    """The package `paceline.train`, which has the verb's name: called, it is the verb."""
+
+    __signature__ = inspect.signature(train)
+
+    def __call__(self, *args: Any, **options: Any) -> "RunResult":
+        return _train(*args, **options)
+
+    __call__.__doc__ = train.__doc__
+
+
+# The first import of a module in the package `train` binds its name here, in place of the function: so both are one.
+_train = train
+import_module(f"{__name__}.train").__class__ = _Package

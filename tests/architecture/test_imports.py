@@ -5,7 +5,8 @@ from itertools import pairwise
 FOUR = {"data", "models", "parallel", "measure"}
 BELOW_TRAIN = FOUR | {"recipe", "core"}
 
-# cli -> lab|cluster -> train -> { data | models | parallel | measure } -> recipe -> core;  cli -> report -> core
+# cli -> lab|cluster|inference -> train -> {data|models|parallel|measure} -> recipe -> core;  cli -> report -> core
+# interop -> train
 MAY_IMPORT = {
     "core": set(),
     "recipe": {"core"},
@@ -16,10 +17,12 @@ MAY_IMPORT = {
     "train": BELOW_TRAIN,
     "lab": BELOW_TRAIN | {"train"},
     "cluster": BELOW_TRAIN | {"train"},
+    "inference": BELOW_TRAIN | {"train"},
+    "interop": BELOW_TRAIN | {"train"},
     "report": {"core"},
-    "cli": BELOW_TRAIN | {"train", "lab", "cluster", "report"},
+    "cli": BELOW_TRAIN | {"train", "lab", "cluster", "inference", "report"},
 }
-MAY_IMPORT_FROM_BESIDE_THE_PACKAGES = {"paceline": set(), "paceline.__main__": {"cli"}}
+MAY_IMPORT_FROM_BESIDE_THE_PACKAGES = {"paceline": {"core", "recipe"}, "paceline.__main__": {"cli"}}
 
 # What answers at once (`paceline --help`, `recipes`, `submit --dry-run`, `report`) and what starts the ranks.
 TORCH_FREE_PACKAGES = {"core", "recipe", "report", "cluster"}

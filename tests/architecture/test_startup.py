@@ -48,6 +48,9 @@ def test_importing_the_command_line_loads_nothing_heavy():
         (["recipes"], "digits"),
         (["recipes", "digits", "optim.lr=1", "--origin"], "command line"),
         (["recipes", "--schema"], "$schema"),
+        (["--show-completion", "bash"], "complete -o default"),
+        (["--complete", "train", "digits", "optim.l"], "optim.lr="),
+        (["--complete", "ladder", ""], "ddp-post"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -16,6 +16,7 @@ from typing import Any
 import paceline.train.run
 from paceline.cli import main
 from paceline.train.engine import Trainer
+from paceline.train.step import PlainStep
 
 PARTS = ("data_wait", "h2d", "device_augment", "forward", "loss", "backward", "optimizer", "other")
 SLEPT_S = 0.03
@@ -82,15 +83,21 @@ class SlowCouncil:
 
 def slowed(trainer: Trainer, sleep: dict[str, Sleeper]) -> Trainer:
     """Return `trainer` with every part slowed."""
-    trainer.replica.register_forward_pre_hook(sleep["forward"])
-    trainer.replica.register_full_backward_pre_hook(sleep["backward"])
+    plain = trainer.step
+    assert isinstance(plain, PlainStep)
+    plain.replica.register_forward_pre_hook(sleep["forward"])
+    plain.replica.register_full_backward_pre_hook(sleep["backward"])
+    step = replace(
+        plain,
+        place=after(plain.place, sleep["h2d"]),
+        finish=after(plain.finish, sleep["device_augment"]),
+        criterion=after(plain.criterion, sleep["loss"]),
+        update=SlowUpdate(plain.update, sleep["optimizer"]),
+    )
     return replace(
         trainer,
         loader=SlowLoader(trainer.loader, sleep["data_wait"]),
-        place=after(trainer.place, sleep["h2d"]),
-        finish=after(trainer.finish, sleep["device_augment"]),
-        criterion=after(trainer.criterion, sleep["loss"]),
-        update=SlowUpdate(trainer.update, sleep["optimizer"]),
+        step=step,
         council=SlowCouncil(trainer.council, sleep["other"]),
     )
 

@@ -22,7 +22,7 @@ from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 
 NAMES = preset_names()
-NUM_PRESETS = 39
+NUM_PRESETS = 41
 RANKS = 2
 STEPS = 2
 VAL_IMAGES = 13  # odd, so that the ranks evaluate different numbers of them
@@ -134,7 +134,7 @@ def told(forking, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[di
     return told
 
 
-def test_all_presets_are_tried_and_there_are_39(told):
+def test_all_presets_are_tried_and_there_are_41(told):
     assert len(NAMES) == len(set(NAMES)) == NUM_PRESETS
     assert sorted(told) == NAMES
     assert all(len(lines) == RANKS for lines in told.values())

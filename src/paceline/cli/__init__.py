@@ -2,8 +2,9 @@
 
 import os
 import sys
+import threading
 import traceback
-from typing import Any
+from typing import Any, Final, NoReturn
 
 import typer
 
@@ -15,6 +16,10 @@ from paceline.parallel.environ import world_from_environ
 
 # The same class under typer's own click and under the separate package, depending on typer's version.
 _UsageError: Any = typer.BadParameter.__mro__[1]
+COMPLETE: Final = "--complete"
+"""The first word where a shell asks what the last one may become; see `complete.py`."""
+ORDERLY_S: Final = 10.0
+"""For threads and packages to end after a verb has, in seconds. Chosen: as long as trackers had before."""
 
 
 def main() -> None:
@@ -24,15 +29,37 @@ def main() -> None:
     sys.stderr.flush()
     if code and "torch.distributed" in sys.modules:
         os._exit(code)  # an orderly end could wait for ranks that are gone
+    leave(code)
+
+
+def leave(code: int, orderly_s: float = ORDERLY_S) -> NoReturn:
+    """End the process with `code`, in order where that takes no longer than `orderly_s`; all has been written.
+
+    Python waits for threads, and packages do for their servers: a tracker's may never have an end.
+    """
+    if threading.active_count() > 1:
+        timer = threading.Timer(orderly_s, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
     sys.exit(code)
 
 
 def _run() -> int:
     try:
-        code = app(standalone_mode=False)
+        code = completed(sys.argv[2:]) if sys.argv[1:2] == [COMPLETE] else app(standalone_mode=False)
+        sys.stdout.flush()  # here a pipe that is closed is explained
     except BaseException as error:
         return _explained(error)
     return code if isinstance(code, int) else 0
+
+
+def completed(words: list[str]) -> int:
+    """Print, for a shell, what the last of `words` may become, a line each; return the exit code."""
+    from paceline.cli.complete import complete
+
+    for each in complete(words, typer.main.get_command(app)):
+        print(each)
+    return 0
 
 
 def _explained(error: BaseException) -> int:

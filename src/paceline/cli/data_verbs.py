@@ -17,7 +17,9 @@ Source = Annotated[
         show_default=False,
     ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of its recipe.", show_default=False)
+]
 Workers = Annotated[str, typer.Option(metavar="N|auto", help="Workers; auto: one a core.")]
 
 

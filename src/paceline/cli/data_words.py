@@ -17,6 +17,7 @@ from paceline.recipe.load import DEFAULT, RUN_RECIPE, load, preset_names
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import SourceSection
+from paceline.train.code_note import tell_code
 
 _PHOTOGRAPHS: Final = "folder"
 """The preset whose sizes and augmentation images are benchmarked with that no recipe names."""
@@ -71,6 +72,7 @@ def _refuse_unknown(src: str) -> None:
 
 def _of_recipe(name: str, overrides: list[str]) -> Asked:
     loaded = load(name, Patch.parse(overrides))
+    tell_code(loaded, under="data.")
     return Asked(loaded.name, loaded.recipe.data, is_recipe=True)
 
 

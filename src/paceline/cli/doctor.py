@@ -26,6 +26,7 @@ from paceline.lab.doctor.here import Here
 from paceline.lab.doctor.machine import machine_findings
 from paceline.recipe.load import RUN_RECIPE, load
 from paceline.recipe.schema import Recipe
+from paceline.train.code_note import tell_code
 
 if TYPE_CHECKING:
     from paceline.cli.upkeep import Upkeep
@@ -63,12 +64,15 @@ def doctor(
     """
     mtbf_s = _seconds(mtbf) if mtbf else None
     run = _run(words)
-    recipe = load(*split_words(words)).recipe if words or mtbf_s is not None else None
+    loaded = load(*split_words(words)) if words or mtbf_s is not None else None
+    recipe = loaded.recipe if loaded else None
     environ = dict(os.environ)  # as it was given, before this process adds to it
     world = _entered()
     to_start = _ranks_to_start(ranks, world, environ)
     if to_start > 1:
         return start_ranks(to_start, port, [])
+    if loaded and world.is_main:
+        tell_code(loaded)
     folder = run_dir.expanduser() if run_dir else run.path if run else Path("runs")
     here = Here(environ, folder, time.perf_counter, time.time())
     data = cache(lambda: _data_of(recipe))  # looked for once, which takes long on a network disk

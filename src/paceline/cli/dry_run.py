@@ -13,23 +13,31 @@ from paceline.data.staging.inventory import take_inventory
 from paceline.models.trial import check_model
 from paceline.parallel.device import choose_device
 from paceline.recipe.load import Loaded
+from paceline.recipe.own import check_own_parts
 from paceline.recipe.plan import Plan
 from paceline.recipe.yamlfile import write_text
+from paceline.train.code_note import tell_code
+from paceline.train.sinks.build import require_sinks
+from paceline.train.try_parts import try_parts
 
 
 def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
     """Print recipe, plan, learning rate and devices; return the exit code."""
     if not world.is_main:
         return 0
+    tell_code(loaded)
     recipe = loaded.recipe
     if world.launcher == "single":
         world = replace(world, world_size=ranks, local_world_size=ranks)
+    check_own_parts(recipe)
+    require_sinks(recipe.log)
     device = choose_device(recipe.parallel, world)
     datasets = build_datasets(recipe.data.source, may_download=False, skip_bad=recipe.data.on_bad_image == "skip")
     if recipe.data.stage != "off":
         take_inventory(recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip")  # refuses what cannot be staged
     plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
     check_model(recipe.model, plan)
+    try_parts(recipe, plan)
     cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
     plan = replace(plan, notes=(*plan.notes, *filter(None, [choice.note])))

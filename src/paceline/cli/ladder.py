@@ -40,6 +40,7 @@ from paceline.parallel.environ import count_gpus
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
+from paceline.train.code_note import tell_code
 
 _AUTO: Final = "auto"
 
@@ -83,6 +84,7 @@ def ladder(
         _list(name, as_json=as_json)
         return 0
     asked = _ask(load_ladder(name or _AUTO), recipe, said, ranks, steps=steps, repeats=repeats)
+    tell_code(asked.loaded)
     if task is not None:
         return _run_task(asked, task, run_dir, as_json=as_json)
     with experiment(f"ladder-{asked.ladder.name}", asked.plain, run_dir, as_json=as_json) as folder:

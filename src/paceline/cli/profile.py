@@ -35,6 +35,7 @@ from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
+from paceline.train.code_note import tell_code
 
 _RECIPE: Final = "base.yaml"
 _NVTX: Final = Patch((("measure.nvtx", "on"),))
@@ -96,6 +97,8 @@ def profile(
         nvtx=nvtx,
     )
     rundir = _rundir(loaded.name, run_dir, world)
+    if world.is_main:
+        tell_code(loaded)
     try:
         if world.launcher == "single":
             return _measure(asked, rundir, as_json=as_json)

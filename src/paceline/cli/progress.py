@@ -5,6 +5,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from paceline.core.results import RunResult
 from paceline.core.units import accuracy, count, duration
 from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
@@ -43,6 +44,9 @@ class PlainProgress:
     def warned(self, message: str) -> None:
         """Say what to beware of."""
         self._say(f"warning: {message}")
+
+    def finished(self, result: RunResult) -> None:
+        """Do nothing: whoever started the run shows the result."""
 
     def close(self) -> None:
         """Say nothing more."""
@@ -92,6 +96,9 @@ class LiveProgress:
     def warned(self, message: str) -> None:
         """Leave a line above the bar."""
         self._progress.console.print(f"warning: {message}", highlight=False, soft_wrap=True)
+
+    def finished(self, result: RunResult) -> None:
+        """Do nothing: whoever started the run shows the result."""
 
     def close(self) -> None:
         """Take the bar away."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.arguments import Json, Port, Ranks, Words
+from paceline.cli.arguments import Json, OwnCode, Port, Ranks, Words
 
 
 def train(
@@ -37,14 +37,83 @@ def train(
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False)] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of its recipe.", show_default=False)
+    ] = None,
     ranks: Ranks = "auto",
     checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
     classes: Annotated[bool, typer.Option("--classes", help="Show the accuracy of every class.")] = False,
+    own_code: OwnCode = False,
     port: Port = 0,
     as_json: Json = False,
 ) -> int:
     """Evaluate a run's weights: every image of the validation split, once."""
     from paceline.cli.evaluate import evaluate as work
 
-    return work(run, overrides or [], ranks, checkpoint, port=port, as_json=as_json, per_class=classes)
+    return work(
+        run,
+        overrides or [],
+        ranks,
+        checkpoint,
+        own_code=own_code,
+        port=port,
+        as_json=as_json,
+        per_class=classes,
+    )
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="IMAGE|FOLDER|-", show_default=False, help="Files, folders, and - for paths on stdin."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Classes told of each image.")] = 5,
+    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images that go through the network at once.")] = 64,
+    format: Annotated[
+        str, typer.Option(metavar="table|csv|jsonl", help="What is printed (table on a terminal, else csv).")
+    ] = "auto",
+    device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Where it computes.")] = "auto",
+    own_code: OwnCode = False,
+    as_json: Json = False,
+) -> int:
+    """Say what a run's network sees in images."""
+    from paceline.cli.predict import predict as work
+
+    return work(
+        run,
+        images or [],
+        top=top,
+        checkpoint=checkpoint,
+        batch_size=batch_size,
+        format=format,
+        device=device,
+        own_code=own_code,
+        as_json=as_json,
+    )
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    out: Annotated[Path, typer.Option(metavar="PATH", help="File or, of safetensors, folder that is made.")],
+    format: Annotated[str, typer.Option(metavar="onnx|torch|safetensors", help="What it is written as.")] = "onnx",
+    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
+    with_preprocessing: Annotated[
+        bool, typer.Option("--preprocessing", help="Take uint8 images, and normalise in the file.")
+    ] = False,
+    own_code: OwnCode = False,
+    as_json: Json = False,
+) -> int:
+    """Write a run's network for other programs, and prove that it says the same."""
+    from paceline.cli.export import export as work
+
+    return work(
+        run,
+        format=format,
+        out=out,
+        checkpoint=checkpoint,
+        with_preprocessing=with_preprocessing,
+        own_code=own_code,
+        as_json=as_json,
+    )

@@ -33,6 +33,7 @@ from paceline.lab.turns import Case, run_turns, whole_patch
 from paceline.parallel.environ import count_gpus
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
+from paceline.train.code_note import tell_code
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def scale(
     )
     loaded, study = _read(words, options)
     _refuse_launcher()
+    tell_code(loaded)
     if task is not None:
         return _run_task(options, loaded, study, task, run_dir, as_json=as_json)
     refuse_more_nodes(_missing_nodes(options, loaded, study, run_dir), os.environ)

@@ -3,20 +3,27 @@
 import json
 import os
 import sys
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.cli.started import STARTED_S
 from paceline.cli.words import split_words
 from paceline.core.errors import RecipeError, WorldError
 from paceline.core.process import ignore_stop_signals
+from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.parallel.environ import batch_job, count_gpus, launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.load import DEFAULT, RUN_RECIPE, Loaded, load
 from paceline.recipe.plan import divide_batch
+from paceline.train.code_note import tell_code
+
+if TYPE_CHECKING:
+    from paceline.train.interrupt import Interrupts
 
 
 def train(
@@ -33,7 +40,7 @@ def train(
     """Do what `paceline train` was asked for; return the exit code."""
     name, patch = split_words(words)
     if resume:
-        name = _resumed(name, run_dir)
+        name = resumed(name, run_dir)
     loaded = load(name, patch)
     world = enter_world()
     if resume and ranks == "auto" and world.launcher == "single":
@@ -47,7 +54,7 @@ def train(
         from paceline.cli.dry_run import dry_run as show
 
         return show(loaded, world, num_ranks, as_json=as_json)
-    rundir = _rundir(name, loaded, run_dir, world, resume=resume)
+    rundir = choose_rundir(name, loaded, run_dir, world, resume=resume)
     try:
         if world.launcher == "single" and (num_ranks > 1 or max_restarts):
             grace_s = loaded.recipe.checkpoint.grace.seconds
@@ -61,7 +68,7 @@ def train(
             rundir.give_back()
 
 
-def _resumed(name: str, run_dir: Path | None) -> str:
+def resumed(name: str, run_dir: Path | None) -> str:
     """Return the run that is gone on with, in place of its recipe's name; without a folder it is the newest of these.
 
     Raise `RecipeError` when there is none.
@@ -86,7 +93,7 @@ def _ranks_before(run: Path) -> str:
         return "auto"
 
 
-def _rundir(name: str, loaded: Loaded, run_dir: Path | None, world: World, *, resume: bool) -> RunDir:
+def choose_rundir(name: str, loaded: Loaded, run_dir: Path | None, world: World, *, resume: bool) -> RunDir:
     """Return where to write: as told, or the run that is resumed, or a new folder under `runs/`.
 
     Ranks that were started again by torchrun or Slurm go on with the run that this launch has begun.
@@ -114,28 +121,48 @@ def _is_of_this_launch(rundir: RunDir) -> bool:
 def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
     from paceline.train.interrupt import Interrupts
 
-    in_job = batch_job(os.environ)
     with Interrupts() as interrupts:  # importing torch takes seconds, in which a signal may come
-        from paceline.cli.progress import build_progress
-        from paceline.cli.report import leave_report
         from paceline.cli.show import show_result
-        from paceline.parallel.flight_recorder import flight_recorder_environ
-        from paceline.train.job import Invocation
-        from paceline.train.run import run
 
-        if count_gpus(os.environ):
-            for variable, value in flight_recorder_environ(rundir.path).items():
-                os.environ.setdefault(variable, value)
         out = sys.stderr if as_json else sys.stdout
-        listeners = [build_progress(out)] if world.is_main else []
-        words = ("paceline", *sys.argv[1:])
-        invocation = Invocation(STARTED_S, words, listeners, _launch(), interrupts, in_job)
-        result = run(loaded.recipe, world, rundir, resume=resume, invocation=invocation)
+        asked = Asked(STARTED_S, ("paceline", *sys.argv[1:]), out, resume)
+        result = run_here(loaded, world, rundir, interrupts, asked)
         if world.is_main:
-            if loaded.recipe.log.report == "on" and result.status != "preempted":  # which has little time left
-                leave_report(rundir)
             show_result(result, rundir, as_json=as_json)
         if result.status == "preempted":
             ignore_stop_signals()
             return PREEMPTED
     return 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a run was asked for: when, in which words, where its progress is told, and whether it is to go on."""
+
+    started_s: float
+    words: tuple[str, ...]
+    out: TextIO
+    resume: bool
+
+
+def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrupts", asked: Asked) -> RunResult:
+    """Train as this rank, telling how far it is, and leave the report; `interrupts` have been entered."""
+    from paceline.cli.progress import build_progress
+    from paceline.cli.report import leave_report
+    from paceline.parallel.flight_recorder import flight_recorder_environ
+    from paceline.train.job import Invocation
+    from paceline.train.run import run
+
+    if count_gpus(os.environ):
+        for variable, value in flight_recorder_environ(rundir.path).items():
+            os.environ.setdefault(variable, value)
+    if world.is_main:
+        tell_code(loaded)
+    listeners = [build_progress(asked.out)] if world.is_main else []
+    in_job = batch_job(os.environ)
+    invocation = Invocation(asked.started_s, asked.words, listeners, _launch(), interrupts, in_job)
+    result = run(loaded.recipe, world, rundir, resume=asked.resume, invocation=invocation)
+    has_time = result.status != "preempted"
+    if world.is_main and loaded.recipe.log.report == "on" and has_time:
+        leave_report(rundir)
+    return result

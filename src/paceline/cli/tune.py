@@ -33,6 +33,7 @@ from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
+from paceline.train.code_note import tell_code
 
 _TUNED: Final = "tuned.yaml"
 
@@ -88,6 +89,7 @@ def tune(
     refuse_length(said, "a search", to="compare")
     refuse_ranks_of_others("tune")
     asked = _ask(name, said, ranks, vary, allow_batch=allow_batch, steps=steps, repeats=repeats, budget=budget)
+    tell_code(asked.loaded)
     with experiment(f"tune-{asked.loaded.name}", asked.plain, run_dir, as_json=as_json) as folder:
         result = found_before(folder, TuneResult) or _search(asked, folder, as_json=as_json)
     show_tune(result, folder, as_json=as_json)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from paceline import __version__
 from paceline.cli import lab_verbs, run_verbs
 from paceline.cli.arguments import Json, Port, Words
 from paceline.cli.data_verbs import data
@@ -24,10 +23,20 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def paceline(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    show_completion: Annotated[
+        str | None, typer.Option(metavar="bash|fish|zsh", help="Print what completes words in that shell.")
+    ] = None,
 ) -> None:
     """Train image classifiers in synchronous data parallel, from one CPU core to a cluster."""
     if version:
+        from paceline import __version__
+
         print(__version__)
+        raise typer.Exit
+    if show_completion is not None:
+        from paceline.cli.complete import script
+
+        print(script(show_completion), end="")
         raise typer.Exit
 
 
@@ -35,11 +44,20 @@ app.command(epilog="Example: `paceline train digits optim.lr=0.05 train.epochs=5
 app.command("eval", epilog="Example: `paceline eval runs/digits-20261121-101500 data.eval_batch_size=512`")(
     run_verbs.evaluate
 )
+app.command(epilog="Example: `paceline predict runs/digits-20261121-101500 ~/photos --format csv`")(run_verbs.predict)
+app.command(epilog="Example: `paceline export runs/digits-20261121-101500 --format onnx --out digits.onnx`")(
+    run_verbs.export
+)
 
 
 @app.command(epilog="Example: `paceline recipes course/wideresnet-fashion model.width=0.25 --origin`")
 def recipes(
-    words: Annotated[list[str] | None, typer.Argument(metavar="NAME|KEY=VALUE", show_default=False)] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME|KEY=VALUE", help="Which to show (none: all), and overrides of it.", show_default=False
+        ),
+    ] = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value was set.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a recipe, for editors.")] = False,
     as_json: Json = False,

@@ -92,9 +92,10 @@ class AccountResult(Value):
 
     `start_up_s` is what precedes the first step, but for `compile_s`, compiling; `warmup_s` the first steps, as many as
     `measure.warmup_steps`; `stages_s` all stages of the `counted_steps` that follow (`RunResult.stages` has each);
-    `pauses` is by name: epoch_boundary (a loader starts, and its first batch), evaluate, checkpoint, trace; `finish_s`
-    is what follows the last step: comparing ranks, writing traces, gathering and hashing the weights. `explained` is
-    the share of `wall_s` that is not residual.
+    `pauses` has seconds by name: epoch_boundary (a loader starts, and its first batch), evaluate, checkpoint,
+    trace, capture;
+    `finish_s` is what follows the last step: comparing ranks, writing traces, gathering and hashing the weights.
+    `explained` is the share of `wall_s` that is not residual.
     """
 
     wall_s: float
@@ -112,7 +113,7 @@ class AccountResult(Value):
 class LoaderResult(Value):
     """How a rank's training batches were made, beside the steps and never part of their sum: seconds of all workers.
 
-    `loader` is who made them: device, native, threads, processes, or inline for the rank itself.
+    `loader` is who made them: device, nvjpeg, native, threads, processes, or inline for the rank itself.
     `read_s` is getting bytes from the source, `decode_s` decoding and sizing them, `augment_s` changing whole batches,
     `collate_s` stacking and handing over. `wait_s` is how long the rank waited. `queue_depth` is the mean number of
     batches that lay ready when one was asked for, `ready` the share of batches that did not have to be waited for.
@@ -120,7 +121,7 @@ class LoaderResult(Value):
     in which they worked (None without workers).
     """
 
-    loader: Literal["inline", "device", "native", "threads", "processes"] = "processes"
+    loader: Literal["inline", "device", "nvjpeg", "native", "threads", "processes"] = "processes"
     workers: int
     batches: int
     images: int

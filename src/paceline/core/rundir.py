@@ -68,6 +68,14 @@ class RunDir:
         runs = (cls(path) for *_, path in sorted(found, reverse=True))
         return next((run for run in runs if run.recipe.is_file() and such_that(run)), None)
 
+    @classmethod
+    def existing(cls, path: Path) -> "RunDir":
+        """Return the run in `path`, `~` replaced where there is such a user. Raise `RecipeError` where it is none."""
+        run = cls(Path(os.path.expanduser(path)))  # noqa: PTH111 - the method raises where there is no home
+        if not os.path.isfile(run.recipe):  # noqa: PTH113 - the method raises where a folder above may not be searched
+            raise RecipeError(f"{path}: is not a run directory (it has no {run.recipe.name}; see runs/)")
+        return run
+
     def lock(self, launcher_pid: int = 0) -> contextlib.AbstractContextManager[None]:
         """Return the context in which no other process may write here; `launcher_pid` started this one (0: nobody).
 
@@ -93,6 +101,11 @@ class RunDir:
     def checkpoints(self) -> Path:
         """The folder of checkpoints, one folder each."""
         return self.path / "checkpoints"
+
+    @property
+    def dataset(self) -> Path:
+        """What the network was trained to tell apart: its classes in order, and how pixels are normalised, as JSON."""
+        return self.path / "dataset.json"
 
     @property
     def steps(self) -> Path:

@@ -4,13 +4,15 @@ from typing import Final
 
 DATA_WAIT: Final = "data_wait"
 EXPOSED: Final = "exposed_communication"
+CAPTURED: Final = "captured_step"
 OTHER: Final = "other"
 EPOCH_BOUNDARY: Final = "epoch_boundary"
 TRACE: Final = "trace"
+CAPTURE: Final = "capture"
 FINISH: Final = "finish"
 
-COMPUTE: Final = ("device_augment", "forward", "loss", "backward", "optimizer")
-"""Stages in which the device computes."""
+COMPUTE: Final = ("device_augment", "forward", "loss", "backward", CAPTURED, "optimizer")
+"""Stages in which the device computes. A captured step is one, in place of those from augmenting to the optimizer."""
 STAGES: Final = (
     DATA_WAIT,
     "h2d",
@@ -19,14 +21,16 @@ STAGES: Final = (
     "loss",
     "backward",
     EXPOSED,
+    CAPTURED,
     "optimizer",
     OTHER,
 )
 """What an engine and its strategy charge time to, in the order of a step."""
 WORK: Final = tuple(name for name in STAGES if name != EXPOSED)
 """Stages in which a rank does not wait for others."""
-PAUSES: Final = (EPOCH_BOUNDARY, "evaluate", "checkpoint", TRACE)
-"""What is no step: a loader that starts or ends, evaluations, checkpoints, and a profiler that starts or ends."""
+PAUSES: Final = (EPOCH_BOUNDARY, "evaluate", "checkpoint", TRACE, CAPTURE)
+"""What is no step: a loader that starts or ends, evaluations, checkpoints, a profiler that starts or ends, and
+recording a step."""
 
 _SPOKEN: Final = {
     "h2d": "copy to device",
@@ -35,6 +39,7 @@ _SPOKEN: Final = {
     "evaluate": "evaluation",
     "checkpoint": "checkpoints",
     TRACE: "tracing",
+    CAPTURE: "capturing the step",
     "residual": "not explained",
 }
 

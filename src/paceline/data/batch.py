@@ -29,8 +29,9 @@ class Batch:
         return len(self.labels)
 
     def pin_memory(self) -> "Batch":
-        """Return the batch in page-locked memory; DataLoader calls this for a GPU."""
-        images, labels, draws = self.images.pin_memory(), self.labels.pin_memory(), self.draws.pin_memory()
+        """Return the batch with what is in host memory page-locked; DataLoader calls this for a GPU."""
+        tensors = (self.images, self.labels, self.draws)
+        images, labels, draws = (each if each.is_cuda else each.pin_memory() for each in tensors)
         return Batch(images, labels, self.indices, draws, self.bad)
 
     def split(self, parts: int) -> list["Batch"]:

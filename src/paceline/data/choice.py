@@ -56,6 +56,8 @@ def choose_loader(data: Data, source: Source, *, device: str, cores: int, free_b
         case "native":
             _check_native(data, source, core)
             return Choice("native", _threads(data, cores))
+        case "nvjpeg":
+            _check_nvjpeg(data, source, device == "cuda")
     return Choice(data.loader, _threads(data, cores))
 
 
@@ -110,6 +112,19 @@ def _check_device(data: Data, source: Source, is_gpu: bool, free_bytes: float) -
         raise RecipeError(
             f"data.loader: device: the set is {size(source.images.nbytes)}, and the GPU has {size(free_bytes)} free "
             f"(set data.loader=auto)"
+        )
+
+
+def _check_nvjpeg(data: Data, source: Source, is_gpu: bool) -> None:
+    if not is_gpu:
+        raise RecipeError("data.loader: nvjpeg decodes on a GPU, and this run is on a CPU (set data.loader=auto)")
+    if isinstance(source, ArraySource):
+        raise RecipeError(
+            f"data.loader: nvjpeg decodes photographs, and {data.source.name} is pixels already (set data.loader=auto)"
+        )
+    if data.augment_on == "host":
+        raise RecipeError(
+            "data.loader: nvjpeg has batches on the GPU from the start, and data.augment_on is host (leave one at auto)"
         )
 
 

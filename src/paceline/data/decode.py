@@ -79,7 +79,7 @@ def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
         raise ImageError(name, "is empty (0 bytes)", "remove it or replace it")
     try:
         file = _load(data)
-        turn = _TURNS.get(_orientation(file.info.get("exif", b"")))
+        turn = _TURNS.get(orientation(file.info.get("exif", b"")))
         image = _convert(file, "L" if channels == 1 else "RGB")
         return image if turn is None else image.transpose(turn)
     except Exception as error:  # a broken file makes Pillow raise nearly anything, SyntaxError included
@@ -93,7 +93,7 @@ def look(data: bytes, *, name: str) -> Look:
         with _SILENCE, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             file = _checked(_kind_of(data).plugin(BytesIO(data)))
-        is_on_its_side = _orientation(file.info.get("exif", b"")) >= 5
+        is_on_its_side = orientation(file.info.get("exif", b"")) >= 5
         width, height = reversed(file.size) if is_on_its_side else file.size
         form = f"{file.format}{', progressive' if file.info.get('progressive') else ''}"
         return Look(form, height, width)
@@ -143,7 +143,7 @@ def _convert(image: ImageFile, mode: Literal["L", "RGB"]) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _orientation(exif: bytes) -> int:
+def orientation(exif: bytes) -> int:
     """Return the value of tag 0x0112 of an EXIF block, or 1 where it has none or makes no sense.
 
     Pillow's own reader parses every tag, and warns and raises about broken ones that do not matter here.

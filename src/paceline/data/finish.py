@@ -1,5 +1,6 @@
 """From placed pixels to what the model is given: batch-wise augmentation, normalising and mixing, on the device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,7 +16,7 @@ class Finish:
     """Change, normalise and mix a placed batch, in this order."""
 
     augments: tuple[Augment, ...]
-    place: Placement
+    normalise: Callable[[Tensor], Tensor]
     mix: Mixing
 
     def __call__(self, placed: Placed) -> tuple[Tensor, Tensor]:
@@ -26,10 +27,10 @@ class Finish:
         for augment in self.augments:
             images = augment(images, placed.draws[:, used : used + augment.num_draws])
             used += augment.num_draws
-        return self.mix(self.place.normalise(images), placed.labels, placed.draws[:, used:])
+        return self.mix(self.normalise(images), placed.labels, placed.draws[:, used:])
 
 
 def build_finish(data: Data, place: Placement, num_classes: int, *, on_device: bool) -> Finish:
     """Return what finishes batches of a loader that was built with the same `data` and `on_device`."""
     _, deferred = split_augments(build_augments(data.augment, place.mean), on_device=on_device)
-    return Finish(deferred, place, build_mixing(data.augment, num_classes))
+    return Finish(deferred, place.normalise, build_mixing(data.augment, num_classes))

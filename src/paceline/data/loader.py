@@ -24,6 +24,7 @@ from paceline.data.mix import build_mixing
 from paceline.data.native import native
 from paceline.data.native_loader import Finisher, NativeLoader
 from paceline.data.native_plan import Planner
+from paceline.data.nvjpeg import DecodedReader, OnDevice, build_decoder
 from paceline.data.pack.reader import PackSource
 from paceline.data.pixels import ResidentPixels, build_pixels
 from paceline.data.processes import WorkerLoader
@@ -88,7 +89,7 @@ def build_train_loader(data: Data, source: Source, order: TrainOrder, sizes: Siz
     sizing = build_train_sizing(data)
     augmenting = [augment.alternating for augment in (*here, *deferred) for _ in range(augment.num_draws)]
     is_alternating = (*([False] * sizing.num_draws), *augmenting, *([False] * mix.num_draws))
-    at_once = 1 if options.maker in ("threads", "processes") else _AT_ONCE
+    at_once = 1 if options.maker in ("nvjpeg", "threads", "processes") else _AT_ONCE
     schedule = TrainSchedule(order, sizes, is_alternating, mix.num_draws, mix.prepare, at_once)
     return _Making(source, schedule, sizing, build_instead(data, "train"), here, data.worker_timeout, options).loader()
 
@@ -122,7 +123,9 @@ class _Making:
             case "native":
                 return self._native()
             case "threads":
-                return self._threads()
+                return self._threads(partial(self._members, changes=fuse(self.augments, native())))
+            case "nvjpeg":
+                return self._threads(self._decoding)
             case "processes":
                 return self._processes()
         (alone,) = self._members([Trail(1)], fuse(self.augments, native()))
@@ -134,10 +137,10 @@ class _Making:
         name_of = self.source.name_of
         return WorkerLoader(dataset, workers, self.options.pin_memory, self.timeout, trail, name_of, self._tally)
 
-    def _threads(self) -> ThreadLoader:
+    def _threads(self, members: Callable[[Sequence[Trail]], list[Batches]]) -> ThreadLoader:
         workers, trail = self.options.workers, Trail(self.options.workers)
         return ThreadLoader(
-            self._members([trail.of(worker) for worker in range(workers)], fuse(self.augments, native())),
+            members([trail.of(worker) for worker in range(workers)]),
             pin_memory=self.options.pin_memory,
             timeout=self.timeout,
             trail=trail,
@@ -176,6 +179,18 @@ class _Making:
             (PictureReader(traced(self.source, own), self.sizing, self.instead, laps), laps) for own, laps in each
         )
         return [Batches(self.schedule, reader, changes, laps) for reader, laps in readers]
+
+    def _decoding(self, trails: Sequence[Trail]) -> list[Batches]:
+        """Return the same for photographs that are decoded, sized and changed on the device."""
+        device, members = self.options.device, []
+        decoder = build_decoder(device, self.source.info.channels)
+        changes = tuple(OnDevice(augment, device) for augment in self.augments)
+        for own in trails:
+            source, laps = traced(self.source, own), build_laps(self.options.now)
+            host = PictureReader(source, self.sizing, self.instead, laps)
+            reader = DecodedReader(host, source, self.sizing, decoder, laps)
+            members.append(Batches(self.schedule, reader, changes, laps))
+        return members
 
     def _gathering(self, source: ArraySource, each: Sequence[Laps], changes: tuple[Change, ...]) -> list[Batches]:
         """Return the same for images that are pixels of one size, and are moved while they are gathered."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.batch import Batch
+from paceline.data.bus import build_bus
 
 
 class Placed(NamedTuple):
@@ -33,6 +34,7 @@ class Placement:
     ) -> None:
         self.mean = mean
         self.device = device
+        self._bus = build_bus(device)
         self._dtype = dtype
         self._memory_format = memory_format
         shape = (1, len(mean), 1, 1)
@@ -42,8 +44,7 @@ class Placement:
 
     def __call__(self, batch: Batch) -> Placed:
         """Return the batch on the device; page-locked memory is copied without waiting, what is there not at all."""
-        here = (batch.images, batch.labels, batch.draws)
-        return Placed(*(tensor.to(self.device, non_blocking=True) for tensor in here))
+        return Placed(*self._bus.send((batch.images, batch.labels, batch.draws)))
 
     def keep(self, batch: Batch) -> Batch:
         """Return the batch with its tensors on the device, where placing it again costs nothing."""

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from paceline.core.results import LoaderResult
 from paceline.data.laps import Work
 
-LoaderName = Literal["inline", "device", "native", "threads", "processes"]
+LoaderName = Literal["inline", "device", "nvjpeg", "native", "threads", "processes"]
 """Who makes batches, as `LoaderResult.loader`."""
 
 

@@ -223,6 +223,10 @@ def _compute(recipe: Recipe, place: Place) -> Iterator[Move]:
         yield _compiled("default", "compile the model", "any")
     if recipe.train.compile in ("off", "default"):
         yield _compiled("reduce-overhead", "compile, and launch a step as one CUDA graph", "cuda")
+    captures = recipe.train.capture == "off" and recipe.train.compile not in ("reduce-overhead", "max-autotune")
+    if captures and place.ranks == 1:
+        whole = (("train.capture", "on"),)
+        yield _move("capture", "launch all of a step as one CUDA graph", whole, _LAUNCH, (*_STEP, "optimizer"), "cuda")
     for threads in dict.fromkeys((place.cores // 2, place.cores - 1)):  # `auto` has all
         if threads:
             sets = (("parallel.threads", threads),)

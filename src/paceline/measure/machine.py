@@ -7,8 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from paceline import __version__
-
 PROC: Final = Path("/proc")
 
 
@@ -19,6 +17,8 @@ def describe_machine(proc: Path = PROC) -> dict[str, Any]:
     machine's. A value that cannot be read is "". `proc` is the kernel's table of facts.
     """
     import torch
+
+    from paceline import __version__
 
     return {
         "python": platform.python_version(),

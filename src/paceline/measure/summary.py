@@ -28,7 +28,7 @@ class ClockSummary:
     """Totals of a clock, in seconds; the host seconds of `stages` and `residual_s` add up to `wall_s`.
 
     `n` counted steps took `wall_s` and trained `images` images, as told to `end_step`. Left out of them:
-    `warmup_s`, the first steps; `pauses`, by name; `unfinished_s`, what follows the last step and belongs to
+    `warmup_s`, the first steps; `pauses`, seconds by name; `unfinished_s`, what follows the last step and belongs to
     none. `step_s` is the wall clock of each counted step, of the last 100,000 when there are more. `recent` has
     the device seconds of each stage in each of the last `RECENT_STEPS` counted steps, oldest first, 0 where a step
     had no such stage, and `after_pause` says of the same steps whether a pause lay in them or since the step before:

@@ -1,7 +1,7 @@
 """Networks made to reach an accuracy on CIFAR-10 in the least time: whitened patches, then three wide blocks.
 
 The networks of Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU (arXiv 2404.00498), with constants from
-the author's code (github.com/KellerJordan/cifar10-airbench, legacy/airbench94.py and airbench96.py). How they are
+the author's code (github.com/KellerJordan/cifar10-airbench, legacy/airbench94.py, 95 and 96). How they are
 trained there (optimizer, augmentation, lookahead) is a recipe's matter.
 """
 

@@ -1,30 +1,50 @@
-"""Try a network before anything is allocated: on torch's meta device, where tensors have shapes and no contents."""
+"""Try a network before anything is allocated: on torch's meta device, where tensors have shapes and no contents.
+
+A user's own network may do what that device cannot, such as look at a value; then it is tried on the CPU.
+"""
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.models.zoo import build_model
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.model import Model
+from paceline.recipe.schema.own import is_own_model
+
+_FEW: Final = 2
+"""Images that a network is tried with on the CPU."""
 
 
 def check_model(section: Model, plan: Plan) -> None:
-    """Raise `RecipeError` in one line when the network cannot take the images of `plan`.
+    """Raise `RecipeError` in one line when the network cannot take the images of `plan`, or gives no logits for them.
 
     Every size of training images is tried in training and the size of evaluation in evaluation. Also refuse a layout
     that the network has no use for.
     """
+    try:
+        _check(section, plan, torch.device("meta"))
+    except RecipeError:
+        if not is_own_model(section.name):
+            raise
+        few = replace(plan, micro_batch=min(plan.micro_batch, _FEW), eval_batch=min(plan.eval_batch, _FEW))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            _check(section, few, torch.device("cpu"))
+
+
+def _check(section: Model, plan: Plan, device: torch.device) -> None:
     sizes = sorted({size for _, size in plan.train_sizes})
     with _refusal(section, _shape(plan, plan.micro_batch, sizes[0])):
-        model = _build_on_meta(section, plan)
+        model = _build(section, plan, device)
     check_memory_format(section, model)
     for size in sizes:
-        _try(section, model.train(), _shape(plan, plan.micro_batch, size))
-    _try(section, model.eval(), _shape(plan, plan.eval_batch, plan.eval_image_size))
+        _try(section, model.train(), _shape(plan, plan.micro_batch, size), plan.num_classes, device)
+    _try(section, model.eval(), _shape(plan, plan.eval_batch, plan.eval_image_size), plan.num_classes, device)
 
 
 def check_memory_format(section: Model, model: nn.Module) -> None:
@@ -41,9 +61,17 @@ def _shape(plan: Plan, batch: int, size: int) -> tuple[int, ...]:
     return batch, plan.channels, size, size
 
 
-def _try(section: Model, model: nn.Module, shape: tuple[int, ...]) -> None:
-    with _refusal(section, shape), torch.device("meta"):
-        model(torch.empty(shape))
+def _try(section: Model, model: nn.Module, shape: tuple[int, ...], num_classes: int, device: torch.device) -> None:
+    with _refusal(section, shape), device:
+        logits = model(torch.zeros(shape))
+    wanted = (shape[0], num_classes)
+    if isinstance(logits, Tensor) and tuple(logits.shape) == wanted and logits.is_floating_point():
+        return
+    given = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+    raise RecipeError(
+        f"model.name: {section.name} gives {given} for images {list(shape)}, not logits {list(wanted)} (have it return "
+        f"one number a class)"
+    )
 
 
 @contextlib.contextmanager
@@ -59,11 +87,11 @@ def _refusal(section: Model, shape: tuple[int, ...]) -> Iterator[None]:
         raise RecipeError(f"model.name: {section.name} cannot take a batch of {taken}: {reason}") from None
 
 
-def _build_on_meta(section: Model, plan: Plan) -> nn.Module:
+def _build(section: Model, plan: Plan, device: torch.device) -> nn.Module:
     try:
-        with torch.device("meta"):
+        with device:
             return build_model(section, num_classes=plan.num_classes, channels=plan.channels)
     except NotImplementedError:
         # torchvision's regnets compute their widths with tensors, and read them.
         with torch.random.fork_rng(devices=[]):
-            return build_model(section, num_classes=plan.num_classes, channels=plan.channels).to("meta")
+            return build_model(section, num_classes=plan.num_classes, channels=plan.channels).to(device)

@@ -1,4 +1,4 @@
-"""From a recipe's `model` section to a network: our own, torchvision's or timm's.
+"""From a recipe's `model` section to a network: our own, torchvision's, timm's or a user's.
 
 A library's own defaults for what the section names (stochastic depth, branches that start at zero) give way to the
 section, so that a recipe says what is trained. Does not read pretrained weights; that is `pretrained.py`.
@@ -16,7 +16,9 @@ from paceline.models.resnet_cifar import ResNet, basic_block, bottleneck_block
 from paceline.models.speednet import SpeedNet
 from paceline.models.surgery import adapt_input_channels, check_can_synchronise, set_drop_path
 from paceline.models.wide_resnet import WideResNet
-from paceline.recipe.schema.model import Model
+from paceline.recipe.own import NETWORK, Own
+from paceline.recipe.schema.model import OF_OUR_NETWORKS, Model
+from paceline.recipe.schema.own import OWN, is_own_model
 
 _OURS: dict[str, Callable[..., nn.Module]] = {
     "resnet18_cifar": partial(ResNet, make_block=basic_block, depths=(2, 2, 2, 2), stem_kernel=3),
@@ -25,17 +27,18 @@ _OURS: dict[str, Callable[..., nn.Module]] = {
     "resnet50_nersc": partial(ResNet, make_block=bottleneck_block, depths=(3, 4, 6, 3), stem_kernel=7),
     "wideresnet_course": WideResNet,
     "speednet94": partial(SpeedNet, block_channels=(64, 256, 256), batch_norm_momentum=0.4, is_residual=False),
+    "speednet95": partial(SpeedNet, block_channels=(128, 384, 384), batch_norm_momentum=0.4, is_residual=False),
     "speednet96": partial(SpeedNet, block_channels=(128, 384, 512), batch_norm_momentum=0.1, is_residual=True),
 }
 _PROBES: dict[str, Callable[..., nn.Module]] = {"empty": Empty}
 MODEL_NAMES: tuple[str, ...] = tuple(_OURS)
 """Our own networks, probes apart; `width` and most of `norm` are theirs alone."""
 
-_SETTINGS = ("norm", "width", "zero_init_residual", "drop_path")
 _WITHOUT: dict[str, tuple[str, ...]] = {
     "speednet94": ("zero_init_residual", "drop_path"),  # no residual branches
+    "speednet95": ("zero_init_residual", "drop_path"),
     "speednet96": ("zero_init_residual",),  # no learnt scale that could leave zero again
-    "empty": _SETTINGS,
+    "empty": OF_OUR_NETWORKS,
 }
 _RESIDUAL = tuple(name for name in _OURS if name not in _WITHOUT)
 
@@ -44,8 +47,8 @@ def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module
     """Build the untrained network that maps float [N, channels, H, W] to logits [N, num_classes].
 
     Weights depend on torch's global generator alone; `section.weights` is left to `start_from_weights`. Raise
-    `RecipeError` for an unknown name, for timm where it is not installed, and for a setting that would have no
-    effect on the named network.
+    `RecipeError` for an unknown name, for timm where it is not installed, for a user's own network that cannot be made,
+    and for a setting that would have no effect on the named network.
     """
     library, colon, name = section.name.partition(":")
     match library, colon:
@@ -53,6 +56,8 @@ def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module
             model = _build_torchvision(section, name, num_classes, channels)
         case "timm", ":":
             model = _build_timm(section, name, num_classes, channels)
+        case _ if is_own_model(section.name):
+            model = _build_own(section, num_classes, channels)
         case _:
             model = _build_ours(section, num_classes, channels)
     if section.norm == "sync_batch":
@@ -71,8 +76,20 @@ def _build_ours(section: Model, num_classes: int, channels: int) -> nn.Module:
         if _is_set(section, field):
             others = [each for each in MODEL_NAMES if field not in _WITHOUT.get(each, ())]
             raise _no_effect(section, field, f"one of {', '.join(others)}")
-    settings = {field: getattr(section, field) for field in _SETTINGS if field not in without}
+    settings = {field: getattr(section, field) for field in OF_OUR_NETWORKS if field not in without}
     return known[name](num_classes=num_classes, channels=channels, **settings)
+
+
+def _build_own(section: Model, num_classes: int, channels: int) -> nn.Module:
+    _refuse_own_settings(section)
+    for field in ("zero_init_residual", "drop_path"):
+        if _is_set(section, field):
+            raise _no_effect(section, field, f"model.args, or one of {', '.join(_RESIDUAL)}")
+    own = Own("model", section.name, section.args, NETWORK)
+    model = own.make(num_classes=num_classes, in_channels=channels)
+    if not isinstance(model, nn.Module):
+        raise own.lacks(f"makes a {type(model).__name__}, not a torch.nn.Module (return a network)")
+    return model
 
 
 def _build_torchvision(section: Model, name: str, num_classes: int, channels: int) -> nn.Module:
@@ -147,5 +164,5 @@ def _no_effect(section: Model, field: str, alternative: str) -> RecipeError:
 
 
 def _unknown(name: str, known: Iterable[str]) -> RecipeError:
-    hint = near_miss(name, known) or f" (use one of {', '.join(MODEL_NAMES)}, torchvision:NAME or timm:NAME)"
+    hint = near_miss(name, known) or f" (use one of {', '.join(MODEL_NAMES)}, torchvision:NAME, timm:NAME or {OWN})"
     return RecipeError(f"model.name: {name!r} is not a model{hint}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, FINISH, OTHER, TRACE, WORK
+from paceline.core.stages import CAPTURE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, FINISH, OTHER, TRACE, WORK
 
 State = Literal["runs", "stuck", "failed", "left"]
 """What a rank says of itself: it goes on, it has not for too long, it met an error, or it ended in order."""
@@ -20,6 +20,7 @@ _ORDER: Final = (
     ("evaluate",),
     ("checkpoint",),
     (EPOCH_BOUNDARY, DATA_WAIT),
+    (CAPTURE,),
     *((name,) for name in WORK if name != DATA_WAIT),
     (EXPOSED,),
     (FINISH,),

@@ -5,6 +5,7 @@ SLURM_STEP_NUM_TASKS (a batch script has SLURM_PROCID too, but is no task of a s
 """
 
 import ipaddress
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -29,6 +30,11 @@ def world_from_environ(environ: Mapping[str, str]) -> World:
     # Where Slurm does not say what it has given, nobody knows whether its tasks have CPUs of their own.
     gpus = _number(environ, "SLURM_GPUS_ON_NODE", 0)
     return replace(_place(environ), given_cpus=cpus, given_gpus=gpus, local_tasks=tasks if cpus else 1)
+
+
+def world_here() -> World:
+    """Return the place of this process, by its own environment; for programs that are not ours to start."""
+    return world_from_environ(os.environ)
 
 
 def _place(environ: Mapping[str, str]) -> World:

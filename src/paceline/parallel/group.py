@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,12 +16,12 @@ from paceline.core.world import World
 from paceline.parallel.beats import Beats, NoBeats, StoreBeats
 from paceline.parallel.culprit import account
 from paceline.parallel.rendezvous import assemble, open_store
+from paceline.parallel.turns import in_turn
 from paceline.recipe.schema.parallel import Parallel
 
 T = TypeVar("T")
 _LEFT = "paceline/left"
-_FIRSTS, _DONE = "paceline/firsts", "paceline/done"
-_SHORT_S, _LONG_S = 0.01, 0.5
+_FIRSTS = "paceline/firsts"
 _LEAVE_TIMEOUT_S = 30
 _OF_COLLECTIVES = (
     "Connection closed by peer",
@@ -124,7 +123,8 @@ def joined(met: Meeting, section: Parallel, device: torch.device) -> Iterator[No
 def once_a_node(met: Meeting, work: Callable[[bool], T], waits: Callable[[], None]) -> T:
     """Return `work(True)` on the first rank of each node, and on the others, once all of those are done, `work(False)`.
 
-    However long that takes; `waits` is called now and then meanwhile. Raise `PeerLostError` where a rank fails.
+    However long that takes, all ranks return together; `waits` is called now and then meanwhile. Raise `PeerLostError`
+    where a rank fails.
     """
     world = met.world
     if met.store is None:
@@ -132,15 +132,16 @@ def once_a_node(met: Meeting, work: Callable[[bool], T], waits: Callable[[], Non
     met.store.add(_FIRSTS, int(world.is_node_main))
     dist.barrier()
     firsts = met.store.add(_FIRSTS, 0)
-    result = work(True) if world.is_node_main else None
-    done, pause_s = met.store.add(_DONE, int(world.is_node_main)), _SHORT_S
-    while done < firsts:
+
+    def waits_for_them() -> None:
         if met.beats.has_failed:
             raise PeerLostError("another rank failed", is_explained=True)
         waits()
-        threading.Event().wait(pause_s)
-        done, pause_s = met.store.add(_DONE, 0), min(_LONG_S, 2 * pause_s)
-    return result if result is not None else work(False)
+
+    result = in_turn(PrefixStore("turns", met.store), firsts, work, waits_for_them, is_first=world.is_node_main)
+    # The next thing is a collective, in which nobody may stand while others still work.
+    in_turn(PrefixStore("all", met.store), world.world_size, lambda _: None, waits_for_them, is_first=True)
+    return result
 
 
 def _met(world: World, timeout: timedelta) -> Meeting:

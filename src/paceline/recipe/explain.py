@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 from paceline.core.errors import near_miss
 from paceline.core.units import count
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.own import OWN
 
 _PLAIN = {
     "int_type": "a whole number",
@@ -71,12 +72,7 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
     leaf = path.rpartition(".")[2]
     match detail["type"]:
         case "extra_forbidden":
-            known = _siblings(detail["loc"][:-1])
-            owners = _variants_with(leaf, detail["loc"][:-1])
-            if owners:
-                chosen, fields = detail["loc"][-2], ", ".join(known)
-                return f"has no effect with {chosen}, only with {', '.join(owners)} ({chosen} has {fields})"
-            return "is not a field" + (near_miss(leaf, known) or f" (one of {', '.join(known)})")
+            return _not_a_field(path, leaf, detail["loc"][:-1])
         case "missing" if isinstance(detail["loc"][-1], int):
             return f"{_shown(detail['input'])} is too short (write {int(details[-1]['loc'][-1]) + 1} values)"
         case "too_short" | "too_long":
@@ -90,14 +86,27 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
             known = re.findall(r"'([^']+)'", detail["ctx"]["expected_tags"])
             tag = detail["ctx"]["tag"]
             return f"{tag!r} is not one of {', '.join(known)}{near_miss(tag, known)}"
-        case "union_tag_not_found":
+        case "union_tag_not_found" if isinstance(detail["input"], dict):
             return f"{_shown(detail['input'])} names no variant (write {{name: ...}})"
         case "refused" | "value_error":
             return str(detail["ctx"].get("message") or detail["ctx"]["error"])
-        case "model_type" | "model_attributes_type" | "dict_type":
+        case "model_type" | "model_attributes_type" | "dict_type" | "union_tag_not_found":
             return f"{_shown(detail['input'])} is a value where a section is needed (set a field below it)"
     wanted = ", or ".join(dict.fromkeys(_wanted(each) for each in details))
     return f"{_shown(detail['input'])} should be {wanted}"
+
+
+def _not_a_field(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
+    """Return what is wrong with `leaf`, which the section at `loc` does not have."""
+    known = _siblings(loc)
+    owners = _variants_with(leaf, loc)
+    if loc and loc[-1] == OWN:
+        section = path.rpartition(".")[0]
+        return f"is not a field (one of {', '.join(known)}; what a part of your own takes is {section}.args.{leaf})"
+    if owners:
+        chosen, fields = loc[-1], ", ".join(known)
+        return f"has no effect with {chosen}, only with {', '.join(owners)} ({chosen} has {fields})"
+    return "is not a field" + (near_miss(leaf, known) or f" (one of {', '.join(known)})")
 
 
 def _wanted(detail: ErrorDetails) -> str:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.model import OF_OUR_NETWORKS
+from paceline.recipe.schema.own import is_own_model
 
 _SET_EITHER = (("train", "epochs", "steps"),)
 
@@ -34,10 +36,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers merged: the `values`, and for each dotted leaf path the place it came from."""
+    """Layers merged: the `values`, for each dotted leaf path the place it came from, and which places are `files`."""
 
     values: dict[str, Any]
     origins: dict[str, str]
+    files: frozenset[str] = frozenset()
 
     def origin(self, path: str) -> str:
         """Return where `path`, or the section around it, was set; `default` when nowhere."""
@@ -47,22 +50,31 @@ class Stack:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return "default"
 
+    def file_of(self, path: str) -> str:
+        """Return the file in which `path`, or the section around it, was set; nothing where it was no file."""
+        origin = self.origin(path)
+        return next((file for file in self.files if origin == file or origin.startswith(f"{file}:")), "")
+
 
 def merge(layers: Iterable[Layer]) -> Stack:
     """Merge layers, the later over the earlier.
 
-    Choosing another variant by `name` drops the fields of the one before, and of two settings that
-    exclude each other (`train.epochs`, `train.steps`) the later wins.
+    Choosing another variant by `name` drops the fields of the one before. Another network drops the arguments of the
+    one before, and one of a user's own the settings of ours. Of two settings that exclude each other (`train.epochs`,
+    `train.steps`) the later wins.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    files: set[str] = set()
     variants = _default_variants()
     for layer in layers:
+        files.update({layer.origin} if layer.lines else ())
         _drop_replaced(values, layer.values, variants)
         _overlay(values, layer.values)
         _record(layer, layer.values, "", origins)
     _name_variants(values, variants)
-    return Stack(values, {path: origin for path, origin in origins.items() if _has(values, path)})
+    there = {path: origin for path, origin in origins.items() if _has(values, path)}
+    return Stack(values, there, frozenset(files))
 
 
 def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[str, str]) -> None:
@@ -74,11 +86,24 @@ def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[
         old, new = base.get(leaf), change[leaf]
         if isinstance(old, dict) and "name" in new and new["name"] != old.get("name", default):
             del base[leaf]
+    _drop_of_another(_section(values, ["model"]), _section(over, ["model"]))
     for section, one, other in _SET_EITHER:
         base, change = _section(values, [section]), _section(over, [section])
         for given, replaced in ((one, other), (other, one)):
             if change.get(given, "auto") != "auto" and replaced not in change:
                 base.pop(replaced, None)
+
+
+def _drop_of_another(model: dict[str, Any], change: dict[str, Any]) -> None:
+    """Drop the arguments of a network that gives way to another, and what a user's own has no use for."""
+    name = change.get("name")
+    if not isinstance(name, str) or name == model.get("name"):
+        return
+    model.pop("args", None)
+    if is_own_model(name):
+        for field in OF_OUR_NETWORKS:
+            if model.get(field) != "sync_batch":
+                model.pop(field, None)
 
 
 def _name_variants(values: dict[str, Any], variants: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """From a name and overrides to a recipe: find it, follow `extends`, lay the patch on top, check the types."""
 
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -36,6 +37,31 @@ def load(name: str = DEFAULT, patch: Patch | None = None) -> Loaded:
     layers = [*_chain(path, name), Layer((patch or Patch()).values(), "command line")]
     stack = merge(layers)
     return Loaded(validate(stack), _short_name(path), stack)
+
+
+def load_values(values: Mapping[str, Any], patch: Patch | None = None, *, name: str = "script") -> Loaded:
+    """Return the recipe that plain `values` are, with `patch` over them; `extends` starts from a preset or a file.
+
+    It goes by `name`. Raise `RecipeError` as `load` does.
+    """
+    own = dict(values)
+    base = own.pop("extends", None)
+    below = [] if base is None else _chain(find(str(base)), str(base))
+    stack = merge([*below, Layer(own, name), Layer((patch or Patch()).values(), "command line")])
+    return Loaded(validate(stack), name, stack)
+
+
+def load_any(recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch | None = None) -> Loaded:
+    """Return what a script has named or made, with `patch` over it. Raise `RecipeError` as `load` does."""
+    match recipe:
+        case str() | Path():
+            return load(str(recipe), patch)
+        case Recipe():
+            return load_values(recipe.to_dict(), patch)
+        case Mapping():
+            return load_values(recipe, patch)
+        case _:
+            raise RecipeError(f"recipe: {recipe!r} is no recipe (give a name, a path, a mapping or a Recipe)")
 
 
 def validate(stack: Stack) -> Recipe:

@@ -21,11 +21,12 @@ DEFAULT_PHOTO_SIZE = 224
 class Plan:
     """What a run will do, in steps and images. Every error of divisibility is raised while making one.
 
-    `batch_size` is global; `rank_batch` is a rank's share of it and `micro_batch` what a rank computes at once.
-    `dropped_images` are left out at the end of each epoch, other ones every time. A cadence of 0 means never;
-    `checkpoint_every_s` is in seconds, the others are in steps.
-    `train_sizes` are (first step, size in pixels from there on), in order. `notes` are what the data set wants a user
-    to know.
+    `batch_size` counts images over all ranks; `rank_batch` is a rank's share of it and `micro_batch` what a rank
+    computes at once. `dropped_images` are left out at the end of each epoch, other ones every time. Images are squares
+    of `image_size` and, in evaluation, `eval_image_size` pixels; `train_sizes` are (first step, size in pixels from
+    there on), in order. The cadences `eval_every`, `checkpoint_every`, `checkpoint_keep_every`, `check_replicas_every`
+    and `log_every` are in steps, `checkpoint_every_s` is in seconds, and 0 means never. `notes` are what the data set
+    wants a user to know.
     """
 
     world_size: int
@@ -95,7 +96,7 @@ class Plan:
             num_classes=train.num_classes,
             channels=train.channels,
             image_size=image_size,
-            eval_image_size=image_size if data.eval_image_size == "auto" else data.eval_image_size,
+            eval_image_size=eval_image_size(recipe, train),
             train_sizes=train_sizes,
             steps_per_epoch=steps_per_epoch,
             dropped_images=train.num_images - steps_per_epoch * data.batch_size,
@@ -130,6 +131,12 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, for `plan.json`."""
         return asdict(self)
+
+
+def eval_image_size(recipe: Recipe, train: DatasetInfo) -> int:
+    """Return height and width in pixels of what is evaluated. Raise `RecipeError` where the images do not say it."""
+    size = recipe.data.eval_image_size
+    return _image_size(recipe, train) if size == "auto" else size
 
 
 def divide_batch(recipe: Recipe, world_size: int) -> int:

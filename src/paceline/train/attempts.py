@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import GoodputResult, Status
 from paceline.core.rundir import RunDir, read_lines, write_atomic
-from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, TRACE
+from paceline.core.stages import CAPTURE, DATA_WAIT, EPOCH_BOUNDARY, TRACE
 from paceline.core.world import NO_JOB, BatchJob, World
 from paceline.measure.rate import unix_s
 from paceline.measure.summary import ClockSummary
@@ -210,7 +210,8 @@ class FileLedger:
     def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult:
         """Return where the wall clock of the run went so far."""
         attempts = self._ended(0, trained_s, "completed")
-        no_step_s = summary.unfinished_s + summary.pauses.get(TRACE, 0.0) + finish_s
+        aside_s = sum(summary.pauses.get(name, 0.0) for name in (TRACE, CAPTURE))
+        no_step_s = summary.unfinished_s + aside_s + finish_s
         return account(attempts, trained_s, self.spent(summary), no_step_s)
 
     def end(self, step: int, trained_s: float, how: Status) -> None:

@@ -30,7 +30,23 @@ class Average(Protocol):
         ...
 
     def update(self, step: int) -> None:
-        """Take in the weights that optimizer step `step`, from 0, has left."""
+        """Take in the weights that optimizer step `step`, from 0, has left: `weigh`, then `move`, where it is `due`."""
+        ...
+
+    def due(self, step: int) -> bool:
+        """Whether the weights that optimizer step `step` leaves are taken in."""
+        ...
+
+    def weigh(self) -> None:
+        """Settle what the next `move` weighs the new weights by, and count it: what only the host knows."""
+        ...
+
+    def move(self) -> None:
+        """Take in the weights: what only the device does."""
+        ...
+
+    def weigh_on_device(self) -> None:
+        """Let `weigh` write to the device from now on, where `move` finds it however it is called."""
         ...
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
@@ -52,6 +68,19 @@ class NoAverage:
     exists = False
 
     def update(self, step: int) -> None:
+        """Do nothing."""
+
+    def due(self, step: int) -> bool:
+        """Return False: nothing moves."""
+        return False
+
+    def weigh(self) -> None:
+        """Do nothing."""
+
+    def move(self) -> None:
+        """Do nothing."""
+
+    def weigh_on_device(self) -> None:
         """Do nothing."""
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
@@ -84,6 +113,7 @@ class ExponentialAverage:
         self._every = every
         self._warmup = warmup
         self._updates = torch.zeros((), dtype=torch.int64)  # on the host, where it is read at every update
+        self._share: float | Tensor = 0.0  # of the weights in the next average
         state = model.state_dict(keep_vars=True)
         self._names = list(state)
         self._live = [tensor.detach() for tensor in state.values()]
@@ -96,20 +126,42 @@ class ExponentialAverage:
         self._lists = [[number for number in floating if are_parameters[number] is wanted] for wanted in (True, False)]
         self._copied = [number for number, tensor in enumerate(self._live) if not tensor.is_floating_point()]
 
-    @torch.no_grad()
     def update(self, step: int) -> None:
         """Move the averages towards the weights, when it is time."""
-        if (step + 1) % self._every:
-            return
+        if self.due(step):
+            self.weigh()
+            self.move()
+
+    def due(self, step: int) -> bool:
+        """Whether it is time."""
+        return (step + 1) % self._every == 0
+
+    def weigh(self) -> None:
+        """Settle the share of the weights in the next averages."""
         made = int(self._updates)
         decay = min(self._decay, (1 + made) / (10 + made)) if self._warmup else self._decay
+        if isinstance(self._share, Tensor):
+            self._share.fill_(1 - decay)
+        else:
+            self._share = 1 - decay
+        self._updates += 1
+
+    @torch.no_grad()
+    def move(self) -> None:
+        """Move the averages towards the weights. A share on the device takes a kernel for each of them."""
         for numbers in filter(None, self._lists):
             averages = [self._averages[number] for number in numbers]
             moved = [self._sources[number].to(average.dtype) for number, average in zip(numbers, averages, strict=True)]
-            torch._foreach_lerp_(averages, moved, 1 - decay)
+            if isinstance(self._share, Tensor):
+                torch._foreach_lerp_(averages, moved, [self._share] * len(averages))
+            else:
+                torch._foreach_lerp_(averages, moved, self._share)
         for number in self._copied:
             self._averages[number].copy_(self._live[number])
-        self._updates += 1
+
+    def weigh_on_device(self) -> None:
+        """Keep the share in float32 beside the averages."""
+        self._share = torch.zeros((), device=self._averages[0].device)
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the model has the averages, in its own number format."""
@@ -146,6 +198,19 @@ class OptimizerAverage:
     def update(self, step: int) -> None:
         """Do nothing: the optimizer has."""
 
+    def due(self, step: int) -> bool:
+        """Return False: nothing moves."""
+        return False
+
+    def weigh(self) -> None:
+        """Do nothing."""
+
+    def move(self) -> None:
+        """Do nothing."""
+
+    def weigh_on_device(self) -> None:
+        """Do nothing."""
+
     def swapped(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the parameters are the averaged ones."""
         return _replaced(self._parameters, [self._optimizer.average_of(each) for each in self._parameters])
@@ -159,7 +224,9 @@ class OptimizerAverage:
         _check_names(tensors, ())
 
 
-def build_average(section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer, named: Named) -> Average:
+def build_average(
+    section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer | None, named: Named
+) -> Average:
     """Return the average of `train.ema`, or the optimizer's own, of the weights `model` has once it is prepared.
 
     `named` is what the optimizer moves, by the model's names, as `Weights.named` returns it.

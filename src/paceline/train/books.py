@@ -14,15 +14,18 @@ from paceline.data.identity import dataset_digest
 from paceline.measure.rate import Stopwatch
 from paceline.measure.telemetry import Telemetry, build_telemetry
 from paceline.parallel.strategy import Strategy
+from paceline.recipe.code_identity import code_identity
 from paceline.train.attempts import Ledger, NoLedger, build_ledger
 from paceline.train.checkpoint import Checkpoints, Keep, Writer
 from paceline.train.disk import check_disk, expected_bytes
+from paceline.train.facts import Facts
 from paceline.train.job import Job
-from paceline.train.logsink import Sinks, build_sinks, require_tensorboard
+from paceline.train.logsink import Sinks
 from paceline.train.parts import Parts
 from paceline.train.persist import Persistent
 from paceline.train.resume import open_rundir
 from paceline.train.saver import NoWriter, Writes
+from paceline.train.sinks.build import build_sinks
 from paceline.train.state import TrainState
 
 
@@ -51,7 +54,8 @@ def open_telemetry(parts: Parts, job: Job, strategy: Strategy, warn: Callable[[s
 class Books:
     """Where rank 0 writes: records, checkpoints and what goes along with them, the ledger, and bad images.
 
-    The other ranks have the same, and nothing comes of it.
+    `code` says which code a user's own parts are, where there are any. The other ranks have the same, and nothing comes
+    of it.
     """
 
     sinks: Sinks
@@ -59,15 +63,17 @@ class Books:
     facts: Mapping[str, Any]
     ledger: Ledger
     list_bad_image: Callable[[dict[str, str | int]], None]
+    code: Mapping[str, Any]
 
 
 def open_books(parts: Parts, job: Job, persistent: Persistent, machine: dict[str, Any], state: TrainState) -> Books:
     """Write what is known before the first step, and return where the rest goes; rank 0 alone writes."""
     recipe, rundir, section = parts.recipe, job.rundir, parts.recipe.checkpoint
-    facts: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": parts.world.world_size}
+    own = code_identity(recipe)
+    code: dict[str, Any] = {"own_parts": own} if own else {}
+    facts: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": parts.world.world_size, **code}
     if not parts.world.is_main:
-        return Books(Sinks(()), NoWriter(), facts, NoLedger(), lambda row: None)
-    require_tensorboard(recipe.log)
+        return Books(Sinks(()), NoWriter(), facts, NoLedger(), lambda row: None, code)
     check_disk(rundir, section, expected_bytes(persistent, recipe.optim), job.warn)
     ledger = build_ledger(
         rundir,
@@ -81,10 +87,10 @@ def open_books(parts: Parts, job: Job, persistent: Persistent, machine: dict[str
     )  # before the recipe: whose run a folder with a recipe is, is known
     open_rundir(rundir, recipe)
     rundir.write_json("plan.json", parts.plan.to_dict())
+    rundir.write_json(rundir.dataset.name, Facts.of(parts.datasets.train).to_dict())
     rundir.write_json("machine.json", machine)
     listeners = job.invocation.listeners
     sinks = build_sinks(rundir, recipe, state.step, listeners, last_eval=state.last_step)
-    sinks.started(parts.plan, state.step)
     writer = Writer(
         checkpoints_of(parts, rundir),
         background=section.background == "on",
@@ -92,7 +98,9 @@ def open_books(parts: Parts, job: Job, persistent: Persistent, machine: dict[str
         warn=sinks.warned,
         saved_step=state.step or -1,
     )
-    return Books(sinks, writer, {**facts, "dataset": dataset_digest(parts.datasets)}, ledger, rundir.add_bad_image)
+    facts = {**facts, "dataset": dataset_digest(parts.datasets)}
+    sinks.started(parts.plan, state.step)  # nothing fails between this and whoever closes them
+    return Books(sinks, writer, facts, ledger, rundir.add_bad_image, code)
 
 
 def checkpoints_of(parts: Parts, rundir: RunDir) -> Checkpoints:

@@ -9,19 +9,15 @@ from torch import Tensor, nn
 from paceline.core.philox import step_seed
 from paceline.core.results import EvalReport, Status
 from paceline.data.batch import Batch
-from paceline.data.finish import Finish
 from paceline.data.loader import Loader
-from paceline.data.placement import Placement
 from paceline.measure import Clock
-from paceline.parallel.strategy import Strategy
 from paceline.train.cadence import Cadence
 from paceline.train.journal import Journal
 from paceline.train.orders import Orders
-from paceline.train.precision import Precision
 from paceline.train.schedule import Schedule
 from paceline.train.state import TrainState
+from paceline.train.step import Step
 from paceline.train.stopping import StopRule
-from paceline.train.update import Update
 
 
 class Save(Protocol):
@@ -77,20 +73,14 @@ class StepSeed:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Everything a step needs. `model` is what is trained, `replica` what it is called through (`Strategy.prepare`).
+    """Everything a run needs to train `model`: `step` moves it, the others surround that.
 
     `saves` says that the run is saved at its end, whether or not `saving` is ever due; where it leaves, it always is.
     """
 
     model: nn.Module
-    replica: nn.Module
-    criterion: nn.Module
-    update: Update
+    step: Step
     schedule: Schedule
-    precision: Precision
-    strategy: Strategy
-    place: Placement
-    finish: Finish
     loader: Loader
     evaluate: Evaluate
     save: Save
@@ -102,7 +92,6 @@ class Trainer:
     evaluation: Cadence
     saving: Cadence
     saves: bool
-    accumulate: int
     batch_size: int
     total_steps: int
 
@@ -131,7 +120,7 @@ class Trainer:
                 self.keep(state)
             if done:
                 break
-        self.update.settle()
+        self.step.settle()
         self.council.conclude()
         reached: Status = "target_reached" if self.stop_rule.reached(state) else "completed"
         status: Status = "preempted" if leaves else reached
@@ -141,32 +130,13 @@ class Trainer:
 
     def train_step(self, batch: Batch, state: TrainState) -> Tensor:
         """Move the model by one optimizer step; return the mean loss of this rank's images, on the device."""
-        clock = self.clock
         self.seed.at(state.step)
-        losses = []
-        for number, micro_batch in enumerate(batch.split(self.accumulate), start=1):
-            with self.strategy.accumulate(final=number == self.accumulate):
-                with clock.stage("h2d"):
-                    placed = self.place(micro_batch)
-                with clock.stage("device_augment"):
-                    images, targets = self.finish(placed)
-                with self.precision.autocast():
-                    with clock.stage("forward"):
-                        logits = self.replica(images)
-                    with clock.stage("loss"):
-                        loss = self.criterion(logits, targets) / self.accumulate
-                with clock.stage("backward"):
-                    self.precision.backward(loss)
-            losses.append(loss.detach())
-        mean_loss = torch.stack(losses).sum()
-        with clock.stage("optimizer"):
-            self.update(state, mean_loss)
-        return mean_loss
+        return self.step(batch, state)
 
     def keep(self, state: TrainState) -> None:
         """Save what makes the next step what it would be."""
         with self.clock.paused("checkpoint"):
-            self.update.settle()
+            self.step.settle()
             self.council.conclude()
             self.journal.settle(state)
             self.save(state)
@@ -175,7 +145,7 @@ class Trainer:
     def judge(self, state: TrainState) -> bool:
         """Evaluate, and let the schedule and the stopping rule know; return False when the ranks leave before."""
         with self.clock.paused("evaluate"):
-            self.update.settle()
+            self.step.settle()
             self.council.conclude()  # nothing is under way while loader workers are forked
             report = self.evaluate(self.model)
             if report is None:

@@ -1,23 +1,22 @@
-"""Where the numbers of a run go: files, TensorBoard, a terminal. Only rank 0 has any."""
+"""What a run tells of itself, and the protocol of whoever is told: files, trackers, a terminal. Only rank 0 has any.
 
-import csv
-import importlib.util
-import io
-import json
+`train.sinks` has the places that a recipe asks for.
+"""
+
+import math
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import IO, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from paceline.core.errors import RecipeError
-from paceline.core.results import EvalReport
-from paceline.core.rundir import RunDir, append_line, read_lines, write_atomic
+from paceline.core.results import EvalReport, EvalResult, RunResult
+from paceline.core.rundir import RunDir
 from paceline.data.batch import Batch
-from paceline.measure.rate import unix_s
 from paceline.recipe.plan import Plan
+from paceline.recipe.schema.log import Log
 from paceline.recipe.schema.optim import ScheduleFree
-from paceline.recipe.schema.recipe import Log, Recipe
+from paceline.recipe.schema.recipe import Recipe
+from paceline.train.sinks.lines import add, reopened
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,22 @@ def eval_row(record: EvalRecord) -> dict[str, Any]:
     return row
 
 
+def eval_record(row: Mapping[str, Any]) -> EvalRecord:
+    """Return the evaluation that `eval_row` made `row` of.
+
+    Of that on training images a row has top-1 and loss alone: the rest is no number, and how many there were is 0.
+    """
+    averaged = {name.removeprefix("ema_"): row[name] for name in _AVERAGED} if _AVERAGED[0] in row else None
+    report = EvalReport(
+        val=EvalResult(**{name: row[name] for name in _RESULT}),
+        ema=EvalResult(images=row["images"], **averaged) if averaged else None,
+        train=EvalResult(images=0, top1=row["train_top1"], top5=math.nan, loss=row["train_loss"])
+        if "train_top1" in row
+        else None,
+    )
+    return EvalRecord(**{name: row[name] for name in _PLACE}, report=report)
+
+
 class LogSink(Protocol):
     """Take note of what happens."""
 
@@ -93,155 +108,24 @@ class LogSink(Protocol):
         """Take one line that a person should read, and that does not end the run; also before `started`."""
         ...
 
-    def close(self) -> None:
-        """Write what is left and let go."""
+    def finished(self, result: RunResult) -> None:
+        """Take the result of a run that has ended, or that leaves to go on later; not that of one that failed."""
         ...
 
-
-class FileSink:
-    """`steps.jsonl`, `evals.jsonl`, `warnings.jsonl`, `metrics.csv`, and `classes.csv` and `confusion.csv` of the last
-    evaluation.
-
-    Rows after `resume_step` are dropped, and evaluations after `last_eval`: they will come again. Warnings stay, with
-    the time of `now` (seconds since 1970), and their file appears with the first. `columns` are those of `metrics.csv`.
-    """
-
-    def __init__(
-        self,
-        rundir: RunDir,
-        resume_step: int,
-        columns: Sequence[str],
-        now: Callable[[], float] = unix_s,
-        *,
-        last_eval: int | None = None,
-    ) -> None:
-        self._rundir = rundir
-        self._now = now
-        self._steps = _reopened(rundir.steps, resume_step)
-        self._evals = _reopened(rundir.evals, resume_step if last_eval is None else last_eval)
-        table = io.StringIO(newline="")
-        rows = csv.DictWriter(table, columns)
-        rows.writeheader()
-        rows.writerows(read_lines(rundir.evals))
-        write_atomic(rundir.metrics, table.getvalue())
-        self._metrics = rundir.metrics.open("a", newline="", encoding="utf-8")
-        self._rows = csv.DictWriter(self._metrics, columns)
-
-    def started(self, plan: Plan, step: int) -> None:
-        """Do nothing: the plan has a file of its own."""
-
-    def step(self, record: StepRecord) -> None:
-        """Append a line to `steps.jsonl`."""
-        _append(self._steps, asdict(record))
-
-    def evaluated(self, record: EvalRecord) -> None:
-        """Append a line to `evals.jsonl` and a row to `metrics.csv`, and renew the tables of the classes."""
-        row = eval_row(record)
-        _append(self._evals, row)
-        self._rows.writerow(row)
-        self._metrics.flush()
-        if record.report.classes is not None:
-            self._rundir.write_classes(record.report.classes)
-
-    def warned(self, message: str) -> None:
-        """Append a line to `warnings.jsonl`."""
-        append_line(self._rundir.warnings, {"unix_s": round(self._now(), 3), "message": message})
-
     def close(self) -> None:
-        """Close the files."""
-        for file in (self._steps, self._evals, self._metrics):
-            file.close()
-
-
-class TensorBoardSink:
-    """Event files for TensorBoard."""
-
-    def __init__(self, rundir: RunDir, resume_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(rundir.tensorboard), purge_step=resume_step + 1)
-
-    def started(self, plan: Plan, step: int) -> None:
-        """Do nothing: TensorBoard shows no plan."""
-
-    def step(self, record: StepRecord) -> None:
-        """Write loss, learning rate and images/s."""
-        self._scalars(
-            {"train/loss": record.loss, "train/lr": record.lr, "images_per_s": record.images_per_s}, record.step
-        )
-
-    def evaluated(self, record: EvalRecord) -> None:
-        """Write what came out: of the weights as they are, averaged, and on training images."""
-        report = record.report
-        for tag, result in (("val", report.val), ("ema", report.ema)):
-            if result is not None:
-                values = result.model_dump(exclude={"images"}, exclude_none=True)
-                self._scalars({f"{tag}/{name}": value for name, value in values.items()}, record.step)
-        if report.train is not None and report.gap is not None:
-            scalars = {"train_eval/top1": report.train.top1, "train_eval/loss": report.train.loss, "gap": report.gap}
-            self._scalars(scalars, record.step)
-
-    def warned(self, message: str) -> None:
-        """Do nothing: a warning is no curve."""
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
-
-    def _scalars(self, values: dict[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-
-class Unfailing:
-    """Pass everything to `inner`; a disk that refuses it is a warning to `others`, and not the end of the run.
-
-    One warning stands for all refusals in a row. What was refused stays in the files' buffers, is tried again with
-    the next record, and is lost when it comes to more than they hold.
-    """
-
-    def __init__(self, inner: LogSink, others: LogSink) -> None:
-        self._inner = inner
-        self._others = others
-        self._has_failed = False
-
-    def started(self, plan: Plan, step: int) -> None:
-        """Pass the plan on."""
-        self._try(lambda: self._inner.started(plan, step))
-
-    def step(self, record: StepRecord) -> None:
-        """Pass a logged step on."""
-        self._try(lambda: self._inner.step(record))
-
-    def evaluated(self, record: EvalRecord) -> None:
-        """Pass an evaluation on."""
-        self._try(lambda: self._inner.evaluated(record))
-
-    def warned(self, message: str) -> None:
-        """Pass a warning on."""
-        self._try(lambda: self._inner.warned(message))
-
-    def close(self) -> None:
-        """Close it."""
-        self._try(self._inner.close)
-
-    def _try(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            if not self._has_failed:
-                what = error.strerror or str(error)
-                self._others.warned(f"log: a record cannot be written: {what} (training goes on; mend it to have more)")
-            self._has_failed = True
-        else:
-            self._has_failed = False
+        """Write what is left and let go. Nothing comes after it."""
+        ...
 
 
 @dataclass(frozen=True)
 class Sinks:
-    """Several sinks as one; none at all on ranks other than 0."""
+    """Several sinks as one; none at all on ranks other than 0.
+
+    Before the first is closed, all `ends` are called: so those that take long to end do so at once.
+    """
 
     sinks: Sequence[LogSink]
+    ends: Sequence[Callable[[], None]] = ()
 
     def started(self, plan: Plan, step: int) -> None:
         """Pass the plan on."""
@@ -263,8 +147,15 @@ class Sinks:
         for sink in self.sinks:
             sink.warned(message)
 
+    def finished(self, result: RunResult) -> None:
+        """Pass the result on."""
+        for sink in self.sinks:
+            sink.finished(result)
+
     def close(self) -> None:
         """Close all."""
+        for end in self.ends:
+            end()
         for sink in self.sinks:
             sink.close()
 
@@ -295,52 +186,18 @@ class FileTrace:
     """Write sample indices, and a CRC-32 of each image's augmented pixels, a line a step."""
 
     def __init__(self, rundir: RunDir, rank: int, resume_step: int) -> None:
-        self._file = _reopened(rundir.samples(rank), resume_step - 1)
+        self._file = reopened(rundir.samples(rank), resume_step - 1)
 
     def record(self, step: int, batch: Batch) -> None:
         """Append a line for `step`."""
         crc32 = [zlib.crc32(image.numpy().tobytes()) for image in batch.images]
-        _append(self._file, {"step": step, "samples": batch.indices.tolist(), "crc32": crc32})
+        add(self._file, {"step": step, "samples": batch.indices.tolist(), "crc32": crc32})
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def build_sinks(
-    rundir: RunDir, recipe: Recipe, resume_step: int, extra: Sequence[LogSink], *, last_eval: int | None = None
-) -> Sinks:
-    """Return rank 0's sinks: files, TensorBoard as asked, and `extra` ones such as a terminal's."""
-    others = Sinks(extra)
-    sinks: list[LogSink] = [FileSink(rundir, resume_step, eval_columns(recipe), last_eval=last_eval)]
-    if recipe.log.tensorboard != "off" and _has_tensorboard():
-        sinks.append(TensorBoardSink(rundir, resume_step))
-    return Sinks([*(Unfailing(sink, others) for sink in sinks), *extra])
-
-
-def require_tensorboard(log: Log) -> None:
-    """Raise `RecipeError` when TensorBoard is asked for and not installed."""
-    if log.tensorboard == "on" and not _has_tensorboard():
-        raise RecipeError("log.tensorboard: on, but it is not installed (pip install 'paceline[tensorboard]')")
-
-
-def _has_tensorboard() -> bool:
-    found = importlib.util.find_spec("tensorboard")
-    return found is not None and found.origin is not None  # a mere folder of that name is no package
-
-
 def build_trace(log: Log, rundir: RunDir, rank: int, resume_step: int) -> SampleTrace:
     """Return what records the samples of `rank`: a file when `log.samples` asks for it."""
     return FileTrace(rundir, rank, resume_step) if log.samples else NoTrace()
-
-
-def _reopened(path: Path, last_step: int) -> IO[str]:
-    """Open a JSON-lines file to append to, with the records up to `last_step` that it already has."""
-    kept = [record for record in read_lines(path) if record["step"] <= last_step]
-    write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
-    return path.open("a", encoding="utf-8")
-
-
-def _append(file: IO[str], record: dict[str, Any]) -> None:
-    file.write(json.dumps(record) + "\n")
-    file.flush()

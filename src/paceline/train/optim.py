@@ -1,13 +1,15 @@
-"""Build the optimizer that a recipe asks for: torch's own where torch has it, else one of ours."""
+"""Build the optimizer that a recipe asks for: torch's own where torch has it, else one of ours, or a user's."""
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.core.errors import RecipeError
+from paceline.recipe.own import OPTIMIZER, Own
 from paceline.recipe.schema import optim as schema
 from paceline.train.optimizers.groups import Group, muon_groups, parameter_groups
 from paceline.train.optimizers.lamb import Lamb
@@ -28,10 +30,12 @@ def build_optimizer(
     """Return the optimizer of the trainable ones of `named_parameters`, at the learning rate `section.lr`.
 
     `device_type` is where they are, cpu or cuda. The order of groups and parameters follows from that of the model.
-    Every group has an `lr_factor`, see `set_lr`. Raise `RecipeError` for a setting that has no effect on these
-    parameters, or that sharded ones (of FSDP) do not allow.
+    Every group has an `lr_factor`, see `set_lr`. Raise `RecipeError` for a network that trains nothing, and for a
+    setting that has no effect on these parameters, or that sharded ones (of FSDP) do not allow.
     """
     parameters = [parameter for _, parameter in named_parameters if parameter.requires_grad]
+    if not parameters:
+        raise RecipeError("model.name: the network has no parameter that is trained (give it one with requires_grad)")
     is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
     optimizer = _build(section, parameters, device_type, is_sharded=is_sharded)
     set_lr(optimizer.param_groups, section.lr)
@@ -39,9 +43,30 @@ def build_optimizer(
 
 
 def set_lr(groups: Iterable[Group], lr: float) -> None:
-    """Give every parameter group the learning rate `lr` times its `lr_factor`."""
+    """Give every parameter group the learning rate `lr` times its `lr_factor`, on the device where it lives there."""
     for group in groups:
-        group["lr"] = lr * group["lr_factor"]
+        own = lr * group["lr_factor"]
+        if isinstance(group.get("lr"), Tensor):
+            group["lr"].fill_(own)
+        else:
+            group["lr"] = own
+
+
+def keep_lr_on_device(optimizer: torch.optim.Optimizer) -> None:
+    """Keep every group's learning rate beside its parameters, float32 []: a captured step reads it there."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=group["params"][0].device)
+
+
+def reads_lr_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of `optimizer` leaves a learning rate on the device to the device.
+
+    Ours do, and of torch's the fused ones: the others ask for its value, and some count their steps on the host.
+    """
+    match optimizer:
+        case torch.optim.SGD() | torch.optim.Adam():  # AdamW among them
+            return all(group["fused"] for group in optimizer.param_groups)
+    return isinstance(optimizer, NovoGrad | Lars | Lamb | Muon | ScheduleFree)
 
 
 def _build(
@@ -53,6 +78,8 @@ def _build(
             return _torchs(section, parameter_groups(section, parameters), kernels)
         case schema.Muon():
             return _muon(section, parameters, is_sharded=is_sharded)
+        case schema.OwnOptim():
+            return _own(section, parameter_groups(section, parameters))
         case _:
             return _others(section, parameter_groups(section, parameters))
 
@@ -92,6 +119,22 @@ def _muon(section: schema.Muon, parameters: list[nn.Parameter], *, is_sharded: b
     dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.bfloat16
     steps, rescale = section.newton_schulz_steps, section.rescale
     return Muon(groups, lr=section.lr, newton_schulz_steps=steps, rescale=rescale, dtype=dtype)
+
+
+def _own(section: schema.OwnOptim, groups: list[Group]) -> torch.optim.Optimizer:
+    own = Own("optim", section.name, section.args, OPTIMIZER)
+    optimizer = own.make(groups, lr=section.lr)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise own.lacks(f"makes a {type(optimizer).__name__}, not a torch.optim.Optimizer (derive it from that)")
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError as error:
+        raise own.lacks(f"cannot be used: its step() needs more than gradients: {error} (take another)") from None
+    if any("lr_factor" not in group for group in optimizer.param_groups):
+        raise own.lacks(
+            "does not keep the groups it is given (hand them to torch.optim.Optimizer.__init__ as they are)"
+        )
+    return optimizer
 
 
 def _kernels(section: schema.Sgd | schema.Adam, device_type: str, *, is_sharded: bool) -> dict[str, bool]:

@@ -115,9 +115,15 @@ class Parts:
             model = synchronise_norms(model, self.device)
         return model.to(memory_format=self._memory_format)
 
-    def placement(self, precision: Precision) -> Placement:
-        """Return what brings batches to the device and normalises them there."""
-        return self._placement(self.device, precision.dtype)
+    @property
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation per channel, of pixels in [0, 1], that both splits are normalised by."""
+        data, info = self.recipe.data, self.datasets.train.info
+        return (info.mean if data.mean == "auto" else data.mean, info.std if data.std == "auto" else data.std)
+
+    def placement(self, dtype: torch.dtype) -> Placement:
+        """Return what brings batches to the device and normalises them there, to `dtype`."""
+        return self._placement(self.device, dtype)
 
     def train_loader(self, place: Placement) -> Loader:
         """Return this rank's part of the exact order, timed where the run is; `place` is for batches that stay."""
@@ -136,9 +142,16 @@ class Parts:
             return loader
         return ReplayedLoader(loader, NUM_REPLAYED, place.keep if data.replay == "device" else as_it_is)
 
-    def finish(self, precision: Precision) -> Finish:
-        """Return what is done to placed batches before the model sees them."""
-        place = self.placement(precision)
+    def eval_loader(self, source: Source, num_images: int) -> tuple[Loader, int]:
+        """Return this rank's part of an evaluation of `num_images` of `source`, and how many batches that is."""
+        plan, world = self.plan, self.world
+        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, of=len(source))
+        loader = build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, self._loader_options)
+        return self._closed(loader), shard.num_batches
+
+    def finish(self, dtype: torch.dtype) -> Finish:
+        """Return what is done to placed batches before the model sees them, in `dtype`."""
+        place = self.placement(dtype)
         return build_finish(self.recipe.data, place, self.plan.num_classes, on_device=self._loader_options.on_device)
 
     def judge(
@@ -165,16 +178,13 @@ class Parts:
         return Judge(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))
 
     def _evaluator(self, precision: Precision, strategy: Strategy, source: Source, num_images: int) -> Evaluator:
-        plan, world = self.plan, self.world
-        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, of=len(source))
+        loader, num_batches = self.eval_loader(source, num_images)
         return Evaluator(
-            loader=self._closed(
-                build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, self._loader_options)
-            ),
-            num_batches=shard.num_batches,
+            loader=loader,
+            num_batches=num_batches,
             num_images=num_images,
             class_names=self.datasets.train.info.class_names,
-            place=self.placement(precision),
+            place=self.placement(precision.dtype),
             precision=precision,
             strategy=strategy,
             device=self.device,
@@ -195,10 +205,7 @@ class Parts:
         return torch.cat([place.normalise(batch.images) for batch in loader.batches(0, shard.num_batches)])
 
     def _placement(self, device: torch.device, dtype: torch.dtype) -> Placement:
-        data, info = self.recipe.data, self.datasets.train.info
-        mean = info.mean if data.mean == "auto" else data.mean
-        std = info.std if data.std == "auto" else data.std
-        return Placement(device, dtype, mean, std, self._memory_format)
+        return Placement(device, dtype, *self.statistics, self._memory_format)
 
     @property
     def _loader_options(self) -> LoaderOptions:

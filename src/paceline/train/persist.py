@@ -1,7 +1,7 @@
 """What a checkpoint must hold of a run: everything that the next step depends on, and nothing else."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from paceline.core.errors import CheckpointError
 from paceline.parallel.strategy import Strategy
 from paceline.train.average import Average
 from paceline.train.checkpoint import Snapshot, load_optimizer, load_part, model_tensors, optimizer_tensors, read_state
+from paceline.train.optimizers.counters import OF_GROUPS, Counters, NoCounters
 from paceline.train.optimizers.schedule_free import ScheduleFree
 from paceline.train.precision import Precision
 from paceline.train.schedule import Schedule
@@ -28,12 +29,16 @@ class Persistent:
     precision: Precision
     average: Average
     strategy: Strategy
+    counters: Counters = field(default_factory=NoCounters)
 
     def capture(self, state: TrainState, facts: Mapping[str, Any]) -> Snapshot:
-        """Return the state of all parts, gathered from all ranks, which must all call it; `facts` go along."""
+        """Return the state of all parts, gathered from all ranks, which must all call it; `facts` go along.
+
+        Raise `RecipeError` where a user's own optimizer keeps what cannot be held.
+        """
         tensors = {
             "model": model_tensors(self.model),
-            "optimizer": optimizer_tensors(self.optimizer),
+            "optimizer": {**optimizer_tensors(self.optimizer), **self.counters.tensors()},
             "precision": self.precision.weights.tensors(),
             "average": self.average.tensors(),
         }
@@ -41,6 +46,7 @@ class Persistent:
             "train": state.to_dict(),
             "schedule": self.schedule.state(),
             "scale": self.precision.scale.state(),
+            **self.counters.values(),
             **facts,
         }
         # An optimizer may have no state yet, but its part is always there.
@@ -61,26 +67,32 @@ class Persistent:
             raise CheckpointError(f"{checkpoint}: is of another run or paceline: {first} (train it again)") from None
 
     def _restored(self, checkpoint: Path) -> TrainState:
-        load_optimizer(self.optimizer, load_part(checkpoint, "optimizer"), shard_like=self.strategy.shard_like)
+        moments, values = load_part(checkpoint, "optimizer"), read_state(checkpoint)
+        of_parameters = {name: tensor for name, tensor in moments.items() if not name.startswith(OF_GROUPS)}
+        load_optimizer(self.optimizer, of_parameters, shard_like=self.strategy.shard_like)
+        self.counters.load(values, moments)
         for name, part in (("precision", self.precision.weights), ("average", self.average)):
             part.load(self._sharded(load_part(checkpoint, name), part.tensors()))
-        values = read_state(checkpoint)
         self.schedule.load(values["schedule"])
         self.precision.scale.load(values["scale"])
         return TrainState.from_dict(values["train"])
-
-    def restore_average(self, checkpoint: Path) -> None:
-        """Take over only what judging needs: the averaged weights, wherever they are kept, if there are any."""
-        if isinstance(self.optimizer, ScheduleFree):
-            load_optimizer(self.optimizer, load_part(checkpoint, "optimizer"), shard_like=self.strategy.shard_like)
-        elif self.average.exists:
-            tensors = load_part(checkpoint, "average")
-            if not tensors:
-                raise CheckpointError(f"train.ema: {checkpoint} keeps no averaged weights (set train.ema=off)")
-            self.average.load(tensors)
 
     def _sharded(self, full: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
             name: self.strategy.shard_like(tensor, own[name]) if name in own else tensor
             for name, tensor in full.items()
         }
+
+
+def load_average(checkpoint: Path, average: Average, optimizer: torch.optim.Optimizer | None) -> None:
+    """Take over only what judging needs: the averaged weights, wherever they are kept, if there are any.
+
+    They are whole, as is the model they are of. Raise `CheckpointError` where `average` is to be and is not kept.
+    """
+    if isinstance(optimizer, ScheduleFree):
+        load_optimizer(optimizer, load_part(checkpoint, "optimizer"))
+    elif average.exists:
+        tensors = load_part(checkpoint, "average")
+        if not tensors:
+            raise CheckpointError(f"train.ema: {checkpoint} keeps no averaged weights (set train.ema=off)")
+        average.load(tensors)

@@ -7,6 +7,7 @@ from typing import Any
 from paceline.core.errors import DataError, PacelineError, RecipeError
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir, write_atomic
+from paceline.recipe.code_identity import changed_code, code_identity
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import write_text
@@ -67,6 +68,14 @@ def check_dataset(checkpoint: Path, digest: str) -> None:
             f"data.source: is not the data set that {checkpoint} was trained on: images, labels or classes have "
             f"changed (bring them back, or start a new run)"
         )
+
+
+def other_code(checkpoint: Path, recipe: Recipe) -> list[str]:
+    """Return a sentence for each part of a user's own whose file was another one when `checkpoint` was written."""
+    held = read_state(checkpoint).get("own_parts")
+    before = {name: each for name, each in held.items() if isinstance(each, dict)} if isinstance(held, dict) else {}
+    others = changed_code(before, code_identity(recipe))
+    return [f"resumed with other code of {name}: its file has changed" for name in others]
 
 
 def open_rundir(rundir: RunDir, recipe: Recipe) -> None:

@@ -9,14 +9,11 @@ from pathlib import Path
 
 from torch import nn
 
-from paceline.core.dataset import Datasets
 from paceline.core.results import EvalReport, RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.stages import FINISH
 from paceline.core.world import World
 from paceline.data.identity import dataset_digest
-from paceline.data.sources.build import build_datasets
-from paceline.data.stage import staged
 from paceline.measure.alarm import Alarm
 from paceline.measure.machine import describe_machine
 from paceline.measure.rate import Stopwatch
@@ -30,17 +27,21 @@ from paceline.parallel.group import Meeting, joined, meeting, once_a_node
 from paceline.parallel.heartbeat import watched
 from paceline.parallel.replicas import build_replicas
 from paceline.parallel.strategy import Strategy, build_strategy
+from paceline.recipe.own import check_own_parts
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.parallel import Parallel
+from paceline.recipe.trust import permitted
 from paceline.train.average import build_average
+from paceline.train.averaged import averaged
 from paceline.train.bad_images import BadImages
 from paceline.train.books import Books, checkpoints_of, open_books, open_telemetry
 from paceline.train.cadence import Cadence
+from paceline.train.captured import build_step, choose_graphs
 from paceline.train.checkpoint import load_model, model_tensors, weights_sha256
 from paceline.train.compiled import compiled
 from paceline.train.deadline import Deadline, build_deadline
 from paceline.train.engine import StepSeed, Trainer
+from paceline.train.graph import Graphs
 from paceline.train.guard import Reporter, build_guard
 from paceline.train.job import Invocation, Job
 from paceline.train.journal import Journal
@@ -48,17 +49,21 @@ from paceline.train.logsink import build_trace
 from paceline.train.loss import CrossEntropy
 from paceline.train.meter import Measured, Meter, build_meter
 from paceline.train.optim import build_optimizer
+from paceline.train.optimizers.counters import build_counters
 from paceline.train.orders import Council
 from paceline.train.outcome import Around, summarise
 from paceline.train.parts import Parts
 from paceline.train.persist import Persistent
 from paceline.train.precision import Precision
 from paceline.train.probe import Probe
+from paceline.train.reading import Read, read_judged, read_own, silent
 from paceline.train.rehearsal import rehearsal
-from paceline.train.resume import check_dataset, check_rundir, finished, is_of_launch
+from paceline.train.resume import check_dataset, check_rundir, finished, is_of_launch, other_code
 from paceline.train.saver import Saver
 from paceline.train.schedule import build_schedule
+from paceline.train.sinks.build import require_sinks
 from paceline.train.state import TrainState
+from paceline.train.step import PlainStep
 from paceline.train.stopping import build_stop_rule
 from paceline.train.undo import build_undo
 from paceline.train.update import Update
@@ -88,13 +93,36 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         whereabouts = Whereabouts()
         held.enter_context(watched(met, recipe.parallel, whereabouts, interrupts, rundir.stacks(world.rank)))
         job = Job(rundir, invocation, met, whereabouts)
-        with _parts(recipe, met, world.world_size, whereabouts.waits) as parts:
-            return _train(parts.noting(*changes), job, start_from=_start(parts, job) if resume else "")
+        check_own_parts(recipe)
+        if world.is_main:
+            require_sinks(recipe.log)
+        with _parts(recipe, met, partial(read_own, recipe), world.world_size, whereabouts.waits) as parts:
+            start_from = _start(parts, job) if resume else ""
+            if start_from and world.is_main:
+                changes = [*changes, *other_code(Path(start_from), recipe)]
+            return _train(parts.noting(*changes), job, start_from=start_from)
 
 
-def evaluate(recipe: Recipe, world: World, checkpoint: Path) -> EvalReport:
-    """Evaluate the weights in `checkpoint`, raw and averaged, on the data of `recipe`, as one rank of `world`."""
-    with meeting(world, recipe.parallel) as met, _parts(recipe, met, train_ranks=1) as parts:
+def evaluate(
+    recipe: Recipe,
+    world: World,
+    checkpoint: Path,
+    *,
+    own: Recipe,
+    say: Callable[[str], None],
+    own_code: bool = False,
+) -> EvalReport:
+    """Evaluate the weights in `checkpoint`, raw and averaged, on the data of `recipe`, as one rank of `world`.
+
+    They are of a run of `own`. Where `recipe` names another data set, its classes are matched with theirs by name, and
+    rank 0 has to `say` so. Raise `RecipeError` for a network or data set that is code which the run names, unless
+    `own_code` says that it may run; other code that it names is not imported.
+    """
+    read = partial(read_judged, recipe, own, checkpoint, say if world.is_main else silent)
+    with meeting(world, recipe.parallel) as met, contextlib.ExitStack() as held:
+        for part in permitted(recipe, own, ("model", "data.source"), own_code=own_code):
+            part.load()
+        parts = held.enter_context(_parts(recipe, met, read, train_ranks=1))
         # The training batch need not divide over the ranks that evaluate, so the plan is that of one.
         if recipe.data.eval_batch_size == "auto":
             eval_batch = -(-parts.plan.eval_batch // world.world_size)
@@ -103,16 +131,16 @@ def evaluate(recipe: Recipe, world: World, checkpoint: Path) -> EvalReport:
         model = parts.model(precision, is_new=False)
         load_model(checkpoint, model)
         strategy = build_strategy(Parallel(), world, parts.device)  # weights are whole here, however they were trained
-        persistent = _persistent(parts, model, precision, strategy)
-        persistent.restore_average(checkpoint)
-        report = parts.judge(precision, strategy, persistent.average)(model)
+        report = parts.judge(precision, strategy, averaged(recipe, model, precision, checkpoint))(model)
         assert report is not None, "nothing ends an evaluation that stands alone"
         return report
 
 
 @contextlib.contextmanager
-def _parts(recipe: Recipe, met: Meeting, train_ranks: int, waits: Callable[[], None] = lambda: None) -> Iterator[Parts]:
-    """Choose the device, join the ranks, read the data and make the plan of training on `train_ranks`.
+def _parts(
+    recipe: Recipe, met: Meeting, read: Read, train_ranks: int, waits: Callable[[], None] = lambda: None
+) -> Iterator[Parts]:
+    """Choose the device, join the ranks, `read` the data and make the plan of training on `train_ranks`.
 
     `waits` is called now and then while another rank reads the data.
     """
@@ -120,7 +148,7 @@ def _parts(recipe: Recipe, met: Meeting, train_ranks: int, waits: Callable[[], N
     device = choose_device(recipe.parallel, world)
     set_threads(recipe.parallel, world)
     with joined(met, recipe.parallel, device), contextlib.ExitStack() as held:
-        datasets = once_a_node(met, partial(_datasets, recipe.data, held), waits)
+        recipe, datasets = once_a_node(met, partial(read, held), waits)
         parts = Parts.derive(recipe, world, device, datasets, held, train_ranks)
         check_model(recipe.model, parts.plan)
         parts.check_room()
@@ -139,21 +167,18 @@ def _start(parts: Parts, job: Job) -> str:
     return job.met.share("start_from", str(newest or ""))
 
 
-def _datasets(data: Data, held: contextlib.ExitStack, is_first: bool) -> Datasets:
-    """Read both splits; the first rank of a node fetches or stages them. A staged copy stands while it is `held`."""
-    skip_bad = data.on_bad_image == "skip"
-    section = held.enter_context(staged(data.source, data.stage, is_first=is_first, skip_bad=skip_bad))
-    return build_datasets(section, may_download=is_first, skip_bad=skip_bad)
-
-
 @dataclass(frozen=True)
 class _Ready:
-    """A model that is ready to train: what it is called through, what persists, and where it goes on from."""
+    """A model that is ready to train: what it is called through, what persists, and where it goes on from.
+
+    `graphs` are what its steps are captured by; None where they run as they are.
+    """
 
     replica: nn.Module
     persistent: Persistent
     state: TrainState
     compile_s: float
+    graphs: Graphs | None
 
 
 def _ready(parts: Parts, start_from: str) -> tuple[Parts, _Ready]:
@@ -175,70 +200,75 @@ def _ready(parts: Parts, start_from: str) -> tuple[Parts, _Ready]:
     replica = compiled(strategy.prepare(model), recipe.train.compile)
     persistent = _persistent(parts, model, precision, strategy)
     state = persistent.restore(Path(start_from)) if start_from else TrainState()
-    step = partial(rehearsal, model, replica, parts.placement(precision), precision, parts.plan, state.step)
+    step = partial(rehearsal, model, replica, parts.placement(precision.dtype), precision, parts.plan, state.step)
     compiling = Timer()
     if recipe.train.compile != "off":
         with compiling.turn():
             step()
     strategy.rehearse(step)
-    return parts, _Ready(replica, persistent, state, compiling.total_s)
+    graphs, why_not = choose_graphs(recipe, parts.world, parts.device, persistent.optimizer)
+    return parts.noting(why_not), _Ready(replica, persistent, state, compiling.total_s, graphs)
 
 
 def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
     parts, ready = _ready(parts, start_from)
     recipe, world, persistent, state = parts.recipe, parts.world, ready.persistent, ready.state
     strategy = persistent.strategy
-
     machine = describe_machine()
     books = open_books(parts, job, persistent, machine, state)  # what is refused before leaves nothing behind
-    job.met.share("opened", "yes")  # the others write into the folder that rank 0 has made
-    job = replace(job, deadline=_deadline(parts, job, books))
-    watch = Stopwatch(state.trained_s)
-    trace = build_trace(recipe.log, job.rundir, world.rank, state.step)
-    journal = Journal(parts.plan, strategy, persistent.schedule, books.sinks, trace, watch, state)
-    agreement = build_agreement(world, 3, job.met.timeout)
-    with (
-        contextlib.closing(journal),
-        contextlib.closing(books.writer),
-        contextlib.closing(agreement),
-        open_telemetry(parts, job, strategy, books.sinks.warned) as telemetry,
-    ):
-        loader = parts.train_loader(parts.placement(persistent.precision))
-        meter = build_meter(parts, job.rundir, strategy, loader, books.sinks.warned)
-        trainer = _trainer(parts, ready, _Running(journal, agreement, meter), books, job)
-        job.whereabouts.where = lambda: (state.step, trainer.clock.where)
-        status = trainer.fit(state)
-        job.whereabouts.where = lambda: (state.step, FINISH)
-        if status == "preempted":
-            job.met.share("saved", "yes")  # a launcher may end all as soon as one has left with 75
-        finishing = Timer()
-        with finishing.turn():
-            measured = meter.read()
-            sha256 = weights_sha256(strategy.gather(model_tensors(persistent.model)))
+    with contextlib.ExitStack() as until_journal:
+        until_journal.callback(books.sinks.close)
+        job.met.share("opened", "yes")  # the others write into the folder that rank 0 has made
+        job = replace(job, deadline=_deadline(parts, job, books))
+        watch = Stopwatch(state.trained_s)
+        trace = build_trace(recipe.log, job.rundir, world.rank, state.step)
+        journal = Journal(parts.plan, strategy, persistent.schedule, books.sinks, trace, watch, state)
+        agreement = build_agreement(world, 3, job.met.timeout)
+        until_journal.pop_all()
+    with contextlib.closing(journal):  # with the sinks, which are told of the result
+        with (
+            contextlib.closing(books.writer),
+            contextlib.closing(agreement),
+            open_telemetry(parts, job, strategy, books.sinks.warned) as telemetry,
+        ):
+            loader = parts.train_loader(parts.placement(persistent.precision.dtype))
+            meter = build_meter(parts, job.rundir, strategy, loader, books.sinks.warned)
+            trainer = _trainer(parts, ready, _Running(journal, agreement, meter), books, job)
+            job.whereabouts.where = lambda: (state.step, trainer.clock.where)
+            status = trainer.fit(state)
+            job.whereabouts.where = lambda: (state.step, FINISH)
+            if status == "preempted":
+                job.met.share("saved", "yes")  # a launcher may end all as soon as one has left with 75
+            finishing = Timer()
+            with finishing.turn():
+                measured = meter.read()
+                sha256 = weights_sha256(strategy.gather(model_tensors(persistent.model)))
 
-    result = summarise(
-        parts,
-        state,
-        sha256,
-        measured,
-        watch,
-        status=status,
-        around=Around(watch.started_s - job.invocation.started_s, ready.compile_s, finishing.total_s),
-        ledger=books.ledger,
-        checkpoints=books.writer.result(),
-        provenance={
-            **machine,
-            "device": parts.device.type,
-            "launcher": world.launcher,
-            "command": job.invocation.command,
-            **job.invocation.provenance,
-            **({"telemetry_missing": telemetry.missing} if telemetry.missing else {}),
-        },
-    )
-    books.ledger.end(state.step, watch.elapsed_s, status)
-    if world.is_main:
-        job.rundir.write_result(result)
-        _add_pictures(parts, job, meter, measured, state)
+        result = summarise(
+            parts,
+            state,
+            sha256,
+            measured,
+            watch,
+            status=status,
+            around=Around(watch.started_s - job.invocation.started_s, ready.compile_s, finishing.total_s),
+            ledger=books.ledger,
+            checkpoints=books.writer.result(),
+            provenance={
+                **machine,
+                "device": parts.device.type,
+                "launcher": world.launcher,
+                "command": job.invocation.command,
+                **job.invocation.provenance,
+                **books.code,
+                **({"telemetry_missing": telemetry.missing} if telemetry.missing else {}),
+            },
+        )
+        books.ledger.end(state.step, watch.elapsed_s, status)
+        if world.is_main:
+            job.rundir.write_result(result)
+            books.sinks.finished(result)
+            _add_pictures(parts, job, meter, measured, state)
     return result
 
 
@@ -286,16 +316,21 @@ def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: 
     bad_images = BadImages(parts.datasets, limit, agreement.union, books.list_bad_image, state.bad_images)
     replicas = build_replicas(recipe.parallel, world, persistent.model, plan.check_replicas_every)
     alarm = Alarm(plan.checkpoint_every_s if world.is_main else 0.0)
-    return Trainer(
-        model=persistent.model,
+    plain = PlainStep(
         replica=ready.replica,
         criterion=CrossEntropy(recipe.train.label_smoothing),
-        update=_update(parts, persistent, reporter),
-        schedule=persistent.schedule,
         precision=precision,
         strategy=strategy,
-        place=parts.placement(precision),
-        finish=parts.finish(precision),
+        place=parts.placement(precision.dtype),
+        finish=parts.finish(precision.dtype),
+        update=_update(parts, persistent, reporter),
+        clock=clock,
+        accumulate=recipe.train.accumulate,
+    )
+    return Trainer(
+        model=persistent.model,
+        step=build_step(plain, ready.graphs, books.sinks.warned),
+        schedule=persistent.schedule,
         loader=running.meter.loader,
         evaluate=parts.judge(precision, strategy, persistent.average, bad_images, job.leaves_evaluation),
         save=Saver(persistent, books.facts, books.writer, lambda: books.ledger.spent(clock.drain())),
@@ -307,7 +342,6 @@ def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: 
         evaluation=Cadence(plan.eval_every, plan.total_steps),
         saving=Cadence(plan.checkpoint_every, plan.total_steps),
         saves=recipe.checkpoint.every != "off",
-        accumulate=recipe.train.accumulate,
         batch_size=plan.batch_size,
         total_steps=plan.total_steps,
     )
@@ -319,7 +353,8 @@ def _persistent(parts: Parts, model: nn.Module, precision: Precision, strategy: 
     named = precision.weights.named(model)
     optimizer = build_optimizer(recipe.optim, named, parts.device.type)
     average = build_average(recipe.train.ema, model, optimizer, named)
-    return Persistent(model, optimizer, build_schedule(recipe.schedule, parts.plan), precision, average, strategy)
+    schedule, counters = build_schedule(recipe.schedule, parts.plan), build_counters(recipe.optim, optimizer)
+    return Persistent(model, optimizer, schedule, precision, average, strategy, counters)
 
 
 def _update(parts: Parts, persistent: Persistent, reporter: Reporter) -> Update:

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +20,6 @@ from paceline.core.process import die_with_parent
 KINDS = ("net", "uts", "pid", "mnt")
 AGENT = "torch.distributed.run"
 HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-POLL_S = 0.02
 
 
 def enter(pid: int) -> None:
@@ -72,7 +70,7 @@ class Rank:
     ) -> None:
         python, unbuffered, *words = args
         assert unbuffered == "-u" and stdout is stderr is None
-        self._rank = forking.Rank(
+        self._rank = forking.Forked(
             [python, *words], env=env, pass_fds=(), stdin=subprocess.DEVNULL, start_new_session=start_new_session
         )
         self.pid = self._rank.pid
@@ -83,12 +81,7 @@ class Rank:
 
     def wait(self, timeout: float) -> int:
         """Return the exit code once there is one, or raise `subprocess.TimeoutExpired`."""
-        deadline_s = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline_s:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            time.sleep(POLL_S)
-        return code
+        return self._rank.wait(timeout)
 
 
 if __name__ == "__main__":

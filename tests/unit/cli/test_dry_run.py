@@ -1,5 +1,7 @@
 """A dry run refuses what the run would refuse."""
 
+import sys
+
 import pytest
 
 from paceline.cli.dry_run import dry_run
@@ -20,4 +22,12 @@ from paceline.recipe.patch import Patch
 def test_what_the_run_would_refuse_is_refused(words, error, reason):
     loaded = load("digits", Patch.parse([*words, "parallel.device=cpu"]))
     with pytest.raises(error, match=reason):
+        dry_run(loaded, World(), 1, as_json=False)
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+def test_a_tracker_that_is_not_installed_is_refused(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    loaded = load("digits", Patch.parse([f"log.sinks=[{name}]", "parallel.device=cpu"]))
+    with pytest.raises(RecipeError, match=rf"log.sinks\[0\]: {name} is not installed"):
         dry_run(loaded, World(), 1, as_json=False)

@@ -36,7 +36,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Put a stand-in for the trainer in place, and return the checkpoints it is given."""
     checkpoints: list[Path] = []
 
-    def work(recipe: object, world: object, checkpoint: Path) -> EvalReport:
+    def work(recipe: object, world: object, checkpoint: Path, **options: object) -> EvalReport:
         checkpoints.append(checkpoint)
         return REPORT
 

@@ -250,3 +250,11 @@ def test_a_file_that_is_nothing_but_half_a_line_begins_anew(tmp_path: Path) -> N
     path.write_bytes(b'{"look"')
     append_line(path, {"look": 1})
     assert list(read_lines(path)) == [{"look": 1}]
+
+
+def test_a_run_that_is_there_is_told_from_what_is_none(tmp_path) -> None:
+    (tmp_path / "recipe.yaml").write_text("")
+    assert RunDir.existing(tmp_path).path == tmp_path
+    for path in (tmp_path / "no", Path("~nobody-here/run"), tmp_path / "recipe.yaml"):
+        with pytest.raises(RecipeError, match=r"is not a run directory \(it has no recipe.yaml; see runs/\)$"):
+            RunDir.existing(path)

@@ -153,3 +153,13 @@ def test_the_memory_of_batches_is_bounded_by_what_is_made_ahead() -> None:
     each = [(Choice("inline", 0), 1), (Choice("device", 0), 0), (Choice("native", 9), 6)]
     each += [(Choice("threads", 3), 7), (Choice("processes", 3), 7)]
     assert [found.memory_bytes(100) for found, _ in each] == [100 * batches for _, batches in each]
+
+
+def test_nvjpeg_is_taken_where_it_is_asked_for_and_needs_a_gpu_and_photographs() -> None:
+    assert chosen(Files(), "cuda", loader="nvjpeg") == Choice("nvjpeg", 3)
+    with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg decodes on a GPU, and this run is on a CPU \(set"):
+        chosen(Files(), "cpu", loader="nvjpeg")
+    with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg decodes photographs, and digits is pixels already"):
+        chosen(ARRAYS, "cuda", loader="nvjpeg")
+    with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg has batches on the GPU from the start, and data\.aug"):
+        chosen(Files(), "cuda", loader="nvjpeg", augment=("flip",), augment_on="host")

@@ -9,7 +9,7 @@ from paceline.models.whitening import fit_to_data
 from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
-SPEEDNETS = ("speednet94", "speednet96")
+SPEEDNETS = ("speednet94", "speednet95", "speednet96")
 
 
 def small(name: str, norm: str = "batch", *, channels: int = 3) -> nn.Module:
@@ -78,14 +78,14 @@ def test_convolutions_start_as_the_identity_on_their_inputs(name):
         shared = min(conv.in_channels, conv.out_channels)
         given = x[:, : conv.in_channels]
         assert torch.equal(conv(given)[:, :shared], given[:, :shared])
-    assert len(convs) == {"speednet94": 6, "speednet96": 9}[name]
+    assert len(convs) == {"speednet94": 6, "speednet95": 6, "speednet96": 9}[name]
 
 
-@pytest.mark.parametrize(("name", "momentum"), [("speednet94", 0.4), ("speednet96", 0.1)])
+@pytest.mark.parametrize(("name", "momentum"), [("speednet94", 0.4), ("speednet95", 0.4), ("speednet96", 0.1)])
 def test_batch_norms_have_a_fixed_scale_and_the_published_constants(name, momentum):
     for norm in ("batch", "sync_batch"):
         norms = [module for module in small(name, norm).modules() if isinstance(module, nn.BatchNorm2d)]
-        assert len(norms) == {"speednet94": 6, "speednet96": 9}[name]
+        assert len(norms) == {"speednet94": 6, "speednet95": 6, "speednet96": 9}[name]
         for module in norms:
             assert (module.momentum, module.eps) == (momentum, 1e-12)
             assert torch.equal(module.weight, torch.ones_like(module.weight))

@@ -11,6 +11,7 @@ from torchvision.ops import StochasticDepth
 from paceline.core.errors import RecipeError
 from paceline.models.zoo import MODEL_NAMES, build_model
 from paceline.recipe.schema.model import Model
+from paceline.recipe.schema.own import OWN
 
 OURS = ", ".join(MODEL_NAMES)
 RESIDUAL = ", ".join(name for name in MODEL_NAMES if not name.startswith("speednet"))
@@ -42,15 +43,19 @@ def test_timm_model_reads_grey_images_into_seven_classes():
     [
         ("resnet18_cifa", "did you mean 'resnet18_cifar'?"),
         ("wideresnet_course:", "did you mean 'wideresnet_course'?"),
-        ("torchvison:resnet18", "did you mean 'torchvision:resnet18'?"),
         ("torchvision:resnet19", "did you mean 'torchvision:resnet18'?"),
         ("timm:mobilenetv3_smal_100", "did you mean 'timm:mobilenetv3_small_100'?"),
-        ("qqq", f"use one of {OURS}, torchvision:NAME or timm:NAME"),
-        ("torchvision:qqqqqqqqqqqqqqqqqqqqqqqq", f"use one of {OURS}, torchvision:NAME or timm:NAME"),
+        ("qqq", f"use one of {OURS}, torchvision:NAME, timm:NAME or {OWN}"),
+        ("torchvision:qqqqqqqqqqqqqqqqqqqqqqqq", f"use one of {OURS}, torchvision:NAME, timm:NAME or {OWN}"),
     ],
 )
 def test_an_unknown_name_is_one_line_with_the_nearest_name(name, hint):
     assert error_of(Model(name=name)) == f"model.name: {name!r} is not a model ({hint})"
+
+
+def test_a_library_that_is_misspelt_is_a_module_that_is_not_there_with_the_nearest_name():
+    expected = "model.name: torchvison:resnet18: there is no module torchvison (did you mean 'torchvision'?)"
+    assert error_of(Model(name="torchvison:resnet18")) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.core.stages import EPOCH_BOUNDARY, EXPOSED, FINISH, PAUSES, STAGES, TRACE, WORK
+from paceline.core.stages import CAPTURE, EPOCH_BOUNDARY, EXPOSED, FINISH, PAUSES, STAGES, TRACE, WORK
 from paceline.parallel.culprit import Sight, account
 
 
@@ -98,7 +98,8 @@ def test_a_rank_that_waits_for_others_in_an_earlier_step_is_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("behind", "ahead"), [(EPOCH_BOUNDARY, "h2d"), ("checkpoint", EPOCH_BOUNDARY), (TRACE, "evaluate"), (TRACE, "h2d")]
+    ("behind", "ahead"),
+    [(EPOCH_BOUNDARY, "h2d"), ("checkpoint", EPOCH_BOUNDARY), (TRACE, "evaluate"), (TRACE, "h2d"), (CAPTURE, "h2d")],
 )
 def test_pauses_have_their_place_in_the_order(behind: str, ahead: str) -> None:
     assert "rank 1 does nothing" in told(at(0, 40, ahead), at(1, 40, behind))

@@ -1,6 +1,8 @@
 """Meeting, and what is missing when ranks do not: one process, and stores without a network."""
 
 import socket
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -63,22 +65,28 @@ def met(store: HashStore, world_size: int) -> set[str]:
 
 
 @pytest.fixture
-def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look again soon for what has come: a store in memory wakes nobody who waits for a key of another thread's."""
-    monkeypatch.setattr("paceline.parallel.rendezvous.NOTICE_S", 0.05)
+def store() -> Iterator[HashStore]:
+    """Return a store that wakes who waits for a key. One in memory does so when some key is set, not when one is added
+    to, as one with a server does."""
+    store, is_over = HashStore(), threading.Event()
+
+    def wake() -> None:
+        while not is_over.wait(0.01):
+            store.set("waking", "")
+
+    with ThreadPoolExecutor(1) as waking:
+        waking.submit(wake)
+        yield store
+        is_over.set()
 
 
-@pytest.mark.usefixtures("looking_often")
-def test_ranks_that_are_started_again_meet_anew_in_the_store_that_others_have_left() -> None:
+def test_ranks_that_are_started_again_meet_anew_in_the_store_that_others_have_left(store: HashStore) -> None:
     """The order in which they come is the threads', and each of the later ranks finds the keys of those before."""
-    store = HashStore()
     assert [met(store, 4) for _ in range(3)] == [{"meeting1"}, {"meeting2"}, {"meeting3"}]
 
 
-@pytest.mark.usefixtures("looking_often")
 @pytest.mark.parametrize("left", [{"here/0": ""}, {"here/0": "", "here/1": "", "missing": "rank 2"}])
-def test_a_meeting_that_came_to_nothing_is_not_gone_on_with(left: dict[str, str]) -> None:
-    store = HashStore()
+def test_a_meeting_that_came_to_nothing_is_not_gone_on_with(store: HashStore, left: dict[str, str]) -> None:
     store.add("paceline/meetings", 1)
     for name, value in left.items():
         store.set(f"meeting1/{name}", value)

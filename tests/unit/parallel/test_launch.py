@@ -23,6 +23,12 @@ def environ() -> dict[str, str]:
     return dict(os.environ)
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the others little time after a failure."""
+    monkeypatch.setattr("paceline.parallel.launch._GRACE_S", 0.5)
+
+
 def test_every_rank_gets_its_place_and_success_is_zero(tmp_path: Path) -> None:
     text = f"open('{tmp_path}/' + os.environ['RANK'], 'w').write(os.environ['WORLD_SIZE'] + os.environ['LOCAL_RANK'])"
     assert launch(program(text), 3, environ()) == Ended(0)
@@ -47,6 +53,7 @@ def test_the_code_of_the_rank_that_explained_itself_is_the_runs(codes: list[int]
 
 
 # matrix: 10
+@pytest.mark.usefixtures("brief")
 def test_a_killed_rank_is_named_and_the_others_end_with_it() -> None:
     started = time.monotonic()
     ended = launch(program("os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)"), 3, environ())
@@ -55,9 +62,11 @@ def test_a_killed_rank_is_named_and_the_others_end_with_it() -> None:
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.usefixtures("brief")
 def test_ranks_that_outlive_a_failure_are_ended(tmp_path: Path) -> None:
     text = f"open('{tmp_path}/pid', 'w').write(str(os.getpid())) if rank == 0 else None\n"
-    text += "time.sleep(600) if rank == 0 else (time.sleep(0.5), sys.exit(3))"
+    text += f"while rank == 0 or not os.path.exists('{tmp_path}/pid'): time.sleep(0.01)\n"
+    text += "time.sleep(0.1)\nsys.exit(3)"
     assert launch(program(text), 2, environ()) == Ended(3)
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
@@ -150,9 +159,10 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     assert took < 5.0
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_rank_that_leaves_by_itself_is_given_time_for_the_others_to_save() -> None:
     """Only one rank was told to stop, by someone else; the others know from it."""
-    text = "sys.exit(75) if rank == 1 else (time.sleep(6), sys.exit(75))"  # longer than after a failure
+    text = "sys.exit(75) if rank == 1 else (time.sleep(1.5), sys.exit(75))"  # longer than after a failure
     assert launch(program(text), 2, environ()) == Ended(PREEMPTED)
 
 

@@ -18,10 +18,10 @@ OF_ADAM = (
 )
 WITH_MOMENTUM = "lars, muon, rmsprop, schedule_free, sgd"
 WITH_FINAL = "cosine, linear, one_cycle, polynomial"
-OPTIMIZERS = "sgd, adam, adamw, rmsprop, novograd, lars, lamb, muon, schedule_free"
+OPTIMIZERS = "sgd, adam, adamw, rmsprop, novograd, lars, lamb, muon, schedule_free, package.module:Name"
 AUGMENTS = (
     "pad_crop, flip, rotate, affine, color_jitter, rand_augment, trivial_augment, random_erasing, cutout, "
-    "random_resized_crop, resize, mixup, cutmix"
+    "random_resized_crop, resize, mixup, cutmix, package.module:Name"
 )
 
 UNKNOWN_KEYS = [
@@ -40,7 +40,7 @@ UNKNOWN_KEYS = [
     (["data.augment=[rotate, {name: flip, pp: 1}]"], "data.augment[1].pp: is not a field (did you mean 'p'?)"),
     (["train.stop={top: 0.5, top1: 0.5}"], "train.stop.top: is not a field (did you mean 'top1'?)"),
     (["log.tensorbord=on"], "log.tensorbord: is not a field (did you mean 'tensorboard'?)"),
-    (["log.xyz=on"], "log.xyz: is not a field (one of every, tensorboard, samples, worst, report)"),
+    (["log.xyz=on"], "log.xyz: is not a field (one of every, tensorboard, sinks, samples, worst, report)"),
 ]
 
 WRONG_VALUES = [

@@ -29,9 +29,11 @@ EXPECTED = {
     *SC20_PEAK_LR,
     "cifar-base",
     "cifar10-94",
+    "cifar10-95",
     "cifar10-96",
     "cifar10-cpu",
     "cifar10-resnet18",
+    "cifar100-75",
     "cifar100-78",
     "course/wideresnet-cifar10-assessment",
     "course/wideresnet-fashion",
@@ -114,9 +116,9 @@ def flat(values, prefix=""):
     return leaves
 
 
-def test_there_are_39_presets_and_they_are_the_files_of_the_folder():
+def test_there_are_41_presets_and_they_are_the_files_of_the_folder():
     files = [path for path in PRESETS.rglob("*") if path.is_file()]
-    assert len(NAMES) == 39
+    assert len(NAMES) == 41
     assert set(NAMES) == EXPECTED
     assert sorted(f"{name}.yaml" for name in NAMES) == sorted(str(path.relative_to(PRESETS)) for path in files)
 

@@ -94,7 +94,9 @@ def test_only_what_cannot_be_guessed_is_required():
     required = {f"{name}.{key}" for name, section in SECTIONS.items() for key in section.get("required", [])}
     lists = {f"{source}.{split}" for source in ("Manifest", "WebDataset") for split in ("train", "val")}
     places = {"Pack.root", "Lmdb.root", "HuggingFace.root"}
-    assert required == {"Recipe.train", "Stop.top1", "Step.milestones", "Progressive.start_size", *lists, *places}
+    own = {f"Own{part}.name" for part in ("Source", "Optim", "Augment", "Sink")}
+    ours = {"Recipe.train", "Stop.top1", "Step.milestones", "Progressive.start_size"}
+    assert required == {*ours, *lists, *places, *own, "OwnOptim.lr"}
 
 
 def test_every_section_of_a_recipe_is_frozen(resolve):

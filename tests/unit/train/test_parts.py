@@ -21,7 +21,7 @@ def indices_of(order: str, loader: str, workers: int, first: int, stop: int) -> 
     datasets = build_datasets(recipe.data.source, may_download=False)
     with contextlib.ExitStack() as held:
         parts = Parts.derive(recipe, World.single(), torch.device("cpu"), datasets, held)
-        place = parts.placement(parts.precision())
+        place = parts.placement(torch.float32)
         return [batch.indices.tolist() for batch in parts.train_loader(place).batches(first, stop)]
 
 

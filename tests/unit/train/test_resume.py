@@ -1,15 +1,18 @@
 """What may change when a run is resumed, and what it is told of that."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
+from paceline.recipe.code_identity import code_identity
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.train.resume import check_rundir, open_rundir
+from paceline.train.checkpoint import Checkpoints, Keep, Snapshot
+from paceline.train.resume import check_rundir, open_rundir, other_code
 
 
 def recipe(*words: str) -> Recipe:
@@ -41,3 +44,19 @@ def test_of_another_variant_only_its_name_is_told(rundir: RunDir) -> None:
     other = recipe("data.source.root=photos", "optim.name=adamw", "optim.lr=0.1")
     with pytest.raises(RecipeError, match=r"was started with optim\.name=\w+ \(now adamw\) \(resume it as it was\)"):
         check_rundir(rundir, other, resume=True)
+
+
+def test_a_part_whose_file_has_changed_is_told(tmp_path: Path, monkeypatch) -> None:
+    file = tmp_path / "changing_part.py"
+    file.write_text("def net(num_classes, in_channels): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = recipe("data.source.root=photos", "model.name=changing_part:net")
+    values = {"own_parts": code_identity(own)}
+    checkpoint = Checkpoints(tmp_path, Keep(1)).save(1, 1, Snapshot({"model": {}, "optimizer": {}}, values))
+    assert other_code(checkpoint, own) == []
+    file.write_text("def net(num_classes, in_channels, deeper=True): pass\n")
+    assert other_code(checkpoint, own) == ["resumed with other code of changing_part:net: its file has changed"]
+    for odd in ([], {"changing_part:net": "x"}):  # of somebody else's making
+        damaged = Snapshot({"model": {}, "optimizer": {}}, {"own_parts": odd})
+        assert other_code(Checkpoints(tmp_path, Keep(9)).save(2, 2, damaged), own) == []
+    sys.modules.pop("changing_part")

@@ -4,6 +4,7 @@ from paceline.data.augment.auto import rand_augment, trivial_augment
 from paceline.data.augment.colour import ColorJitter
 from paceline.data.augment.erase import Cutout, RandomErasing, mean_colour
 from paceline.data.augment.geometry import Flip, PadCrop, Turn
+from paceline.data.augment.own import build_own
 from paceline.data.augment.protocol import Augment
 from paceline.recipe.schema import augment as sections
 from paceline.recipe.schema.data import Data
@@ -12,7 +13,7 @@ from paceline.recipe.schema.section import Section
 
 def build_augments(chosen: tuple[Section, ...], mean: tuple[float, ...]) -> tuple[Augment, ...]:
     """Return the objects for `data.augment`; `mean`, of pixels in [0, 1], is the colour of what is blanked."""
-    built = (_move(section) or _recolour(section, mean) for section in chosen)
+    built = (_move(section) or _own(section, at) or _recolour(section, mean) for at, section in enumerate(chosen))
     return tuple(augment for augment in built if augment is not None)
 
 
@@ -35,6 +36,10 @@ def needs_host(data: Data) -> bool:
     """
     crops = any(isinstance(section, sections.RandomResizedCrop) for section in data.augment)
     return crops or any(augment.needs_host for augment in build_augments(data.augment, mean=()))
+
+
+def _own(section: Section, position: int) -> Augment | None:
+    return build_own(section, position) if isinstance(section, sections.OwnAugment) else None
 
 
 def _move(section: Section) -> Augment | None:

@@ -24,9 +24,8 @@ def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
     Raise `DataError` for folders that are missing, empty or in contradiction, and for files that can be seen to be no
     images, before any is opened. With `skip_bad` such files are kept, for whoever reads them to skip.
     """
-    train_root, val_root = _roots(section)
-    setting = "data.source.root" if section.train_root == "auto" else "data.source.train_root"
-    train = scan_classes(train_root, setting=setting, skip_bad=skip_bad)
+    train_root, val_root = folder_roots(section)
+    train = _train_tree(train_root, section, skip_bad=skip_bad)
     if val_root is None:
         train, val = _split(train, section)
     else:
@@ -37,8 +36,29 @@ def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
     return Datasets(_source(train, "train", section), _source(val, "val", section))
 
 
-def _roots(section: Folder) -> tuple[Path, Path | None]:
-    """Return where the training classes are, and the validation classes when they have a folder."""
+def load_validation_folder(section: Folder, *, skip_bad: bool = False) -> EncodedSource:
+    """Return the images that `load_folder` would validate by, without looking at others where they have a folder.
+
+    Classes are numbered as that folder has them, which is not as in training where it lacks some.
+    """
+    train_root, val_root = folder_roots(section)
+    if val_root is None:
+        _, val = _split(_train_tree(train_root, section, skip_bad=skip_bad), section)
+    else:
+        val = scan_classes(val_root, setting="data.source.val_root", skip_bad=skip_bad)
+    return _source(val, "val", section)
+
+
+def _train_tree(root: Path, section: Folder, *, skip_bad: bool) -> ClassTree:
+    setting = "data.source.root" if section.train_root == "auto" else "data.source.train_root"
+    return scan_classes(root, setting=setting, skip_bad=skip_bad)
+
+
+def folder_roots(section: Folder) -> tuple[Path, Path | None]:
+    """Return where the training classes are, and the validation classes when they have a folder.
+
+    Raise `DataError` for a section that names none, or two.
+    """
     val_root = None if section.val_root == "auto" else expanded(section.val_root)
     if section.root == "auto" and section.train_root == "auto":
         raise DataError("data.source.root: is not set; set data.source.root to the folder that holds the images")

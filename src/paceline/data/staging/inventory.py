@@ -24,6 +24,7 @@ from paceline.recipe.schema.source import (
     HuggingFace,
     Lmdb,
     Manifest,
+    OwnSource,
     Pack,
     SourceSection,
     WebDataset,
@@ -115,6 +116,10 @@ def take_inventory(section: SourceSection, *, skip_bad: bool = False) -> Invento
             return _of_folder(section, skip_bad=skip_bad)
         case Manifest():
             return _of_manifest(section, skip_bad=skip_bad)
+        case OwnSource(name=name):
+            raise DataError(
+                f"data.stage: cannot copy what {name} reads, which its code alone knows (set data.stage=off)"
+            )
     raise DataError(f"data.stage: has no effect on {section.name}, which is held in memory (set data.stage=off)")
 
 

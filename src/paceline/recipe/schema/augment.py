@@ -1,9 +1,11 @@
 """Random changes to training images: one typed variant each, applied in the order listed in `data.augment`."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, PositiveFloat, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
+from paceline.recipe.schema.named import NAMED, OR_ITS_NAME
+from paceline.recipe.schema.own import ByName, OwnPart
 from paceline.recipe.schema.section import Section
 
 
@@ -173,16 +175,9 @@ class CutMix(Section):
     """The share of the area is drawn from Beta(alpha, alpha)."""
 
 
-class _OrItsName:
-    """Have the JSON schema take the bare name of a variant, as `_named` does."""
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        variants = handler(schema)
-        return {"anyOf": [{"enum": list(variants["discriminator"]["mapping"])}, variants]}
-
-
-def _named(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
+class OwnAugment(OwnPart):
+    """A change of your own: `NAME(**args)` makes what is called with uint8 images and their draws
+    ([the contract](../how-to/extend.md#augmentation-of-your-own))."""
 
 
 AugmentSection = Annotated[
@@ -199,9 +194,10 @@ AugmentSection = Annotated[
         | RandomResizedCrop
         | Resize
         | MixUp
-        | CutMix,
-        Field(discriminator="name"),
+        | CutMix
+        | OwnAugment,
+        ByName(),
     ],
-    BeforeValidator(_named),
-    _OrItsName(),
+    NAMED,
+    OR_ITS_NAME,
 ]

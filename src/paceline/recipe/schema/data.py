@@ -56,10 +56,11 @@ class Data(Section):
     """Per channel, of pixels in [0, 1]; `auto` is the data set's."""
     std: tuple[PositiveFloat, ...] | Auto = "auto"
     """Per channel, of pixels in [0, 1]; `auto` is the data set's."""
-    loader: Auto | Literal["device", "native", "threads", "processes"] = "auto"
+    loader: Auto | Literal["device", "nvjpeg", "native", "threads", "processes"] = "auto"
     """Who makes batches: `device` keeps the whole set beside the model and has no loader at all; `native` threads
-    decode packs without Python; Python `threads` or `processes` read and decode anything. `auto` is the fastest that
-    can. All give the same samples, labels and augmentation; pixels of `native` differ by rounding."""
+    decode packs without Python; Python `threads` or `processes` read and decode anything; `nvjpeg` has threads that
+    read, and a GPU that decodes. `auto` is the fastest that can, `nvjpeg` left out. All give the same samples, labels
+    and augmentation; pixels of `native` and `nvjpeg` differ by rounding."""
     workers: NonNegativeInt | Auto = "auto"
     """Processes or threads a rank makes batches with; 0 makes them in the rank itself."""
     stage: Off | str = "off"
@@ -95,7 +96,7 @@ class Data(Section):
             raise ValueError("eval_crop has no effect with eval_resize stretch (set eval_resize=crop)")
         if self.on_bad_image == "fail" and self.max_bad_images != type(self).model_fields["max_bad_images"].default:
             raise ValueError("max_bad_images has no effect with on_bad_image fail (set on_bad_image=skip)")
-        if self.loader in ("native", "threads", "processes") and self.workers == 0:
+        if self.loader in ("nvjpeg", "native", "threads", "processes") and self.workers == 0:
             raise ValueError(f"loader {self.loader} has nobody to work with workers 0 (set workers=1, or loader=auto)")
         if self.loader == "device" and self.workers not in ("auto", 0):
             raise ValueError("workers has no effect with loader device, which has none (leave it at auto)")

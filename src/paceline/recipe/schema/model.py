@@ -1,10 +1,14 @@
 """The network."""
 
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from paceline.recipe.schema.own import Args, check_import_path, is_own_model
 from paceline.recipe.schema.section import Off, Section
+
+OF_OUR_NETWORKS: Final = ("norm", "width", "zero_init_residual", "drop_path")
+"""The fields that say how our own networks are built, and of which others have few or none."""
 
 
 class Model(Section):
@@ -12,8 +16,11 @@ class Model(Section):
 
     name: str = "resnet18_cifar"
     """One of ours (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`,
-    `speednet94`, `speednet96`), `torchvision:NAME` or `timm:NAME`; `empty`, a linear layer on the mean colour, is a
-    probe of what the model costs."""
+    `speednet94`, `speednet95`, `speednet96`), `torchvision:NAME`, `timm:NAME`, or the import path of
+    [your own](../how-to/extend.md#a-network-of-your-own), `package.module:Name`; `empty`, a linear layer on the mean
+    colour, is a probe of what the model costs."""
+    args: Args = Field({})
+    """Keyword arguments of a network of your own, beside `num_classes` and `in_channels`."""
     norm: Literal["batch", "sync_batch", "group", "none"] = "batch"
     """Normalisation layers of our own networks; `sync_batch` also makes others' batch norms count over all ranks."""
     width: float = Field(1.0, gt=0)
@@ -26,6 +33,17 @@ class Model(Section):
     """Probability that the last residual branch is left out of a step; earlier ones less, in proportion to depth."""
     weights: str | Off = "off"
     """File of pretrained weights to start from: `.safetensors`, or torchvision's `.pth`."""
+
+    @field_validator("name")
+    @classmethod
+    def _may_be_imported(cls, name: str) -> str:
+        return check_import_path(name) if is_own_model(name) else name
+
+    @model_validator(mode="after")
+    def _args_are_of_an_own_network(self) -> Self:
+        if self.args and not is_own_model(self.name):
+            raise ValueError(f"args has no effect on {self.name}, only on a network of your own (leave it out)")
+        return self
 
     @model_validator(mode="after")
     def _zero_needs_a_norm(self) -> Self:

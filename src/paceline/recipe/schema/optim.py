@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from paceline.recipe.schema.own import Args, ByName, ImportPath
 from paceline.recipe.schema.section import Auto, Section
 
 Betas = tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
@@ -208,6 +209,24 @@ class ScheduleFree(_Optimizer):
     """Share of the average in the point where gradients are computed."""
 
 
+class OwnOptim(_Optimizer):
+    """An optimizer of your own: called as `NAME(groups, lr=..., **args)`, a `torch.optim.Optimizer` whose groups have
+    their own `lr` and `weight_decay` ([the contract](../how-to/extend.md#an-optimizer-of-your-own))."""
+
+    name: ImportPath
+    """Module and name of the class or function, such as `mypkg.optim:MyOptimizer`, or `torch.optim:Adagrad`."""
+    lr: float = Field(gt=0)
+    """Peak learning rate at `base_batch_size`; which one is good depends on the optimizer."""
+    args: Args = Field({})
+    """Keyword arguments it is called with, beside `lr`."""
+
+    @model_validator(mode="after")
+    def _decay_is_the_groups(self) -> Self:
+        if "weight_decay" in self.args:
+            raise ValueError("args.weight_decay has no effect, as each group has its own (set weight_decay instead)")
+        return self
+
+
 OptimSection = Annotated[
-    Sgd | Adam | AdamW | RmsProp | NovoGrad | Lars | Lamb | Muon | ScheduleFree, Field(discriminator="name")
+    Sgd | Adam | AdamW | RmsProp | NovoGrad | Lars | Lamb | Muon | ScheduleFree | OwnOptim, ByName()
 ]

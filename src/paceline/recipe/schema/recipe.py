@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, cast
 from pydantic import Field, PositiveInt, model_validator
 
 from paceline.recipe.schema.data import Data
+from paceline.recipe.schema.log import Log
 from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.optim import Adam, Lamb, OptimSection, RmsProp, ScheduleFree, Sgd
 from paceline.recipe.schema.parallel import Parallel
@@ -74,22 +75,6 @@ class Measure(Section):
             if self.clock == "off" and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with clock off (set clock=on)")
         return self
-
-
-class Log(Section):
-    """What is written down, and how often."""
-
-    every: CadenceDuration = "10st"
-    """Steps between records of loss and throughput."""
-    tensorboard: Literal["auto", "on", "off"] = "auto"
-    """Write TensorBoard events; `auto` does when it is installed."""
-    samples: bool = False
-    """Each rank writes the samples of every step, with a checksum of their pixels as the loader hands them over: with
-    all augmentation where that is done on the host."""
-    worst: int = Field(16, ge=0, le=100)
-    """Misclassified validation images that are kept as thumbnails, those of the highest loss; 0: none."""
-    report: Switch = "on"
-    """Write `report.html` at the end."""
 
 
 class Recipe(Section):
@@ -164,6 +149,9 @@ class Recipe(Section):
         if train.compile in ("reduce-overhead", "max-autotune") and train.accumulate > 1:
             fix = "max-autotune-no-cudagraphs"
             refuse("train.compile", f"{train.compile} overwrites gradients that accumulate (set train.compile={fix})")
+        if train.compile in ("reduce-overhead", "max-autotune") and train.capture == "on":
+            fix = "default" if train.compile == "reduce-overhead" else "max-autotune-no-cudagraphs"
+            refuse("train.compile", f"{train.compile} captures graphs of its own (set train.compile={fix})")
         if parallel.strategy == "fsdp" and self.model.memory_format == "channels_last":
             refuse("model.memory_format", "channels_last is no layout that fsdp shards (set model.memory_format=auto)")
         if self.measure.communication == "on" and parallel.strategy != "ddp":

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
+from paceline.recipe.schema.own import ByName, OwnPart
 from paceline.recipe.schema.section import Auto, Section
 
 
@@ -146,7 +147,27 @@ class HuggingFace(Section):
     """Decode to colour (3) or grey (1)."""
 
 
+class OwnSource(OwnPart):
+    """Samples from code of your own: called as `NAME(split="train", **args)`, and with "val", it returns each split
+    ([what it may return](../how-to/extend.md#data-of-your-own))."""
+
+    channels: Literal[1, 3] | Auto = "auto"
+    """Decode encoded images to colour (3) or grey (1); `auto` is colour, and as many as they have where they are
+    pixels."""
+
+
 SourceSection = Annotated[
-    Digits | Synthetic | Cifar10 | Cifar100 | FashionMnist | Folder | Manifest | Pack | Lmdb | WebDataset | HuggingFace,
-    Field(discriminator="name"),
+    Digits
+    | Synthetic
+    | Cifar10
+    | Cifar100
+    | FashionMnist
+    | Folder
+    | Manifest
+    | Pack
+    | Lmdb
+    | WebDataset
+    | HuggingFace
+    | OwnSource,
+    ByName(),
 ]

@@ -61,12 +61,15 @@ class Train(Section):
     clip_norm: PositiveFloat | Off = "off"
     """Largest L2 norm of the gradient; a longer one is scaled down to it."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What a loss or gradient that is no number does: end the run at that step, or leave the step out and count it."""
+    """What a NaN or infinite loss or gradient does: end the run at that step, or leave the step out and count it."""
     compile: Annotated[
         Off | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
         BeforeValidator(_as_mode),
     ] = "off"
     """Compile the model's training pass with `torch.compile` in this mode; `true` is `default`."""
+    capture: Switch = "off"
+    """GPU: record the whole optimizer step as one CUDA graph, from augmenting on the device to averaging weights, and
+    replay it, so that the host launches one thing a step. Where that cannot be, as on several ranks, a note says so."""
     cudnn_benchmark: Switch | Auto = "auto"
     """Let cuDNN time its algorithms and keep the fastest; `auto` does on GPUs when all batches have one size."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)

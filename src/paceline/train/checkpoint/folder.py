@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, RecipeError
 from paceline.train.checkpoint.format import Snapshot, damage_of, read_state, sync_folder, write
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -108,6 +108,17 @@ class Checkpoints:
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such checkpoint (see {self.folder})")
         return path
+
+    def named(self, name: str) -> Path:
+        """Return the checkpoint called `last`, `best` or by its step's number. Raise `CheckpointError` as these do."""
+        match name:
+            case "last":
+                return self.last()
+            case "best":
+                return self.best()
+        if not name.isdecimal():
+            raise RecipeError(f"--checkpoint: {name!r} is not a checkpoint (write last, best or a step's number)")
+        return self.at(int(name))
 
     def path_of(self, step: int) -> Path:
         """Return where the checkpoint of `step` is, or would be."""

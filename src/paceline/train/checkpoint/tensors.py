@@ -49,12 +49,14 @@ def load_model_tensors(tensors: Mapping[str, Tensor], model: nn.Module, *, shard
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the optimizer's state as `NUMBER.KEY`; parameters are numbered in the order of the optimizer's groups.
 
-    They are the live tensors, and shards where the parameters are: `Strategy.gather` makes them whole.
+    They are the live tensors, and shards where the parameters are: `Strategy.gather` makes them whole. What a user's
+    own optimizer keeps beside them is for `optimizers.counters`.
     """
     state = optimizer.state_dict()["state"]
     return {
         f"{number}.{key}": value
         for number, values in state.items()
+        if isinstance(number, int)
         for key, value in values.items()
         if isinstance(value, Tensor)
     }
@@ -76,8 +78,12 @@ def load_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     for number, values in state.items():
         # Torch has cast them to the parameter's dtype, which may be narrower, and knows where to keep single numbers.
-        own = {key: value for key, value in values.items() if value.ndim and value.shape == parameters[number].shape}
-        optimizer.state[parameters[number]].update(own)
+        own, shape = optimizer.state[parameters[number]], parameters[number].shape
+        for key, value in values.items():
+            if value.ndim and value.shape == shape:
+                own[key] = value
+            elif own[key].dtype != value.dtype:
+                own[key] = value.to(own[key].device)
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.train.optimizers.layers import moving_layers, norms, number, restore_numbers
+from paceline.train.optimizers.layers import Tensors, add_scaled, moving_layers, norms, number, restore_numbers
 
 
 class Lamb(torch.optim.Optimizer):
@@ -48,9 +48,9 @@ class Lamb(torch.optim.Optimizer):
             if group["layerwise"]:
                 weights, lengths = norms(layers.parameters), norms(list(steps))
                 ratios = torch.where((weights > 0) & (lengths > 0), weights / lengths, 1.0)
-                torch._foreach_addcmul_(layers.parameters, steps, ratios.unbind(), -group["lr"])
+                _add_by_layer(layers.parameters, steps, ratios, -group["lr"])
             else:
-                torch._foreach_add_(layers.parameters, steps, alpha=-group["lr"])
+                add_scaled(layers.parameters, steps, -group["lr"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
@@ -63,6 +63,14 @@ class Lamb(torch.optim.Optimizer):
         if "updates" not in state:
             state["updates"] = number(first, 0)
         return state["updates"].add_(1)
+
+
+def _add_by_layer(tensors: list[Tensor], steps: Tensors, ratios: Tensor, factor: float | Tensor) -> None:
+    """Add `factor` times each layer's ratio times its step to `tensors`, in place."""
+    if isinstance(factor, Tensor):
+        torch._foreach_addcmul_(tensors, steps, (ratios * factor).unbind())
+    else:
+        torch._foreach_addcmul_(tensors, steps, ratios.unbind(), factor)
 
 
 def _correction(beta: float, updates: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from paceline.train.optimizers.layers import moving_layers, norms
+from paceline.train.optimizers.layers import add_scaled, moving_layers, norms
 
 
 class Lars(torch.optim.Optimizer):
@@ -40,9 +40,9 @@ class Lars(torch.optim.Optimizer):
                 torch._foreach_mul_(updates, ratios.unbind())
             velocities = layers.buffers("momentum")
             torch._foreach_mul_(velocities, momentum)
-            torch._foreach_add_(velocities, updates, alpha=lr)
+            add_scaled(velocities, updates, lr)
             if group["nesterov"]:
                 torch._foreach_add_(layers.parameters, velocities, alpha=-momentum)
-                torch._foreach_add_(layers.parameters, updates, alpha=-lr)
+                add_scaled(layers.parameters, updates, -lr)
             else:
                 torch._foreach_sub_(layers.parameters, velocities)

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+Tensors = list[Tensor] | tuple[Tensor, ...]
+"""One tensor a layer, as torch's foreach operations take and return them."""
+
 
 @dataclass(frozen=True)
 class Layers:
@@ -45,6 +48,17 @@ def norms(tensors: list[Tensor]) -> Tensor:
     wide = [tensor.float() if tensor.dtype.itemsize < 4 else tensor for tensor in tensors]
     found = torch.stack(torch._foreach_norm(wide))
     return found.full_tensor() if isinstance(found, DTensor) else found
+
+
+def add_scaled(tensors: Tensors, others: Tensors, factor: float | Tensor) -> None:
+    """Add `factor` times `others` to `tensors` in place; a factor that is a tensor [] is read by the device alone.
+
+    Such a one takes a pass more, and rounds once more: torch's own `alpha` is a number that the host must know.
+    """
+    if isinstance(factor, Tensor):
+        torch._foreach_add_(tensors, torch._foreach_mul(others, factor))
+    else:
+        torch._foreach_add_(tensors, others, alpha=factor)
 
 
 def number(parameter: Tensor, value: float) -> Tensor:

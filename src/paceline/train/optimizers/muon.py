@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.train.optimizers.layers import moving_layers, norms
+from paceline.train.optimizers.layers import add_scaled, moving_layers, norms
 from paceline.train.optimizers.orthogonal import length_factor, orthogonalise
 
 
@@ -57,7 +57,7 @@ class Muon(torch.optim.Optimizer):
                 directions = self._turn(layers.parameters, directions)
             if group["weight_decay"]:
                 torch._foreach_mul_(layers.parameters, 1 - lr * group["weight_decay"])
-            torch._foreach_add_(layers.parameters, directions, alpha=-lr)
+            add_scaled(layers.parameters, directions, -lr)
 
     def _turn(self, parameters: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
         """Return the orthogonal updates of filter banks, after scaling the banks themselves where that is asked."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.train.optimizers.layers import Layers, moving_layers, norms, restore_numbers
+from paceline.train.optimizers.layers import Layers, add_scaled, moving_layers, norms, restore_numbers
 
 
 class NovoGrad(torch.optim.Optimizer):
@@ -46,7 +46,7 @@ class NovoGrad(torch.optim.Optimizer):
             torch._foreach_addcdiv_(means, layers.gradients, denominators, share)
             if group["weight_decay"]:
                 torch._foreach_add_(means, layers.parameters, alpha=share * group["weight_decay"])
-            torch._foreach_add_(layers.parameters, means, alpha=-group["lr"])
+            add_scaled(layers.parameters, means, -group["lr"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.train.optimizers.layers import Layers, moving_layers, number, restore_numbers
+from paceline.train.optimizers.layers import Layers, add_scaled, moving_layers, number, restore_numbers
 
 
 class ScheduleFree(torch.optim.Optimizer):
@@ -38,8 +38,8 @@ class ScheduleFree(torch.optim.Optimizer):
             iterates = _iterates(layers)
             steps = torch._foreach_add(layers.gradients, parameters, alpha=group["weight_decay"])
             # y <- (1 - c) (y - lr (1 - b) u) + c (z - lr u) is the formula above without x.
-            torch._foreach_add_(iterates, steps, alpha=-lr)
-            torch._foreach_add_(parameters, steps, alpha=-lr * (1 - group["momentum"]))
+            add_scaled(iterates, steps, -lr)
+            add_scaled(parameters, steps, -lr * (1 - group["momentum"]))
             ways = torch._foreach_sub(iterates, parameters)
             torch._foreach_mul_(ways, share)
             torch._foreach_add_(parameters, ways)
@@ -63,11 +63,12 @@ class ScheduleFree(torch.optim.Optimizer):
         state: dict[str, Tensor] = self.state[first]
         if "lr_max" not in state:
             state["lr_max"], state["iterates"] = number(first, 0), number(first, 0)
-        before = state["lr_max"]
-        state["lr_max"] = before.clamp(min=group["lr"])
-        kept = torch.where(before > 0, before / state["lr_max"], 0.0)
-        state["iterates"] = state["iterates"] * kept.square() + 1
-        return state["iterates"].reciprocal()
+        # In place: a captured step finds its state where it was.
+        lr_max, before = state["lr_max"], state["lr_max"].clone()
+        lr_max.clamp_(min=group["lr"])
+        kept = torch.where(before > 0, before / lr_max, 0.0)
+        iterates = state["iterates"].mul_(kept.square()).add_(1)
+        return iterates.reciprocal()
 
 
 def _iterates(layers: Layers) -> list[Tensor]:

@@ -5,10 +5,11 @@ import subprocess
 import sys
 import tarfile
 
+import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from paceline.data.sources.build import build_datasets
+from paceline.data.sources.build import build_datasets, build_validation
 from paceline.data.sources.lmdb_write import write_lmdb
 from paceline.recipe.schema.source import SourceSection
 
@@ -40,6 +41,22 @@ def test_both_splits_agree_and_say_what_they_are(sections):
             assert 0 <= source.read(0)[1] < source.info.num_classes
             assert source.name_of(0)
         assert data.train.info.class_names == data.val.info.class_names
+
+
+def test_the_validation_split_alone_is_the_same_images(sections, grow, tmp_path):
+    split = section(name="folder", root=str(grow({"cat": 4, "dog": 4}, top=tmp_path / "split")), val_fraction=0.5)
+    for chosen in (*sections, split):
+        whole, alone = build_datasets(chosen, may_download=False).val, build_validation(chosen)
+        assert (len(alone), alone.info.split, alone.info.channels) == (len(whole), "val", whole.info.channels)
+        assert len(whole) > 0
+        for index in range(len(whole)):
+            assert np.array_equal(alone.read(index)[0], whole.read(index)[0])
+
+
+def test_training_images_are_not_looked_at_for_the_validation_split(grow):
+    root = grow({"val/cat": 2})
+    found = build_validation(section(name="folder", train_root=f"{root}/gone", val_root=f"{root}/val"))
+    assert len(found) == 2
 
 
 def test_what_was_packed_is_opened_by_the_section_that_names_it(sections, tmp_path):

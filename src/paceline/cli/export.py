@@ -1,0 +1,43 @@
+"""`paceline export`: a run's classifier as a file that others load."""
+
+from pathlib import Path
+from typing import cast, get_args
+
+from paceline.core.errors import RecipeError, near_miss
+from paceline.core.rundir import RunDir
+from paceline.data.sources.places import expanded
+from paceline.recipe.load import load
+
+
+def export(
+    run: Path,
+    *,
+    format: str,
+    out: Path,
+    checkpoint: str,
+    with_preprocessing: bool,
+    own_code: bool = False,
+    as_json: bool,
+) -> int:
+    """Do what `paceline export` was asked for; return the exit code.
+
+    `format` is onnx, torch or safetensors, `out` the file or the folder, `checkpoint` last, best or a step's number.
+    """
+    from paceline.cli.show_export import show_export
+    from paceline.inference.export import FormName, build_form, check_place, export_classifier
+
+    names = get_args(FormName)
+    if format not in names:
+        raise RecipeError(f"--format: {format!r} is not known{near_miss(format, names)} (use {', '.join(names)})")
+    if with_preprocessing and format == "safetensors":
+        raise RecipeError("--preprocessing: has no effect on safetensors, which hold weights alone (leave it out)")
+    run, out = RunDir.existing(run).path, expanded(str(out))
+    form = build_form(cast(FormName, format), load(str(run)).recipe.model.name)
+    check_place(out, form.suffix)
+
+    from paceline.inference.classifier import load_classifier
+
+    classifier = load_classifier(run, checkpoint, device="cpu", own_code=own_code)
+    exported = export_classifier(classifier, form, out, with_preprocessing=with_preprocessing)
+    show_export(exported, classifier.checkpoint, format=format, as_json=as_json)
+    return 0

@@ -1,0 +1,40 @@
+"""Show what was exported: a table for a person, JSON for a program."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from paceline.cli.show import print_rows
+from paceline.core.class_table import printable
+from paceline.core.units import size
+from paceline.inference.export import Exported
+from paceline.inference.parity import TOLERANCE
+
+
+def show_export(exported: Exported, checkpoint: Path, *, format: str, as_json: bool) -> None:
+    """Print where a classifier of `checkpoint` was written, in which form, and how it compares with PyTorch."""
+    parity = exported.parity
+    if as_json:
+        told = {
+            "format": format,
+            "path": str(exported.path),
+            "card": str(exported.card),
+            "bytes": exported.num_bytes,
+            "checkpoint": checkpoint.name,
+            "parity": {**asdict(parity), "tolerance": TOLERANCE},
+            **dict(exported.facts),
+        }
+        print(json.dumps(told, indent=2))
+        return
+    rows = [
+        *exported.facts,
+        (
+            "parity",
+            f"logits differ from PyTorch's by {parity.difference:.2g} of the largest (at most {TOLERANCE:g}) on "
+            f"{parity.num_images} {parity.of}; the same top-5 on {parity.top5}",
+        ),
+        ("size", size(exported.num_bytes)),
+    ]
+    print_rows(rows, f"{format} of {checkpoint.parent.parent.name}, {checkpoint.name}")
+    print(f"exported: {printable(str(exported.path))}")
+    print(f"model card, with what is left to fill in: {printable(str(exported.card))}")

@@ -1,0 +1,155 @@
+"""Show predictions: rows as they come for programs, a table at the end for a person, and what could not be read."""
+
+import contextlib
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.tables import print_table
+from paceline.core.class_table import printable as encodable
+from paceline.core.units import count, share
+from paceline.data.sources.places import printable
+from paceline.inference.listing import Unread
+from paceline.inference.ranking import Guess, Prediction
+
+Show = Callable[[Prediction | Unread], None]
+_DIGITS = 6
+
+
+def build_show(format: str, checkpoint: Path, top: int) -> contextlib.AbstractContextManager[Show]:
+    """Return the context that gives what shows the `top` classes of an image in `format`, made by `checkpoint`.
+
+    That is table, csv, jsonl, json for one document, or auto. An image that could not be read is a line on stderr in
+    each, and a row of its own but in a table.
+    """
+    match format:
+        case "json":
+            return _document(checkpoint)
+        case "jsonl":
+            return _lines()
+        case "table":
+            return _table(checkpoint)
+        case "auto" if sys.stdout.isatty():
+            return _table(checkpoint)
+    return _csv(top)
+
+
+def row_of(each: Prediction | Unread) -> dict[str, Any]:
+    """Return a prediction as plain values: {image, predictions: [{class, probability}]}, or {image, error}.
+
+    `image` is the path itself: JSON has a way to write any, of which `os.fsencode` makes its bytes again.
+    """
+    image = os.fspath(each.path)
+    if isinstance(each, Unread):
+        return {"image": image, "error": each.reason}
+    guesses = [{"class": guess.name, "probability": _rounded(guess)} for guess in each.guesses]
+    return {"image": image, "predictions": guesses}
+
+
+@contextlib.contextmanager
+def _document(checkpoint: Path) -> Iterator[Show]:
+    """Print one JSON object when all is done."""
+    rows: list[dict[str, Any]] = []
+
+    def show(each: Prediction | Unread) -> None:
+        _complain(each)
+        rows.append(row_of(each))
+
+    yield show
+    num_unread = sum("error" in row for row in rows)
+    found = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name}
+    told = {**found, "images": len(rows) - num_unread, "errors": num_unread, "rows": rows}
+    print(json.dumps(told, indent=2, allow_nan=False))
+
+
+@contextlib.contextmanager
+def _lines() -> Iterator[Show]:
+    """Print a JSON object a line."""
+
+    def show(each: Prediction | Unread) -> None:
+        _complain(each)
+        print(json.dumps(row_of(each), allow_nan=False), flush=True)
+
+    yield show
+
+
+@contextlib.contextmanager
+def _csv(top: int) -> Iterator[Show]:
+    """Print a row an image: its path, `top` pairs of class and probability, and why it has none."""
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    pairs = ((f"class_{number}", f"probability_{number}") for number in range(1, top + 1))
+    table.writerow(["image", *(column for pair in pairs for column in pair), "error"])
+
+    def show(each: Prediction | Unread) -> None:
+        _complain(each)
+        name = encodable(os.fspath(each.path))
+        if isinstance(each, Unread):
+            table.writerow([name, *[""] * (2 * top), each.reason])
+        else:
+            cells = (cell for guess in each.guesses for cell in (guess.name, _rounded(guess)))
+            table.writerow([name, *cells, ""])
+        sys.stdout.flush()
+
+    yield show
+
+
+@contextlib.contextmanager
+def _table(checkpoint: Path) -> Iterator[Show]:
+    """Print a table when all is done; meanwhile a terminal shows how many images there were."""
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    found: list[Prediction] = []
+    with console.status("") if console.is_terminal else contextlib.nullcontext() as status:
+
+        def show(each: Prediction | Unread) -> None:
+            if isinstance(each, Unread):
+                console.print(_complaint(each), soft_wrap=True)
+                return
+            found.append(each)
+            if status is not None:
+                status.update(count(len(found), "image"))
+
+        yield show
+    if found:
+        _print(found, f"{printable(checkpoint.parent.parent.name)}, {checkpoint.name}")
+
+
+def _print(found: list[Prediction], title: str) -> None:
+    if len(found) == 1:
+        rows = [[printable(guess.name), share(guess.probability)] for guess in found[0].guesses]
+        print_table(f"{printable(found[0].path)} ({title})", ("class", "probability"), rows)
+        return
+    many = [
+        [
+            printable(each.path),
+            printable(each.guesses[0].name),
+            share(each.guesses[0].probability),
+            _others(each.guesses[1:]),
+        ]
+        for each in found
+    ]
+    print_table(f"{count(len(found), 'image')} ({title})", ("image", "class", "probability", "then"), many,
+                words=("class", "then"))  # fmt: skip
+
+
+def _others(guesses: tuple[Guess, ...]) -> str:
+    return ", ".join(f"{printable(guess.name)} {share(guess.probability)}" for guess in guesses)
+
+
+def _rounded(guess: Guess) -> float:
+    """Return the probability to as many digits as float32 has for certain."""
+    return float(f"{guess.probability:.{_DIGITS}g}")
+
+
+def _complain(each: Prediction | Unread) -> None:
+    if isinstance(each, Unread):
+        print(_complaint(each), file=sys.stderr, flush=True)
+
+
+def _complaint(unread: Unread) -> str:
+    return f"error: {printable(unread.path)}: {printable(' '.join(unread.reason.split()))}"

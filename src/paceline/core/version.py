@@ -1,0 +1,117 @@
+"""The version of paceline: what git says of a checkout, else what was built in. `setup.py` reads it from here too.
+
+A commit with the tag `v1.2.0` is 1.2.0. The fifth after it, which leads to 1.2.1 for all that is known, is
+`1.2.1.dev5+gHASH`; without any tag the fifth commit is `0.1.0.dev5+gHASH`. `.dirty` at the end tells of changes that
+are in no commit. It is the rule of setuptools-scm (`guess-next-dev`), but for the date, which is left out: a checkout
+says the same whenever it is asked. A clone that lacks the commits before some (`--depth`) and every tag cannot count
+them, and is `0.1.0.dev0+gHASH`. Imports nothing of paceline.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+FIRST: Final = "0.1.0"
+"""Before there is a tag, and for source files of which nothing is known."""
+
+_RELEASE: Final = r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?"
+"""Which tags are versions that installers understand, as spelt in PEP 440: https://peps.python.org/pep-0440/"""
+_DESCRIBED: Final = re.compile(
+    rf"v(?P<tag>{_RELEASE})-(?P<distance>\d+)-(?P<commit>g[0-9a-f]+)(?P<dirty>-dirty)?", re.ASCII
+)
+_OF_ANOTHER: Final = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_DIR",
+    "GIT_GRAFT_FILE",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_REPLACE_REF_BASE",
+    "GIT_SHALLOW_FILE",
+    "GIT_WORK_TREE",
+)
+"""Variables that lead git to another repository's files; it sets some of them itself for hooks."""
+_LIMIT_S: Final = 5.0
+"""Git answers in milliseconds; on a disk that hangs, a version is not worth a wait."""
+
+
+@cache
+def version() -> str:
+    """Return the version of the code that is running: of its checkout, or as it was installed."""
+    root = Path(__file__).parents[3]
+    return (_is_ours(root) and version_of(root)) or _installed() or f"{FIRST}.dev0"
+
+
+def version_of(root: Path) -> str | None:
+    """Return the version of the source files in `root`: a checkout, or an unpacked source distribution."""
+    if (root / ".git").exists():
+        return _of_checkout(root)
+    if (root / "PKG-INFO").exists():
+        return _named_in((root / "PKG-INFO").read_text(encoding="utf-8"))
+    return None
+
+
+def _is_ours(root: Path) -> bool:
+    """Tell whether `root` is paceline's own folder, and not a program's that has a copy of it among its sources."""
+    project = root / "pyproject.toml"
+    if not (root / "src" / "paceline" / "core" / Path(__file__).name).exists() or not project.is_file():
+        return False
+    return re.search(r'^name = "paceline"$', project.read_text(encoding="utf-8"), re.MULTILINE) is not None
+
+
+def _installed() -> str | None:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("paceline")
+    except PackageNotFoundError:
+        return None
+
+
+def _of_checkout(root: Path) -> str | None:
+    said = _git(root, "describe", "--tags", "--match", "v[0-9]*", "--exclude", "v*-*", "--long", "--dirty")
+    if said is not None and (found := _DESCRIBED.fullmatch(said)):
+        distance, dirty = int(found["distance"]), bool(found["dirty"])
+        if not distance and not dirty:
+            return found["tag"]
+        return _development(_next(found["tag"]), distance, found["commit"], dirty=dirty)
+    commit = _git(root, "describe", "--always", "--dirty", "--exclude", "*")
+    is_shallow = _git(root, "rev-parse", "--is-shallow-repository") == "true"
+    distance_said = "0" if is_shallow else _git(root, "rev-list", "--count", "HEAD")
+    if commit is None or distance_said is None:
+        return None
+    return _development(FIRST, int(distance_said), f"g{commit.removesuffix('-dirty')}", dirty=commit.endswith("-dirty"))
+
+
+def _development(leads_to: str, distance: int, commit: str, *, dirty: bool) -> str:
+    return f"{leads_to}.dev{distance}+{commit}{'.dirty' if dirty else ''}"
+
+
+def _next(version: str) -> str:
+    """Return `version` with its last number raised by one: 1.2.0 leads to 1.2.1, and 1.2.0rc1 to 1.2.0rc2."""
+    return re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), version)
+
+
+def _named_in(metadata: str) -> str | None:
+    found = re.search(r"^Version: (\S+)$", metadata, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _git(root: Path, *words: str) -> str | None:
+    """Return what git says of `root`, or None where it says nothing, or is not there."""
+    import subprocess  # only a checkout needs it
+
+    # Of this repository, whatever variables say and whosever it is: its code is what runs. So nothing is run that its
+    # configuration names. Without locks, for several processes may ask at once, and it may be one that nobody may
+    # write to.
+    unset = [word for name in _OF_ANOTHER for word in ("-u", name)]
+    place = ["--git-dir", str(root / ".git"), "--work-tree", str(root)]
+    command = ["env", *unset, "git", "-c", "core.fsmonitor=false", "--no-optional-locks", *place, *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

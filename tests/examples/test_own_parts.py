@@ -1,0 +1,131 @@
+"""The examples of parts of your own run as they stand; what they leave can be read, resumed and refused."""
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import os
+import shutil
+
+import numpy as np
+import paceline
+import torch
+
+WORDS = ["data.image_size=8", "data.batch_size=32", "model.width=0.125", "parallel.device=cpu", "log.report=off"]
+WORDS += ["train.steps=6", "data.augment=[]", "schedule={name: constant}", "checkpoint.every=3st", "checkpoint.keep=9"]
+WORDS += ["optim={name: 'mine:Counting', lr: 0.1}"]
+
+
+def blobs(split):
+    draws = np.random.default_rng(0 if split == "train" else 1)
+    labels = np.arange(64) % 2
+    images = draws.integers(0, 128, (64, 8, 8)) + 100 * labels[:, None, None]
+    return images.astype(np.uint8), labels, ["dark", "bright"]
+
+
+class Counting(torch.optim.Optimizer):
+    def __init__(self, groups, lr):
+        super().__init__(groups, {"lr": lr, "k": 0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["k"] += 1
+            for each in group["params"]:
+                self.state[each]["step"] = self.state[each].get("step", 0) + 1
+                each.sub_(each.grad, alpha=group["lr"] / (group["k"] + self.state[each]["step"]))
+
+
+if __name__ == "__main__":
+    whole = paceline.train("digits", *WORDS, source=blobs, run_dir="halves")
+    print(whole.status, whole.steps, whole.weights_sha256)
+    shutil.rmtree("halves/checkpoints/step-00000006")
+    os.remove("halves/result.json")
+    again = paceline.train("halves", resume=True)
+    print(again.status, again.steps, again.weights_sha256)
+"""
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ON_PATH = {"PYTHONPATH": os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])}
+
+
+def run(forking, folder: Path, *words: str) -> str:
+    process = forking.start([*words], folder, {**os.environ, "COLUMNS": "120"})
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out
+
+
+def result_of(folder: Path) -> tuple[Path, dict]:
+    (path,) = folder.glob("runs/*/result.json")
+    return path.parent, json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def own_model(forking, tmp_path_factory) -> tuple[str, Path]:
+    """Return what `own_model.py` prints, and the run that it leaves."""
+    folder = tmp_path_factory.mktemp("own_model")
+    out = run(forking, folder, str(EXAMPLES / "own_model.py"))
+    return out, result_of(folder)[0]
+
+
+def test_a_network_of_ones_own_learns_and_is_returned_as_it_is_written(own_model) -> None:
+    out, rundir = own_model
+    result = json.loads((rundir / "result.json").read_text())
+    assert result["status"] == "completed" and result["eval"]["images"] == 359
+    assert result["eval"]["top1"] > 0.8  # a guess is right once in ten times
+    assert re.search(r"^top1 (\S+)% of 359 images", out, re.MULTILINE)[1] == f"{100 * result['eval']['top1']:.1f}"
+    assert "name: own_model:Pyramid" in (rundir / "recipe.yaml").read_text()
+
+
+def test_its_run_is_evaluated_where_the_module_is_found(own_model, paceline) -> None:
+    _, rundir = own_model
+    before = json.loads((rundir / "result.json").read_text())["eval"]
+    again = paceline("eval", str(rundir), "--own-code", "--json", **ON_PATH).result
+    assert again["top1"] == before["top1"]
+
+
+def test_its_run_is_refused_in_one_line_where_the_module_is_not_found(own_model, paceline) -> None:
+    _, rundir = own_model
+    said = ("model.name: own_model:Pyramid: there is no module own_model", "PYTHONPATH=")
+    paceline("eval", str(rundir), "--own-code").says(*said)
+    paceline("eval", str(rundir), **ON_PATH).says("is code that the run names (add --own-code where you trust whoever")
+
+
+def test_a_dry_run_imports_what_the_run_would(paceline) -> None:
+    words = ("train", "digits", "model.name=own_model:Pyramid", "--dry-run")
+    assert paceline(*words, **ON_PATH).code == 0
+    paceline(*words, "model.args.widht=3", **ON_PATH).says("model.args.widht: is no argument", "did you mean 'width'?")
+    paceline(*words, "optim={name: 'own_model:Adam', lr: 1}", **ON_PATH).says(
+        "optim.name: own_model:Adam: own_model has no Adam"
+    )
+
+
+def test_a_script_goes_on_with_its_run_from_what_it_has_defined(forking, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    said = run(forking, tmp_path, "mine.py").splitlines()
+    whole, resumed = (line for line in said if line.startswith("completed "))
+    assert whole.split()[1] == "6" and resumed == whole
+    assert "name: mine:blobs" in (tmp_path / "halves" / "recipe.yaml").read_text()
+    used = json.loads((tmp_path / "halves" / "result.json").read_text())["provenance"]["own_parts"]
+    assert set(used) == {"mine:blobs", "mine:Counting"}
+    assert {each["sha256"] for each in used.values()} == {hashlib.sha256(SCRIPT.encode()).hexdigest()}
+
+
+def test_data_of_ones_own_are_learnt(forking, tmp_path: Path) -> None:
+    out = run(forking, tmp_path, str(EXAMPLES / "own_source.py"))
+    _, result = result_of(tmp_path)
+    assert result["eval"]["images"] == 80 and result["eval"]["top1"] > 0.7  # a guess is right once in three times
+    assert f"top1 {100 * result['eval']['top1']:.1f}% of 80 pictures" in out
+
+
+def test_two_ranks_with_workers_read_the_same_data_of_ones_own(paceline) -> None:
+    words = ["train", "synthetic", "data.source.name=own_source:Stripes", "data.source.args.num_images=64"]
+    words += ["data.image_size=16", "data.batch_size=32", "train={steps: 2}", "data.augment=[]", "model.width=0.25"]
+    words += ["parallel.device=cpu", "data.workers=1", "measure.warmup_steps=0", "log.report=off", "--json"]
+    result = paceline(*words, "--ranks", "2", **ON_PATH).result
+    assert result["world_size"] == 2 and result["images_seen"] == 64 and result["eval"]["images"] == 16

@@ -1,0 +1,91 @@
+"""Completion in real shells: a terminal, a few letters and the tab key."""
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+WAIT_S = 30
+CLEAR = "\x15"  # Ctrl-U
+MOVES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])|\x07|.\x08|\r(?!\n)")
+"""What a shell writes to move the cursor; a letter that it goes back over is written again."""
+STARTS = {
+    "bash": (["bash", "--norc", "--noprofile", "-i"], 'eval "$(paceline --show-completion bash)"'),
+    "zsh": (["zsh", "-f", "-i"], 'autoload -Uz compinit; compinit -D; eval "$(paceline --show-completion zsh)"'),
+    "fish": (["fish", "--no-config", "--private"], "paceline --show-completion fish | source"),
+}
+
+
+class Terminal:
+    """A shell in a terminal, in a folder with a run and photographs."""
+
+    def __init__(self, command: list[str], folder: Path, environ: dict[str, str]) -> None:
+        self._ours, theirs = pty.openpty()
+        self._shell = subprocess.Popen(
+            ["setsid", "--ctty", *command], cwd=folder, env=environ, stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+
+    def type(self, keys: str, until: str) -> None:
+        """Type `keys`, and wait until `until` is shown."""
+        os.write(self._ours, keys.encode())
+        shown, deadline_s = "", time.monotonic() + WAIT_S
+        while until not in MOVES.sub("", shown):
+            assert time.monotonic() < deadline_s, f"{keys!r} was typed, {until!r} is not in {shown!r}"
+            if select.select([self._ours], [], [], 0.1)[0]:
+                shown += os.read(self._ours, 1 << 16).decode(errors="replace")
+
+    def close(self) -> None:
+        """End the shell."""
+        self._shell.kill()
+        self._shell.wait(timeout=WAIT_S)
+        os.close(self._ours)
+
+
+@pytest.fixture(params=STARTS)
+def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Terminal]:
+    command, load = STARTS[request.param]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"there is no {command[0]} here")
+    (tmp_path / "runs" / "digits-1").mkdir(parents=True)
+    (tmp_path / "runs" / "digits-1" / "recipe.yaml").touch()
+    (tmp_path / "photographs").mkdir()
+    for name in ("x's $(touch executed)", "two\nlines"):
+        (tmp_path / "others" / "runs" / name).mkdir(parents=True)
+        (tmp_path / "others" / "runs" / name / "recipe.yaml").touch()
+    program = tmp_path / "bin" / "paceline"
+    program.parent.mkdir()
+    asked = '[ "$1" = report ] && [ -d "$2" ] && exec echo "$# words, a folder"'
+    program.write_text(f'#!/bin/sh\n{asked}\nexec "{sys.executable}" -m paceline "$@"\n')
+    program.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "TERM": "dumb", "HOME": str(tmp_path)}
+    terminal = Terminal(command, tmp_path, {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    try:
+        terminal.type(f"{load}; echo read''y\n", "ready\r")
+        yield terminal
+    finally:
+        terminal.close()
+
+
+def test_words_are_completed_where_one_types_them(terminal: Terminal) -> None:
+    """A field ends in `=` and no blank, so that its value can be typed on; a file behind it is completed too."""
+    terminal.type("paceline rep\t", "report ")
+    terminal.type("ru\t", "runs/digits-1")
+    terminal.type(f"{CLEAR}paceline train optim.mom\t0.5", "optim.momentum=0.5")
+    terminal.type(f"{CLEAR}paceline train data.source.root=pho\tcat", "data.source.root=photographs/cat")
+
+
+def test_the_name_of_a_run_is_one_word_and_never_a_command(terminal: Terminal, tmp_path: Path) -> None:
+    """A shell would run what is in `$(...)` as soon as the line is entered."""
+    terminal.type("cd others; echo the''re\n", "there\r")
+    terminal.type("paceline report runs/x\t", "executed")
+    terminal.type("\n", "2 words, a folder")
+    assert list(tmp_path.rglob("executed")) == []

@@ -1,0 +1,127 @@
+"""`paceline export`: what it prints and refuses, and that the page on it does what it says."""
+
+import asyncio
+import importlib.util
+import json
+import re
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from paceline.cli.export import export
+from paceline.core.errors import RecipeError
+
+MADE = Path(__file__).parents[1] / "inference" / "made_run.py"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "export.md"
+
+
+@pytest.fixture(scope="module")
+def made_run():
+    spec = importlib.util.spec_from_file_location("made_run", MADE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def run(made_run, tmp_path_factory):
+    return made_run.write(tmp_path_factory.mktemp("export") / "run")
+
+
+def work(run, out, format="safetensors", *, checkpoint="last", with_preprocessing=False, as_json=False):
+    return export(run, format=format, out=out, checkpoint=checkpoint, with_preprocessing=with_preprocessing,
+                  as_json=as_json)  # fmt: skip
+
+
+def test_what_was_written_is_told_with_the_figure(run, tmp_path, capsys):
+    assert work(run, tmp_path / "a") == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "safetensors of run, step-00000012" in said and f"exported: {tmp_path / 'a'}" in said
+    assert "of the largest (at most 0.0001) on 32 validation images" in said and "a/README.md" in said
+
+
+def test_json_is_all_there_is_on_stdout(run, tmp_path, capsys):
+    assert work(run, tmp_path / "a", as_json=True, checkpoint="12") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["path"] == str(tmp_path / "a") and told["checkpoint"] == "step-00000012"
+    assert 0 <= told["parity"]["difference"] <= 1e-6 and told["parity"]["tolerance"] == 1e-4
+    assert told["bytes"] == sum(each.stat().st_size for each in (tmp_path / "a").iterdir())
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"format": "onxn"}, r"^--format: 'onxn' is not known \(did you mean 'onnx'\?\) \(use onnx, torch, safetens"),
+        ({"with_preprocessing": True}, r"^--preprocessing: has no effect on safetensors.* \(leave it out\)$"),
+        ({"format": "torch"}, r"^--out: .*/a says something else than --format does \(name a file ending in .pt2\)$"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_loaded(run, tmp_path, options, said):
+    with pytest.raises(RecipeError, match=said):
+        work(run, tmp_path / "a", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match=r"is not a run directory \(it has no recipe.yaml; see runs/\)$"):
+        work(tmp_path, tmp_path / "a")
+
+
+def programs():
+    """Return the Python of the page, by the name of the file it is said to be."""
+    found = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return {"ask": next(each for each in found if "onnxruntime" in each),
+            "serve": next(each for each in found if "fastapi" in each)}  # fmt: skip
+
+
+def test_the_pages_onnxruntime_and_fastapi_answer_as_the_run_does(made_run, tmp_path, monkeypatch, capsys):
+    for needed in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(needed, reason=f"ONNX needs {needed} (pip install 'paceline[export]')")
+    from paceline.inference.classifier import load_classifier
+
+    run = made_run.write(tmp_path / "run", "resnet18_cifar", image_size=32)
+    # Pictures of files, as of a folder: scaled and cut by Pillow.
+    facts = json.loads((run / "dataset.json").read_text())
+    (run / "dataset.json").write_text(json.dumps(facts | {"is_pixels": False}))
+    assert work(run, tmp_path / "photos.onnx", "onnx", with_preprocessing=True) == 0
+    blocks = np.random.default_rng(0).integers(256, size=(9, 13, 3), dtype=np.uint8)
+    Image.fromarray(blocks).resize((131, 77), Image.Resampling.BICUBIC).save(tmp_path / "cat.jpg", quality=95)
+    for name, text in programs().items():
+        (tmp_path / f"{name}.py").write_text(text)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    ask = importlib.import_module("ask")
+    monkeypatch.setitem(sys.modules, "ask", ask)
+    classifier = load_classifier(run, device="cpu")
+    image = classifier.image((tmp_path / "cat.jpg").read_bytes(), "cat.jpg")
+    assert torch.equal(torch.from_numpy(ask.read("cat.jpg").copy()).permute(2, 0, 1), image)
+    found, expected = ask.ask("cat.jpg"), classifier.probabilities(image[None])[0].tolist()
+    assert list(found) == [classifier.classes[index] for index in np.argsort(-np.array(expected))]
+    # Two libraries' float32 sums.
+    assert found == pytest.approx(dict(zip(classifier.classes, expected, strict=True)), abs=1e-6)
+
+    if importlib.util.find_spec("fastapi") is None:  # then what the page uses of it stands in
+        monkeypatch.setitem(sys.modules, "fastapi", types.SimpleNamespace(FastAPI=FastAPI, Request=Request))
+    serve = importlib.import_module("serve")
+    monkeypatch.setitem(sys.modules, "serve", serve)
+    assert asyncio.run(serve.predict(Request((tmp_path / "cat.jpg").read_bytes()))) == found
+
+
+class FastAPI:
+    def post(self, path):
+        assert path == "/predict"
+        return lambda function: function
+
+
+class Request:
+    def __init__(self, content):
+        self._content = content
+
+    async def body(self):
+        return self._content

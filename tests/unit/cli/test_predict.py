@@ -1,0 +1,185 @@
+"""`paceline predict`: rows for programs, a table for a person, and what becomes of an image that cannot be read."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from paceline.cli.predict import predict
+from paceline.core.errors import RecipeError
+from paceline.data.sources.digits import load_digits
+from paceline.models.zoo import build_model
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.yamlfile import write_text
+from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, model_tensors
+from paceline.train.facts import Facts
+
+ASKED = {"top": 3, "checkpoint": "last", "batch_size": 4, "format": "auto", "device": "cpu", "as_json": False}
+NAMES = ("0.png", "1.png", "2.png")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of the digits whose network is as it was drawn."""
+    folder = tmp_path_factory.mktemp("runs") / "digits-1"
+    folder.mkdir()
+    recipe = load("digits", Patch.parse(["model.width=0.125", "parallel.device=cpu", "parallel.threads=1"])).recipe
+    (folder / "recipe.yaml").write_text(write_text(recipe.to_dict()))
+    (folder / "dataset.json").write_text(json.dumps(Facts.of(load_digits().train).to_dict()))
+    torch.manual_seed(0)
+    network = build_model(recipe.model, num_classes=10, channels=1)
+    snapshot = Snapshot({"model": model_tensors(network), "optimizer": {}}, {"train": {"best_step": -1}})
+    Checkpoints(folder / "checkpoints", Keep(1)).save(8, -1, snapshot)
+    return folder
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Return a folder of three digits as 8x8 grey files."""
+    for name, pixels in zip(NAMES, load_digits().val.images, strict=False):
+        Image.fromarray(pixels[..., 0]).save(tmp_path / name)
+    return tmp_path
+
+
+def test_csv_has_a_row_an_image(run: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert predict(run, [str(images)], **ASKED) == 0
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert rows[0] == [
+        "image",
+        "class_1",
+        "probability_1",
+        "class_2",
+        "probability_2",
+        "class_3",
+        "probability_3",
+        "error",
+    ]
+    assert [row[0] for row in rows[1:]] == [f"{images}/{name}" for name in NAMES]
+    for row in rows[1:]:
+        shares = [float(row[column]) for column in (2, 4, 6)]
+        assert {row[1], row[3], row[5]} <= set("0123456789") and len(row) == 8 and row[-1] == ""
+        assert shares == sorted(shares, reverse=True) and shares[0] >= 0.1 and sum(shares) <= 1
+
+
+def test_json_lines_and_one_document_have_the_same_rows(run, images, capsys) -> None:
+    words = [f"{images}/{name}" for name in NAMES]
+    assert predict(run, words, **{**ASKED, "format": "jsonl"}) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert predict(run, words, **{**ASKED, "as_json": True}) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document.pop("rows") == lines
+    assert document == {"run": str(run), "checkpoint": "step-00000008", "images": 3, "errors": 0}
+    assert [row["image"] for row in lines] == words
+    assert [sorted(guess) for row in lines for guess in row["predictions"]] == [["class", "probability"]] * 9
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl", "json", "table"])
+def test_a_bad_image_is_one_line_and_the_others_are_answered(run, images, capsys, monkeypatch, format) -> None:
+    monkeypatch.chdir(images)
+    (images / "1.png").write_bytes(b"GIF89a and no more")
+    missing = "no.png"
+    asked = {**ASKED, "format": "auto" if format == "json" else format, "as_json": format == "json"}
+    assert predict(run, [".", missing], **asked) == 1
+    out, err = capsys.readouterr()
+    first, second = err.splitlines()
+    assert first.startswith("error: 1.png: cannot be decoded: ") and "remove it or replace it" in first
+    assert second.startswith(f"error: {missing}: cannot be read: No such file or directory")
+    match format:
+        case "csv":
+            rows = list(csv.DictReader(io.StringIO(out)))
+            assert [bool(row["class_1"]) for row in rows] == [True, False, True, False]
+            assert f"error: {rows[1]['image']}: {rows[1]['error']}" == first
+        case "jsonl":
+            assert ["error" in json.loads(line) for line in out.splitlines()] == [False, True, False, True]
+        case "json":
+            document = json.loads(out)
+            assert (document["images"], document["errors"]) == (2, 2)
+            assert ["error" in row for row in document["rows"]] == [False, True, False, True]
+        case "table":
+            assert "2 images (digits-1, step-00000008)" in out and "0.png" in out and "1.png" not in out
+
+
+def test_one_image_has_a_table_of_its_classes(run, images, capsys) -> None:
+    assert predict(run, [f"{images}/2.png"], **{**ASKED, "format": "table"}) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == f"{images}/2.png (digits-1, step-00000008)"
+    assert sum(" %" in line for line in out.splitlines()) == 3
+
+
+def test_paths_come_from_stdin(run, images, capsys, monkeypatch) -> None:
+    lines = f"{images}/2.png\n{images}/0.png\n".encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    assert predict(run, ["-"], **{**ASKED, "format": "jsonl", "top": 1, "batch_size": 1}) == 0
+    found = [json.loads(line)["image"] for line in capsys.readouterr().out.splitlines()]
+    assert found == [f"{images}/2.png", f"{images}/0.png"]
+
+
+@pytest.mark.parametrize("name", ["Shot 3.04\u202fPM.png", "a\nb.png", "caf\udce9.png"])
+def test_programs_get_the_name_of_the_file_as_it_is(run, images, capsys, name) -> None:
+    (images / "0.png").rename(images / name)
+    predict(run, [f"{images}/{name}"], **{**ASKED, "format": "jsonl"})
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["image"] == f"{images}/{name}"
+    predict(run, [f"{images}/{name}"], **{**ASKED, "as_json": True})
+    assert json.loads(capsys.readouterr().out)["rows"][0]["image"] == f"{images}/{name}"
+    predict(run, [f"{images}/{name}"], **{**ASKED, "format": "csv"})
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out, newline=""))
+    assert row["image"] == f"{images}/{name}".replace("\udce9", "\\udce9")  # a byte that no text of UTF-8 has
+    predict(run, [f"{images}/{name}"], **{**ASKED, "format": "table"})
+    shown = capsys.readouterr().out.splitlines()[0]
+    assert shown.isprintable() and shown.endswith("(digits-1, step-00000008)")
+
+
+def test_paths_are_asked_for_on_a_stdin_that_is_closed_in_one_line(run, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(RecipeError, match=r"^-: stands for paths on stdin, which is closed \(name files or folders\)$"):
+        predict(run, ["-"], **ASKED)
+
+
+def test_a_home_that_nobody_has_is_no_run(run) -> None:
+    with pytest.raises(RecipeError, match=r"^~nobody-here/run: is not a run directory"):
+        predict(Path("~nobody-here/run"), ["a.png"], **ASKED)
+
+
+def test_there_are_as_many_columns_as_classes_at_most(run, images, capsys) -> None:
+    predict(run, [str(images)], **{**ASKED, "top": 99, "format": "csv"})
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert {len(row) for row in rows} == {22}
+    assert all(sorted(row[1:21:2]) == list("0123456789") for row in rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "message"),
+    [
+        ([], {}, "no image was named"),
+        (["a.png"], {"top": 0}, "--top: 0 is less than 1"),
+        (["a.png"], {"batch_size": -3}, "--batch-size: -3 is less than 1"),
+        (["a.png"], {"format": "csv", "as_json": True}, "--format: csv has no effect with --json"),
+        (["a.png"], {"format": "cvs"}, "--format: 'cvs' is not known (did you mean 'csv'?)"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_one_line(run, words, asked, message) -> None:
+    with pytest.raises(RecipeError) as caught:
+        predict(run, words, **{**ASKED, **asked})
+    assert message in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+def test_a_network_of_other_channels_than_files_have_is_one_line(run: Path, tmp_path: Path) -> None:
+    for path in run.iterdir():
+        if path.name != "dataset.json":
+            (tmp_path / path.name).symlink_to(path)
+    info = replace(load_digits().train.info, channels=2, mean=(0.5, 0.5), std=(0.5, 0.5))
+    (tmp_path / "dataset.json").write_text(json.dumps(Facts(info, is_pixels=True).to_dict()))
+    recipe = load(str(run)).recipe
+    network = build_model(recipe.model, num_classes=10, channels=2)
+    (tmp_path / "checkpoints").unlink()
+    snapshot = Snapshot({"model": model_tensors(network), "optimizer": {}}, {"train": {"best_step": -1}})
+    Checkpoints(tmp_path / "checkpoints", Keep(1)).save(8, -1, snapshot)
+    with pytest.raises(RecipeError, match="reads 2 channels, and files have 1 or 3"):
+        predict(tmp_path, ["a.png"], **ASKED)

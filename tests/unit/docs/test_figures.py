@@ -1,0 +1,119 @@
+"""The figures are what their script draws from the records, and can be read by whoever comes to them."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+from torch.utils.data import DistributedSampler
+
+IMAGES = Path(__file__).parents[3] / "docs" / "images"
+EXPLANATION = IMAGES.parent / "explanation"
+NAMES = ("exposed", "steps", "batches", "rungs", "predictions", "padding")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(IMAGES))
+    for name in ("drawing", "make_figures"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("make_figures")
+
+
+def test_all_figures_are_looked_at_here(figures: ModuleType) -> None:
+    assert set(figures.FIGURES) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_is_what_its_script_draws(figures: ModuleType, name: str) -> None:
+    drawn = figures.FIGURES[name]()
+    assert (IMAGES / f"{name}.svg").read_text() == drawn, "run .venv/bin/python docs/images/make_figures.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_says_what_it_shows_in_text_and_fetches_nothing(name: str) -> None:
+    text = (IMAGES / f"{name}.svg").read_text()
+    root = ElementTree.fromstring(text)
+    assert root.get("role") == "img"
+    assert root.get("aria-labelledby") == "title desc"
+    title, desc = (root.findtext(f"{SVG}{tag}") or "" for tag in ("title", "desc"))
+    assert title
+    assert len(desc) > len(title)
+    assert len(root.findall(f"{SVG}text")) > 5
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"href|url\(|@import|<image|<script", text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_words_stay_inside_a_figure(figures: ModuleType, name: str) -> None:
+    root = ElementTree.fromstring((IMAGES / f"{name}.svg").read_text())
+    width, height = (float(number) for number in (root.get("viewBox") or "").split()[2:])
+    for text in root.findall(f"{SVG}text"):
+        # 0.56 of the font's size a letter is what system fonts have in the mean; a browser's look confirms it
+        size = {"head": 16.0, "small": 13.0}.get(text.get("class") or "", 14.0)
+        long, x = 0.56 * size * len(text.text or ""), float(text.get("x") or 0)
+        begin = {"end": x - long, "middle": x - long / 2}.get(text.get("text-anchor") or "", x)
+        assert begin >= 0, text.text
+        assert begin + long <= width, text.text
+        assert size <= float(text.get("y") or 0) <= height - 4, text.text
+
+
+@pytest.mark.parametrize(("num_images", "ranks"), [(359, 2), (359, 50), (10000, 16), (10000, 48), (7, 8)])
+def test_padding_is_what_torchs_sampler_counts_twice(figures: ModuleType, num_images: int, ranks: int) -> None:
+    shards = [list(DistributedSampler(range(num_images), ranks, rank, shuffle=False)) for rank in range(ranks)]
+    assert {index for shard in shards for index in shard} == set(range(num_images))
+    assert sum(map(len, shards)) - num_images == figures.padded(num_images, ranks)
+
+
+@pytest.mark.parametrize("ranks", [44, 59, 64])
+def test_the_range_of_padding_is_what_networks_get_that_torchs_sampler_judges(figures: ModuleType, ranks: int) -> None:
+    shards = [list(DistributedSampler(range(figures.IMAGES), ranks, rank, shuffle=False)) for rank in range(ranks)]
+    counted = [index for shard in shards for index in shard]
+    twice = {index for index in counted if counted.count(index) == 2}
+    assert len(twice) == figures.padded(figures.IMAGES, ranks)
+    by_repeats = sorted(range(figures.IMAGES), key=lambda index: index in twice)
+    worst, best = set(by_repeats[: figures.CORRECT]), set(by_repeats[-figures.CORRECT :])
+    found = tuple(sum(index in right for index in counted) / len(counted) for right in (worst, best))
+    assert found == figures.padded_range(ranks)
+
+
+def test_the_pages_say_of_batches_what_the_records_say(figures: ModuleType) -> None:
+    page = " ".join((EXPLANATION / "learning-rate-and-batch.md").read_text().split())
+    top1 = [found["mean"] for found in figures.record("large-batch-fashion")["top1"].values()]
+    compared = figures.record("compare-batch-fashion")["groups"]
+    for value in (*top1, *(group["accuracy"]["value"] for group in compared)):
+        assert f"{value * 100:.2f}" in page
+    hardware, statistical, speedup = (compared[2][name]["value"] for name in ("hardware", "statistical", "speedup"))
+    assert f"ran {hardware:.2f} times as many images a second" in page
+    assert f"needed {1 / statistical:.1f} times as many: {speedup:.2f} times as fast" in page
+
+
+def test_the_pages_say_of_hosts_what_the_record_says(figures: ModuleType) -> None:
+    page = " ".join((EXPLANATION / "exposed-communication.md").read_text().split())
+    hosts = figures.record("hosts-cpu")
+    rows = [*hosts["seen"].values(), *hosts["unseen_typical"].values()]
+    for name in ("step_s", "exposed_s"):
+        *before, last = (f"{row[name] * 1000:.0f}" for row in rows)
+        assert f"{', '.join(before)} and {last} ms" in page
+    errors = [f"{-row['error'] * 100:.1f}" for row in hosts["unseen"].values()]
+    assert f"{' and '.join(errors)} % too low" in page
+    two = figures.record("scale-cpu")["points"][1]
+    assert f"{two['exposed_s'] * 1000:.0f} ms of a step of {two['step_s'] * 1000:.0f}" in page
+    wire_s = sum(bucket["num_bytes"] for bucket in hosts["seen"]["2"]["buckets"]) / hosts["network"]["bytes_per_s"]
+    hidden_s, waited_s = hosts["seen"]["2"]["buckets"][-1]["ready_s"], hosts["seen"]["2"]["exposed_s"]
+    assert f"busy for {wire_s * 1000:.0f} ms, and backward hides the first {hidden_s * 1000:.0f}" in page
+    assert f"{waited_s * 1000:.0f} ms of waiting: the remaining {(wire_s - hidden_s) * 1000:.0f}" in page
+
+
+def test_the_pages_say_of_padding_what_it_comes_to(figures: ModuleType) -> None:
+    page = " ".join((EXPLANATION / "evaluation.md").read_text().split())
+    low, fewest = min((figures.padded_range(ranks)[0], ranks) for ranks in range(1, figures.RANKS + 1))
+    high, most = max((figures.padded_range(ranks)[1], ranks) for ranks in range(1, figures.RANKS + 1))
+    assert f"on {fewest} ranks it reaches down to {100 * low:.2f} %, on {most} up to {100 * high:.2f} %" in page
+    for ranks in (1, 4, 8, 16):  # batches of 128 a rank, the last of which is dropped where it is short
+        assert f"| {10000 // ranks:,} |" in page
+        assert f"| {10000 // ranks // 128 * 128 * ranks:,} |" in page

@@ -1,0 +1,89 @@
+"""Who is told of a run, and how each kind of end comes to them; what is refused before anything is done."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import RecipeError
+from paceline.core.rundir import RunDir
+from paceline.core.world import World
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.train.job import Invocation
+from paceline.train.run import run
+
+WORDS = (
+    *("data.source.num_images=16", "data.source.num_val_images=8", "data.source.image_size=8", "data.batch_size=8"),
+    *("model.width=0.1", "train.epochs=1", "parallel.device=cpu", "parallel.threads=1", "log.tensorboard=off"),
+    *("data.workers=0", "checkpoint.every=off", "measure.telemetry=off"),
+)
+
+
+class Told:
+    """Note which calls come."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def started(self, plan, step) -> None:
+        self.calls.append("started")
+
+    def step(self, record) -> None:
+        self.calls.append("step")
+
+    def evaluated(self, record) -> None:
+        self.calls.append("evaluated")
+
+    def warned(self, message) -> None:
+        self.calls.append("warned")
+
+    def finished(self, result) -> None:
+        self.calls.append(result.status)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def train(folder: Path, told: Told, *words: str) -> None:
+    recipe = load("synthetic", Patch.parse([*WORDS, *words])).recipe
+    run(recipe, World.single(), RunDir(folder / "run"), invocation=Invocation(listeners=[told]))
+
+
+def test_a_run_that_has_ended_tells_its_result_and_closes_those_it_told(tmp_path: Path) -> None:
+    told = Told()
+    train(tmp_path, told)
+    assert told.calls[0] == "started" and told.calls[-2:] == ["completed", "close"]
+    assert told.calls.count("close") == 1
+
+
+def test_a_run_that_fails_in_a_step_closes_those_it_told_and_tells_no_result(tmp_path: Path, monkeypatch) -> None:
+    def fail(self, state):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("paceline.train.engine.Trainer.fit", fail)
+    told = Told()
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, told)
+    assert told.calls == ["started", "close"]
+
+
+def test_a_run_that_fails_before_its_first_step_closes_those_it_told(tmp_path: Path, monkeypatch) -> None:
+    def fail(*words):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("paceline.train.run.build_trace", fail)
+    told = Told()
+    with pytest.raises(OSError, match="No space"):
+        train(tmp_path, told)
+    assert told.calls == ["started", "close"]
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_the_data_is_read(tmp_path: Path, monkeypatch) -> None:
+    def fail(*words):
+        raise AssertionError("read")
+
+    monkeypatch.setattr("paceline.train.run.read_own", fail)
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(RecipeError, match=r"log.sinks\[0\]: mlflow is not installed"):
+        train(tmp_path, Told(), "log.sinks=[mlflow]")
