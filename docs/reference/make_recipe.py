@@ -9,9 +9,11 @@ from typing import Any
 
 from paceline.models.zoo import MODEL_NAMES
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.own import OWN, PATH_PATTERN
 
 PAGE = Path(__file__).with_name("recipe.md")
 Node = dict[str, Any]
+_NAMES = {"object": "mapping", "boolean": "`true`, `false`", "string": "text"}
 _LOW = {"exclusiveMinimum": "(", "minimum": "["}
 _HIGH = {"exclusiveMaximum": ")", "maximum": "]"}
 
@@ -30,6 +32,8 @@ with its dotted path as the key: `optim.lr=0.4`, `data.augment=[pad_crop,flip]`.
 - `data.source`, `optim` and `schedule` have variants. `name` chooses one, and with it which other fields
   exist. Choosing another name drops the fields that were set for the one before.
 - An entry of `data.augment` is a name, or a mapping with a `name`: `{name: pad_crop, padding: 2}`.
+- Where `package.module:Name` is among the variants, `name` may be the import path of
+  [a part of your own](../how-to/extend.md).
 - `[a, b)` is a range that includes a and excludes b. "(to be set)" marks what has no default: a recipe says
   either `train.epochs` or `train.steps`.
 """
@@ -78,9 +82,8 @@ class Schema:
             below = f"{path}.{name}".lstrip(".")
             default = self._default(field) if "default" in field else "(to be set)"
             meaning = field.get("description") or self._object(field).get("description", "")
-            rows.append(
-                f"| `{name}` | {self._type(field, below)} | {default} | {meaning.replace('|', chr(92) + '|')} |"
-            )
+            meaning = " ".join(meaning.split()).replace("|", r"\|")  # a row is one line
+            rows.append(f"| `{name}` | {self._type(field, below)} | {default} | {meaning} |")
         return "\n".join(rows) + "\n"
 
     def _resolved(self, node: Node) -> Node:
@@ -96,7 +99,7 @@ class Schema:
         options = [field, *field.get("items", {}).get("anyOf", [])]
         union: Node = next((option for option in options if "discriminator" in option), {"oneOf": []})
         nodes = [self._resolved(option) for option in union["oneOf"]]
-        return {node["properties"]["name"]["const"]: node for node in nodes}
+        return {node["properties"]["name"].get("const", OWN): node for node in nodes}
 
     def _type(self, field: Node, path: str) -> str:
         link = f"(#{path.replace('.', '')})"
@@ -110,21 +113,17 @@ class Schema:
         if "enum" in field or "const" in field:
             return _listed(field.get("enum", [field.get("const")]))
         if "pattern" in field:
-            return "time" if "min" in field["pattern"] else "duration"
+            return _meant(field["pattern"])
         match field["type"]:
             case "array" if "prefixItems" in field:
                 return f"[{', '.join(self._type(item, path) for item in field['prefixItems'])}]"
             case "array":
                 return f"list of {self._type(field['items'], path)}"
-            case "boolean":
-                return "`true`, `false`"
-            case "string":
-                return "text"
-        return f"{field['type']}{_bounds(field)}"
+        return _NAMES.get(field["type"]) or f"{field['type']}{_bounds(field)}"
 
     def _default(self, field: Node) -> str:
         default = field["default"]
-        if isinstance(default, dict):
+        if isinstance(default, dict) and field.get("type") != "object":
             return f"`{default['name']}`" if self._variants(field) else ""
         return f"`{_written(default)}`"
 
@@ -135,9 +134,21 @@ def _written(value: object) -> str:
             return str(value).lower()
         case float():
             return f"{value:.4g}"
+        case dict():
+            return "{}"
         case list():
             return f"[{', '.join(_written(item) for item in value)}]"
     return str(value)
+
+
+def _meant(pattern: str) -> str:
+    """Return what text of this pattern is called."""
+    if pattern == PATH_PATTERN:
+        return "import path"
+    for unit, what in (("min|", "time"), ("ep|", "duration")):
+        if unit in pattern:
+            return what
+    return "text"
 
 
 def _listed(values: Iterable[object]) -> str:

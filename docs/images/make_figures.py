@@ -1,0 +1,289 @@
+"""Draw the figures of the explanation from the records of our own runs.
+
+    .venv/bin/python docs/images/make_figures.py
+
+Every number in them is read from benchmarks/results, but for the padding of validation sets, which is reckoned from its
+definition. A test redraws them and compares.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from math import ceil
+from pathlib import Path
+from typing import Any, Final
+
+from drawing import WIDTH, Drawing, Kind, Scale
+
+FOLDER: Final = Path(__file__).parent
+RESULTS: Final = FOLDER.parents[1] / "benchmarks" / "results"
+
+
+def record(name: str) -> Any:
+    """Return what benchmarks/results/`name`.json holds."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def exposed() -> str:
+    """Draw what of sending three buckets is left when backward has ended, on two hosts behind a slow link."""
+    hosts = record("hosts-cpu")
+    seen, bytes_per_s = hosts["seen"]["2"], hosts["network"]["bytes_per_s"]
+    sent, free_s = [], 0.0
+    for bucket in seen["buckets"]:
+        begin_s = max(bucket["ready_s"], free_s)
+        free_s = begin_s + bucket["num_bytes"] / bytes_per_s  # over two ranks a ring sends each byte once
+        sent.append((begin_s, free_s))
+    ready_s, waited_s = seen["buckets"][-1]["ready_s"], seen["exposed_s"]
+    drawing = Drawing(
+        "What backward hides, and what is left",
+        f"Two bars over one time axis. The rank computes gradients until {_ms(ready_s)} after its first bucket is "
+        f"ready, and then waits for {_ms(waited_s)}. Meanwhile three buckets are sent one after the other, until "
+        f"{_ms(free_s)}.",
+        262,
+    )
+    drawing.head("Two hosts, 40 Mbit/s between them; time since the", "first bucket of gradients was ready")
+    axis = Scale(0, 0.45, 16, WIDTH - 16)
+    _across(drawing, axis, [0, 0.1, 0.2, 0.3, 0.4], 84, 222, lambda value: f"{value * 1000:.0f}")
+    drawing.words(axis.at(0.45), 240, "ms", "small", anchor="end")
+    drawing.words(16, 98, "this rank")
+    drawing.bar(axis.at(0), 106, axis.at(ready_s) - axis.at(0), 34, "a")
+    drawing.words(axis.at(0) + 8, 128, "backward goes on", "on")
+    drawing.bar(axis.at(ready_s), 106, axis.at(ready_s + waited_s) - axis.at(ready_s), 34, "b")
+    drawing.words(axis.at(ready_s) + 8, 128, f"exposed: {_ms(waited_s)}", "on")
+    drawing.words(16, 168, "on the wire")
+    for bucket, (begin_s, end_s) in zip(seen["buckets"], sent, strict=True):
+        drawing.bar(axis.at(begin_s) + 1, 176, axis.at(end_s) - axis.at(begin_s) - 2, 34, "c")
+        drawing.words(axis.at(begin_s) + 8, 198, f"{bucket['num_bytes'] / 1000:.0f} kB", "on")
+    return drawing.svg()
+
+
+def steps() -> str:
+    """Draw a step on one to four hosts: what a rank does by itself, and what is exposed."""
+    hosts = record("hosts-cpu")
+    rows = {**hosts["seen"], **hosts["unseen_typical"]}
+    told = {number: found["predicted_s"] for number, found in hosts["unseen"].items()}
+    parts = ", ".join(
+        f"{number}: {_ms(row['step_s'])}, of which {_ms(row['exposed_s'])} exposed" for number, row in rows.items()
+    )
+    foretold = ", ".join(f"{number}: {_ms(seconds)}" for number, seconds in told.items())
+    drawing = Drawing(
+        "A step on one to four hosts",
+        f"A bar for each number of hosts. {parts}. Predicted before they were run: {foretold}.",
+        270,
+    )
+    drawing.head("64 images a host, 40 Mbit/s between them;", "a mark is what was predicted from 1 and 2")
+    axis = Scale(0, 0.8, 74, WIDTH - 20)
+    _across(drawing, axis, [0, 0.2, 0.4, 0.6, 0.8], 76, 228, lambda value: f"{value * 1000:.0f}")
+    drawing.words(16, 246, "ms", "small")
+    for place, (number, row) in enumerate(rows.items()):
+        y = 84 + 36 * place
+        busy_s = row["step_s"] - row["exposed_s"]
+        drawing.words(16, y + 18, "1 host" if number == "1" else f"{number} hosts")
+        drawing.bar(axis.at(0), y, axis.at(busy_s) - axis.at(0), 26, "a")
+        drawing.words(axis.at(0) + 8, y + 18, f"{busy_s * 1000:.0f} {'by itself' if place == 0 else ''}".strip(), "on")
+        if row["exposed_s"]:
+            drawing.bar(axis.at(busy_s), y, axis.at(row["step_s"]) - axis.at(busy_s), 26, "b")
+            shown = f"{row['exposed_s'] * 1000:.0f} {'exposed' if place > 1 else ''}".strip()
+            drawing.words(axis.at(busy_s) + 8, y + 18, shown, "on")
+        if number in told:
+            x = axis.at(told[number])
+            drawing.line(x, y - 4, x, y + 30)
+    return drawing.svg()
+
+
+def batches() -> str:
+    """Draw the accuracy of large batches, with and without a warm-up, beside that of a small one."""
+    top1 = {name: found["mean"] for name, found in record("large-batch-fashion")["top1"].items()}
+    small, root, root_cold = (group["accuracy"]["value"] for group in record("compare-batch-fashion")["groups"])
+    assert small == top1["sgd at 128"], "the two records are not of the same reference"
+    rows: dict[str, list[float]] = {"128: SGD, 0.1": [top1["sgd at 128"]]}
+    rows["2,048: SGD, 1.6"] = [top1[f"sgd at 2048, lr 1.6, {how}"] for how in ("warm-up", "no warm-up")]
+    rows["2,048: SGD, 0.4"] = [root, root_cold]
+    rows["2,048: LARS, 4"] = [top1[f"lars at 2048, lr 4, {how}"] for how in ("warm-up", "no warm-up")]
+    rows["2,048: NovoGrad, 4"] = [top1[f"novograd at 2048, lr 4, {how}"] for how in ("warm-up", "no warm-up")]
+    told = "; ".join(f"{name}: {' and '.join(_percent(value) for value in found)}" for name, found in rows.items())
+    drawing = Drawing(
+        "What a batch of 2,048 costs",
+        f"Top-1 accuracy on Fashion-MNIST by batch, optimizer and learning rate, with and without warm-up. {told}.",
+        308,
+    )
+    drawing.head("Top-1 on Fashion-MNIST after three epochs, one", "seed; by batch: optimizer, peak learning rate")
+    drawing.dot(22, 84, "a")
+    drawing.words(34, 89, "with an epoch of warm-up", "small")
+    drawing.dot(222, 84, "b", hollow=True)
+    drawing.words(234, 89, "without", "small")
+    axis = Scale(0.875, 0.93, 156, WIDTH - 24)
+    _across(drawing, axis, [0.88, 0.89, 0.9, 0.91, 0.92, 0.93], 106, 270, lambda value: f"{value * 100:.0f} %")
+    for place, (name, found) in enumerate(rows.items()):
+        y = 124 + 32 * place
+        drawing.words(16, y + 5, name)
+        if len(found) == 1:
+            drawing.dot(axis.at(found[0]), y, "b", hollow=True)
+        else:
+            drawing.line(axis.at(min(found)), y, axis.at(max(found)), y, "grid")
+            drawing.dot(axis.at(found[1]), y, "b", hollow=True)
+            drawing.dot(axis.at(found[0]), y, "a")
+    return drawing.svg()
+
+
+def rungs() -> str:
+    """Draw the rungs of the ladder `cpu`: images a second, with their intervals, and what each was worth."""
+    found = record("ladder-cpu")["rungs"]
+    told = "; ".join(f"{rung['name']}: {rung['images_per_s']['value']:.0f}, {rung['status']}" for rung in found)
+    drawing = Drawing(
+        "A ladder on two CPU cores",
+        f"Images a second on each rung, each over the last one that was kept. {told}.",
+        114 + 44 * len(found),
+    )
+    drawing.head("Images/s of a quarter-width ResNet-18 on CIFAR-10;", "the lines are 95 % intervals of 5 runs")
+    axis = Scale(0, 1100, 16, WIDTH - 16)
+    bottom = 84 + 44 * len(found)
+    _across(drawing, axis, [0, 250, 500, 750, 1000], 78, bottom, lambda value: f"{value:,.0f}")
+    for place, rung in enumerate(found):
+        y, speed, ratio = 98 + 44 * place, rung["images_per_s"], rung["over_below"]
+        worth = "the start" if ratio is None else f"{ratio['value']:.2f}x, {rung['status']}"
+        drawing.words(16, y, f"{rung['name']}: {speed['value']:.0f}")
+        drawing.words(WIDTH - 16, y, worth, anchor="end")
+        kind: Kind = "a" if rung["status"] == "kept" else "c"
+        drawing.bar(axis.at(0), y + 6, axis.at(speed["value"]) - axis.at(0), 14, kind)
+        drawing.line(axis.at(speed["low"]), y + 13, axis.at(speed["high"]), y + 13)
+        for end in (speed["low"], speed["high"]):
+            drawing.line(axis.at(end), y + 9, axis.at(end), y + 17)
+    return drawing.svg()
+
+
+PREDICTED: Final = {
+    "jsc, 1 4 to 128": "JSC, 1-4 to 128",
+    "jsc, 1 4 16 to 32": "JSC, 1-16 to 32",
+    "jsc, 1 4 16 to 64": "JSC, 1-16 to 64",
+    "jsc, 1 4 16 to 128": "JSC, 1-16 to 128",
+    "jsc, 1 4 16 32 to 64": "JSC, 1-32 to 64",
+    "jsc, 1 4 16 32 to 128": "JSC, 1-32 to 128",
+    "jsc, 1 4 16 32 64 to 128": "JSC, 1-64 to 128",
+    "nersc, 1 4 to 16": "NERSC, 1-4 to 16",
+    "nersc, 1 4 8 to 16": "NERSC, 1-8 to 16",
+    "quant, 1 4 to 8": "study, 1-4 to 8",
+    "ddp-post, 1 2 to 4": "post, 1-2 to 4",
+}
+"""What prediction.md has in its table, without DLPerf, on which the form was chosen; and how it is called here."""
+
+
+def predictions() -> str:
+    """Draw how far predictions were off, with the intervals that were told."""
+    found = record("prediction")
+    own = {f"our hosts, 1-2 to {number}": row["error"] for number, row in record("hosts-cpu")["unseen"].items()}
+    rows: dict[str, Mapping[str, float]] = {short: found[name] for name, short in PREDICTED.items()}
+    rows |= {name: {"error": error} for name, error in own.items()}
+    told = "; ".join(f"{name}: {row['error'] * 100:+.1f} %" for name, row in rows.items())
+    drawing = Drawing(
+        "Predicted, over what it took",
+        f"Errors of predictions for more ranks than were measured. {told}.",
+        120 + 26 * len(rows),
+    )
+    drawing.head(
+        "Dot: prediction. Line: the interval that was told.",
+        "0: what was measured. Orange: the interval does",
+        "not hold it. Ring: our runs, without an interval.",
+    )
+    axis = Scale(-0.45, 0.55, 160, WIDTH - 12)
+    bottom = 92 + 26 * len(rows)
+    _across(
+        drawing, axis, [-0.4, -0.2, 0, 0.2, 0.4], 94, bottom, lambda value: f"{value * 100:+.0f} %" if value else "0"
+    )
+    drawing.line(axis.at(0), 94, axis.at(0), bottom)
+    for place, (name, row) in enumerate(rows.items()):
+        y = 108 + 26 * place
+        drawing.words(16, y + 5, name)
+        if "low" in row:
+            kind: Kind = "a" if row["low"] <= 0 <= row["high"] else "b"
+            drawing.bar(axis.at(row["low"]), y - 2, axis.at(row["high"]) - axis.at(row["low"]), 4, kind)
+            drawing.dot(axis.at(row["error"]), y, kind)
+        else:
+            drawing.dot(axis.at(row["error"]), y, "a", hollow=True)
+    return drawing.svg()
+
+
+IMAGES: Final = 359
+"""The validation split of digits."""
+CORRECT: Final = 323
+"""Of them right, for a network of 90 %."""
+WRONG: Final = IMAGES - CORRECT
+RANKS: Final = 64
+
+
+def padded(num_images: int, ranks: int) -> int:
+    """Return how many images are counted twice where each of `ranks` is to have as many as any other."""
+    return ceil(num_images / ranks) * ranks - num_images
+
+
+def padded_range(ranks: int) -> tuple[float, float]:
+    """Return the lowest and the highest accuracy that can come of counting `IMAGES` padded for `ranks`.
+
+    The sampler repeats an image once at most, as long as there are fewer ranks than images.
+    """
+    extra = padded(IMAGES, ranks)
+    low = CORRECT + max(0, extra - WRONG)  # as many as can be of those that count twice are wrong
+    high = CORRECT + min(extra, CORRECT)  # and right
+    return low / (IMAGES + extra), high / (IMAGES + extra)
+
+
+def padding() -> str:
+    """Draw which accuracies a padded count can give one network, by the number of ranks."""
+    lows, highs = zip(*map(padded_range, range(1, RANKS + 1)), strict=True)
+    drawing = Drawing(
+        "One network, several accuracies",
+        f"For 1 to {RANKS} ranks, the range of accuracies that a validation set of {IMAGES} images, of which {CORRECT} "
+        f"are right, can have once it is padded: {_percent(min(lows))} to {_percent(max(highs))}, where the exact one "
+        f"is {_percent(CORRECT / IMAGES)}.",
+        300,
+    )
+    drawing.head(f"{IMAGES} images, {CORRECT} of them right: what a count can", "say that is padded to equal shards")
+    across, down = Scale(1, RANKS, 62, WIDTH - 22), Scale(0.81, 0.925, 252, 84)
+    for value in (0.82, 0.84, 0.86, 0.88, 0.9, 0.92):
+        drawing.line(62, down.at(value), WIDTH - 22, down.at(value), "grid")
+        drawing.words(54, down.at(value) + 5, f"{value * 100:.0f} %", "small", anchor="end")
+    for ranks in (1, 8, 16, 32, 48, 64):
+        drawing.words(across.at(ranks), 270, str(ranks), "small", anchor="middle")
+    drawing.words(across.at(RANKS), 288, "ranks", "small", anchor="end")
+    top = [(across.at(number), down.at(value)) for number, value in enumerate(highs, start=1)]
+    low = [(across.at(number), down.at(value)) for number, value in enumerate(lows, start=1)]
+    drawing.band([*top, *reversed(low)], "b")
+    drawing.line(62, down.at(CORRECT / IMAGES), WIDTH - 22, down.at(CORRECT / IMAGES))
+    drawing.words(70, down.at(0.825), f"line: exact, {_percent(CORRECT / IMAGES)}", "small")
+    return drawing.svg()
+
+
+FIGURES: Final[Mapping[str, Callable[[], str]]] = {
+    "exposed": exposed,
+    "steps": steps,
+    "batches": batches,
+    "rungs": rungs,
+    "predictions": predictions,
+    "padding": padding,
+}
+
+
+def _across(
+    drawing: Drawing, axis: Scale, values: list[float], top: float, bottom: float, shown: Callable[[float], str]
+) -> None:
+    """Draw a grid of upright lines at `values`, with words below."""
+    for value in values:
+        drawing.line(axis.at(value), top, axis.at(value), bottom, "grid")
+        drawing.words(axis.at(value), bottom + 18, shown(value), "small", anchor="middle")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.2f} %"
+
+
+def main() -> None:
+    """Write all figures."""
+    for name, draw in FIGURES.items():
+        (FOLDER / f"{name}.svg").write_text(draw(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

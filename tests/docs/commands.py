@@ -1,0 +1,202 @@
+"""What a document tells its readers to type: its blocks, the marks above them, and the commands in them.
+
+Pure functions from text; nothing is executed here. A mark is an HTML comment in the line above a block, which readers
+do not see: `<!-- test: KIND ... -->`, one of `MARKS`. Without one a block is executed as it stands.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NEEDS = ("gpu", "cluster", "network", "docker", "time")
+MARKS = {
+    "with": "each paceline command that trains or measures has these words, in place of its own of the same fields",
+    "dry-run": "--dry-run is added to each paceline command that has it",
+    "needs": f"not executed, for it needs one of {', '.join(NEEDS)}",
+    "shown by": "executed by the test that is named, as tests/PATH.py::NAME",
+    "fragment": "a part of a program, which alone is none",
+    "file": "the block is the file of that name, for the commands below it",
+    "fails": "ends with this exit code, which the page is about",
+}
+PROGRAMS = {
+    **dict.fromkeys(("srun", "salloc", "sbatch", "scontrol", "squeue", "kubectl", "ssh"), "cluster"),
+    **dict.fromkeys(("pip", "curl", "uvicorn"), "network"),
+    **dict.fromkeys(("nsys", "nvidia-smi"), "gpu"),
+    "docker": "docker",
+    "make": "time",
+}
+"""What a program needs that no test has."""
+MEASURING = ("train", "profile", "ladder", "tune", "scale", "bench")
+"""Verbs that the words of `with` are added to."""
+MEASURES_NOTHING = ("--predict", "--collective", "--list", "--help")
+DRY = ("train", "submit")
+LENGTHS = ("train.epochs", "train.steps")
+_FENCE = re.compile(r"^( *)```(\w*)[^\n`]*\n(.*?)^\1```[ ]*$", re.MULTILINE | re.DOTALL)
+_MARK = re.compile(r"^ *<!-- test: (.+?) -->\n\Z", re.MULTILINE)
+_ENDS = frozenset(("|", "||", "&&", ";", "&", "(", ")", ";;"))
+_REDIRECTION = re.compile(r"[<>]+&?")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+
+
+class MarkError(ValueError):
+    """A mark that says nothing known."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One of `MARKS` and what it says, or neither, where a block stands as it is."""
+
+    kind: str = ""
+    said: str = ""
+
+    @property
+    def is_executed(self) -> bool:
+        """Whether the block is executed as commands or a program, at least dry."""
+        return self.kind in ("", "with", "dry-run", "fails")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page: its language, the number of its first line, its text without indentation."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    mark: Mark
+
+    @property
+    def place(self) -> str:
+        """Where it stands, as an editor opens it."""
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Command:
+    """The words of one program, without what the shell takes of them: variables before it, and where output goes."""
+
+    words: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        """What the shell starts."""
+        return self.words[0]
+
+    @property
+    def paceline(self) -> tuple[str, ...] | None:
+        """The words after `paceline`, whoever starts it; None where nobody does."""
+        place = next((place for place, word in enumerate(self.words) if word == "paceline"), None)
+        return None if place is None else self.words[place + 1 :]
+
+    @property
+    def needs(self) -> str:
+        """What its program needs that no test has, or nothing."""
+        return PROGRAMS.get(self.program, "")
+
+
+def pages() -> list[Path]:
+    """Return every page that tells its readers to type something: not decisions and not what has changed."""
+    found = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
+    found += [ROOT / name / "README.md" for name in ("examples", "benchmarks", "csrc")]
+    found += [page for page in (ROOT / "docs").rglob("*.md") if "adr" not in page.parts]
+    return sorted(found)
+
+
+def read_blocks(page: Path) -> list[Block]:
+    """Return the fenced blocks of `page`. Raise `MarkError` for a mark that is not known."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(
+            page,
+            text.count("\n", 0, found.start(3)) + 1,
+            found[2],
+            re.sub(rf"^{found[1]}", "", found[3], flags=re.MULTILINE),
+            read_mark(text[: found.start()], page),
+        )
+        for found in _FENCE.finditer(text)
+    ]
+
+
+def read_mark(before: str, page: Path) -> Mark:
+    """Return the mark in the last line of what comes `before` a block. Raise `MarkError` where it is not known."""
+    found = _MARK.search(before)
+    if found is None:
+        return Mark()
+    kind = next((kind for kind in MARKS if re.match(rf"{kind}(?: |$)", found[1])), None)
+    if kind is None:
+        raise MarkError(f"{page.name}: {found[1]!r} is no mark (use {', '.join(MARKS)})")
+    said = found[1][len(kind) :].strip()
+    if (said == "") != (kind in ("dry-run", "fragment")):
+        raise MarkError(f"{page.name}: {found[1]!r} says {'nothing' if said == '' else 'too much'}")
+    if kind == "needs" and said not in NEEDS:
+        raise MarkError(f"{page.name}: {found[1]!r} needs none of {', '.join(NEEDS)}")
+    if kind == "shown by" and not re.fullmatch(r"tests/[\w/]+\.py::test_\w+", said):
+        raise MarkError(f"{page.name}: {found[1]!r} names no test (write tests/PATH.py::NAME)")
+    return Mark(kind, said)
+
+
+def read_commands(text: str) -> Iterator[Command]:
+    """Yield the commands in a text for the shell, line by line, each from its program on."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words: list[str] = []
+        for word in [*_words(line), ";"]:
+            if word not in _ENDS:
+                words.append(word)
+                continue
+            command = [*_started(words)]
+            words = []
+            if command:
+                yield Command(tuple(command))
+
+
+def _words(line: str) -> list[str]:
+    lexer = shlex.shlex(re.sub(r"(?<=\s)\d(?=>)", "", line), posix=True, punctuation_chars=True)  # 2 of `2>&1`
+    lexer.whitespace_split = True
+    return list(lexer)
+
+
+def _started(words: Sequence[str]) -> Iterator[str]:
+    """Yield what a program is started with: neither assignments before it nor redirections."""
+    is_before, is_target = True, False
+    for word in words:
+        if is_target or _REDIRECTION.fullmatch(word):
+            is_target = not is_target
+            continue
+        is_before = is_before and _ASSIGNMENT.fullmatch(word) is not None
+        if not is_before:
+            yield word
+
+
+def typed_words(words: Sequence[str], mark: Mark) -> list[str]:
+    """Return a program's `words`, in which `paceline VERB` may stand, with what `mark` adds.
+
+    A field that the mark sets is left out of the words before, and so is a length where it says another.
+    """
+    asked = Command(tuple(words)).paceline or ("",)
+    verb = next((word for word in asked if word != "data"), "")
+    if mark.kind == "with" and verb in MEASURING and not set(MEASURES_NOTHING) & set(asked):
+        added = shlex.split(mark.said)
+        fields = {word.partition("=")[0] for word in added if not word.startswith("-") and "=" in word}
+        fields |= {name for name in LENGTHS if fields & set(LENGTHS)}
+        return [*(word for word in words if word.partition("=")[0] not in fields), *added]
+    if mark.kind == "dry-run" and verb in DRY and "--dry-run" not in asked:
+        place = words.index(verb) + 1  # what stands behind `--` is for another verb
+        return [*words[:place], "--dry-run", *(word for word in words[place:] if word != "--wait")]
+    return [*words]
+
+
+def how_tested(block: Block, command: Command) -> str:
+    """Return how a command of `block` is tested: executed, dry-run, shown by a test, as a file, or by what it needs."""
+    match block.mark.kind:
+        case "needs":
+            return f"needs {block.mark.said}"
+        case "shown by":
+            return "shown by a test"
+        case "file":
+            return "a file"
+        case "dry-run" if "--dry-run" in typed_words(command.words, block.mark):
+            return "dry-run"
+    return f"needs {command.needs}" if command.needs else "executed"

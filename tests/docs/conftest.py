@@ -1,0 +1,187 @@
+"""A made-up home for the readers of documents, made once: images, weights, what runs left, and a hand that types."""
+
+import os
+import pickle
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ..conftest import clean_environ
+from .commands import ROOT
+from .typing_hand import Hand, hand_of
+
+STAMP = "20261121-101500"
+SHORT = ("model.width=0.05", "log.tensorboard=off", "log.every=1st", "measure.warmup_steps=1", "data.workers=0")
+FOLDER = (
+    *("folder", "model.name=resnet18_cifar", *SHORT, "data.image_size=16", "data.batch_size=4", "train.steps=4"),
+    *("schedule.warmup=0ep", "checkpoint.every=2st"),
+)
+CLASSES = ("cat", "dog", "fish")
+PHOTOGRAPHS = {"train": 90, "val": 4}
+"""Of each class: enough for a batch of the recipe `folder`, which is 256."""
+LADDER = """\
+# Two ways.
+recipe: digits
+steps: 2
+warmup_steps: 1
+repeats: 1
+rungs:
+  - {name: as it is, set: {log.every: 1st, log.tensorboard: "off", data.workers: 0}}
+  - {name: loop, set: {optim.implementation: loop}}
+"""
+NETS = """\
+from torch import nn
+
+
+def Mixer(num_classes, in_channels, width=8):
+    return nn.Sequential(nn.Conv2d(in_channels, width, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                         nn.Linear(width, num_classes))
+"""
+POINTS = "ranks,nodes,rank_batch,images,time_s\n1,1,128,353.2,1\n2,1,128,637.4,1\n4,1,128,1207.5,1\n"
+"""As `paceline scale` leaves them: images of one second."""
+TIMES = "ranks,nodes,rank_batch,images,time_s\n4,1,128,1281167,1180\n8,2,128,1281167,601\n16,4,128,1281167,310\n"
+WEIGHTS = """\
+import torch, torchvision
+for name, number in (("resnet18", "f37072fd"), ("resnet50", "11ad3fa6")):
+    torch.save(getattr(torchvision.models, name)().state_dict(), f"{name}-{number}.pth")
+"""
+LEFT = {
+    "<run>": (f"runs/folder-{STAMP}", f"runs/folder-{STAMP}-2", f"runs/folder-{STAMP}-3"),
+    "<profile>": (f"runs/profile-digits-{STAMP}",),
+    "<ladder>": (f"runs/ladder-two-{STAMP}",),
+    "<study>": (f"runs/scale-digits-{STAMP}",),
+}
+"""What the placeholders in a line stand for, one after the other; folders below a page's own."""
+DISKS = {"/shared/": "~/", "/data/": "~/", "/slow/": "./"}
+"""Disks of a reader's, and what stands for them."""
+
+
+@pytest.fixture(scope="session")
+def hand(forking) -> Iterator[Hand]:
+    """Return what types commands as a reader does."""
+    with tempfile.TemporaryDirectory(prefix="docs") as folder, hand_of(forking, Path(folder)) as hand:
+        yield hand
+
+
+@pytest.fixture(scope="session")
+def home(hand: Hand, tmp_path_factory) -> Path:
+    """Return a home with images and weights, and below `work/` what a page finds in its folder."""
+    home = tmp_path_factory.mktemp("home")
+    draws = np.random.default_rng(0)
+    for name in ("photos", "other-photos"):
+        write_photographs(home / name, draws)
+    write_cifar(home / ".cache" / "paceline" / "data", draws)
+    for name in ("cifar10", "data"):
+        (home / name).symlink_to(home / ".cache" / "paceline" / "data")
+    cat = home / "photos" / "val" / "cat" / "0.jpg"
+    (home / "photos" / "holidays").mkdir()
+    shutil.copy(cat, home / "photos" / "holidays" / "beach.jpg")
+    work = home / "work"
+    (work / "mypkg").mkdir(parents=True)
+    for name, text in {"mypkg/nets.py": NETS, "times.csv": TIMES, "two.yaml": LADDER, "last-week": ""}.items():
+        (work / name).write_text(text)
+    os.utime(work / "last-week", (0, 0))
+    (study,) = LEFT["<study>"]
+    (work / study).mkdir(parents=True)
+    (work / study / "points.csv").write_text(POINTS)
+    (work / "benchmarks").symlink_to(ROOT / "benchmarks")
+    shutil.copy(cat, work / "cat.jpg")
+    Image.new("L", (8, 8)).save(work / "seven.png")
+    (home / "weights.py").write_text(WEIGHTS)
+    for command in ("python ../weights.py", *leaving()):  # each has the hand's limit of time
+        ended = hand.types(command, work, environ_of(home))
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}"
+    for weights in work.glob("*.pth"):
+        (work / weights.name).replace(home / weights.name)
+        (work / weights.name).symlink_to(home / weights.name)
+    return home
+
+
+def leaving() -> Iterator[str]:
+    """Yield the commands that leave what the placeholders stand for."""
+    folder, digits = " ".join(FOLDER), " ".join(("digits", *SHORT))
+    for number, run in enumerate(LEFT["<run>"], 1):
+        yield f"paceline train {folder} data.source.root=~/photos optim.lr=0.0{number} --run-dir {run}"
+    yield f"paceline train {digits} train.steps=2 --run-dir runs/digits-{STAMP}"
+    yield f"paceline profile {digits} --no-probes --steps 4 --run-dir {LEFT['<profile>'][0]}"
+    yield f"paceline ladder two.yaml model.width=0.05 --run-dir {LEFT['<ladder>'][0]}"
+
+
+@pytest.fixture
+def folder(home: Path, tmp_path: Path) -> Path:
+    """Return a folder for one page, as a reader's is who has trained before."""
+    return Path(shutil.copytree(home / "work", tmp_path / "work", symlinks=True))
+
+
+@pytest.fixture
+def environ(home: Path) -> Iterator[dict[str, str]]:
+    """Return the variables of a reader's shell; what a page has its reader keep in ~/.config is gone afterwards."""
+    yield environ_of(home)
+    shutil.rmtree(home / ".config", ignore_errors=True)
+
+
+def environ_of(home: Path) -> dict[str, str]:
+    own = {
+        "HOME": str(home),
+        "CUDA_VISIBLE_DEVICES": "",
+        "COLUMNS": "120",
+        "WANDB_MODE": "offline",
+        "OMP_NUM_THREADS": "1",
+    }
+    paths = [os.curdir, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return clean_environ({**own, "PYTHONPATH": os.pathsep.join(paths)})
+
+
+@pytest.fixture
+def filled(home: Path) -> Callable[[str], str]:
+    """Return a function from what a page says to what its reader types in its place."""
+
+    def fill(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        return "".join(map(fill_line, lines))
+
+    def fill_line(line: str) -> str:
+        for placeholder, folders in LEFT.items():
+            for each in folders:
+                line = line.replace(placeholder, each, 1)
+            line = line.replace(placeholder, folders[-1])
+        for disk, place in DISKS.items():
+            line = re.sub(rf"(?<=[= ]){disk}", place.replace("~", str(home)), line)
+        return line
+
+    return fill
+
+
+def write_photographs(root: Path, draws: np.random.Generator) -> None:
+    """Write a few small photographs of noise for each class, for training and for validation."""
+    for split, number in PHOTOGRAPHS.items():
+        for place, name in enumerate(CLASSES):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for each in range(number):
+                pixels = draws.integers(0, 128, (40, 48, 3)) + 60 * place
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{each}.jpg")
+
+
+def write_cifar(root: Path, draws: np.random.Generator) -> None:
+    """Write a hundredth of CIFAR-10 and CIFAR-100 as their authors do."""
+
+    def write(path: str, **values: object) -> None:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(pickle.dumps(values, protocol=2))
+
+    def images(number: int) -> np.ndarray:
+        return draws.integers(0, 256, (number, 3072), dtype=np.uint8)
+
+    for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+        write(f"cifar-10-batches-py/{name}", data=images(100), labels=[*range(10)] * 10)
+    write("cifar-10-batches-py/batches.meta", label_names=[f"class {number}" for number in range(10)])
+    for name, number in {"train": 500, "test": 100}.items():
+        write(f"cifar-100-python/{name}", data=images(number), fine_labels=[*range(100)] * (number // 100))
+    write("cifar-100-python/meta", fine_label_names=[f"class {number}" for number in range(100)])

@@ -1,0 +1,196 @@
+"""Every command of every page is typed into a shell as it stands there, or a mark above it says why not.
+
+The pages of the tutorial are followed by `test_tutorial.py`, from the wheel; here they are only read.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import typer.core
+
+from paceline.cli.submit_words import read_words
+from paceline.cli.verbs import app
+from paceline.cli.words import split_words
+from paceline.cluster.site import load_site
+from paceline.lab.rungs import load_ladder
+from paceline.recipe.load import load
+from paceline.recipe.schema import Recipe
+
+from .commands import MARKS, MEASURING, NEEDS, ROOT, Block, Command, how_tested, pages, read_blocks, read_commands
+
+PAGES = [page for page in pages() if read_blocks(page)]
+TYPED = [
+    page
+    for page in PAGES
+    if page.parent.name != "tutorial"
+    and {"sh", "python"} & {block.language for block in read_blocks(page) if block.mark.is_executed}
+]
+VERBS = typer.main.get_group(app).commands
+LANGUAGES = ("", "sh", "python", "yaml", "json", "text")
+HIDDEN = re.compile(r"^(?:\$ |\w+=\S+ )*(?:paceline|torchrun) ", re.MULTILINE)
+MADE = ROOT / "docs" / "reference" / "cli.md"
+PLACEHOLDER = re.compile(r"<\w+>")
+RUN = "runs/placeholder"
+LEAST_EXECUTED = 0.6
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def shell_blocks() -> Iterator[Block]:
+    for page in PAGES:
+        yield from (block for block in read_blocks(page) if block.language == "sh")
+
+
+def commands() -> Iterator[tuple[Block, Command]]:
+    """Yield every command that has `paceline` in it, with its block; placeholders are a run directory."""
+    for block in shell_blocks():
+        for command in read_commands(PLACEHOLDER.sub(RUN, block.text)):
+            if command.paceline:
+                yield block, command
+
+
+@pytest.mark.timeout(900)  # for a whole page, and for the home that the first one needs; each block has its own limit
+@pytest.mark.parametrize("page", TYPED, ids=name_of)
+def test_what_a_page_tells_to_type_does_as_it_says(page: Path, hand, folder: Path, environ, filled) -> None:
+    for number, block in enumerate(read_blocks(page)):
+        match block.language, block.mark.kind:
+            case _, "file":
+                path = folder / block.mark.said.replace("~", environ["HOME"])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(block.text)
+            case "sh", _ if block.mark.is_executed:
+                ended = hand.types(filled(block.text), folder, environ, block.mark)
+                code = int(block.mark.said) if block.mark.kind == "fails" else 0
+                assert ended.returncode == code, f"{block.place}\n{ended.stdout}"
+                asked = [command for command in read_commands(filled(block.text)) if not command.needs]
+                started = [command for command in asked if command.program in ("paceline", "python", "torchrun")]
+                assert len(hand.typed) >= len(started), f"{block.place}: {hand.typed}"  # and those in `$(...)`
+            case "python", "":
+                (folder / f"block_{number}.py").write_text(block.text)
+                ended = hand.types(f"python block_{number}.py", folder, environ)
+                assert ended.returncode == 0, f"{block.place}\n{ended.stdout}"
+
+
+def test_every_command_is_one_that_the_program_has() -> None:
+    """Unknown verbs and options are told by typer itself, for commands that are executed as for all others."""
+    seen = set()
+    for block, command in commands():
+        verb, *words = command.paceline or ()
+        if verb.startswith("-"):
+            continue
+        seen.add(verb)
+        parse(f"{block.place}: {verb}", verb, words)
+    assert {"train", "eval", "predict", "export", "submit", "data", "doctor", "ladder", "scale", "compare"} <= seen
+
+
+def parse(where: str, verb: str, words: list[str]) -> None:
+    command: Any = VERBS[verb]
+    if isinstance(command, typer.core.TyperGroup):
+        command, words = command.commands[words[0]], words[1:]
+    context = command.make_context(where, words)
+    if verb == "submit":
+        asked = read_words(context.params["words"] or [])
+        VERBS[asked.verb].make_context(where, [*asked.words, *asked.options])
+
+
+def test_the_recipe_of_every_command_that_is_not_executed_as_it_stands_loads() -> None:
+    """Values and choices are checked too, and the words about a cluster; a run or a file that is named is not here."""
+    found = 0
+    for block, command in commands():
+        is_typed = block.page.parent.name == "tutorial" and block.mark.kind != "needs"
+        is_here = not is_typed and not any(RUN in word for word in command.words)
+        if is_here and (block.mark.kind == "with" or how_tested(block, command) != "executed"):
+            found += load_recipe(command.paceline or ())
+    assert found > 90
+
+
+def load_recipe(words: tuple[str, ...]) -> bool:
+    """Load what a command is about, where that is a recipe that comes along; return whether it is."""
+    verb, *rest = words
+    params = VERBS[verb].make_context(verb, list(rest)).params
+    if verb == "submit":
+        asked = read_words(params["words"] or [])
+        load_site(params["site"], asked.site, None)
+        verb, params = asked.verb, VERBS[asked.verb].make_context(asked.verb, [*asked.words, *asked.options]).params
+    said = params.get("words") or []
+    if verb not in MEASURING or (said and said[0].endswith((".yaml", ".pack"))):
+        return False
+    if verb == "ladder":  # its first word is a ladder, whose recipe the others are for
+        name, *said = said or ["auto"]
+        said = [params["recipe"] or load_ladder(name).recipe, *said]
+    load(*split_words(list(said)))
+    return True
+
+
+def test_every_override_is_a_field_of_the_recipe() -> None:
+    schema = Recipe.model_json_schema()
+    found = 0
+    for block, command in commands():
+        for word in () if block.mark.kind == "fails" else command.paceline or ():
+            path = re.fullmatch(r"([a-z_]+(?:\.[a-z_0-9]+)*)=.*", word, re.DOTALL)
+            if path is None or path[1].partition(".")[0] in ("slurm", "kubernetes"):
+                continue
+            found += 1
+            assert is_field(path[1].split("."), [schema], schema), f"{block.place}: {path[1]} is no field"
+    assert found > 50
+
+
+def is_field(names: list[str], nodes: list[dict[str, Any]], schema: dict[str, Any]) -> bool:
+    """Whether `names` lead to a field from any of `nodes` of a JSON schema; below `args` everything is one."""
+    if not names:
+        return True
+    below = []
+    for node in nodes:
+        for each in variants(node, schema):
+            if names[0] in each.get("properties", {}):
+                below.append(each["properties"][names[0]])
+            elif each.get("type") == "object" and "properties" not in each:
+                return True
+    return bool(below) and is_field(names[1:], below, schema)
+
+
+def variants(node: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "$ref" in node:
+        yield from variants(schema["$defs"][node["$ref"].rpartition("/")[2]], schema)
+        return
+    yield node
+    for each in (*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())):
+        yield from variants(each, schema)
+
+
+def test_every_test_that_a_mark_names_exists() -> None:
+    for page in PAGES:
+        for block in read_blocks(page):
+            if block.mark.kind == "shown by":
+                path, _, name = block.mark.said.partition("::")
+                assert f"def {name}(" in (ROOT / path).read_text(), f"{block.place}: {block.mark.said} does not exist"
+
+
+def test_most_commands_are_really_executed(record_property) -> None:
+    census = Counter(how_tested(block, command) for block, command in commands())
+    for how, number in census.most_common():
+        record_property(how, number)
+    print(dict(census.most_common()))
+    kinds = {"executed", "dry-run", "shown by a test", "a file", *(f"needs {each}" for each in NEEDS)}
+    assert census.keys() <= kinds
+    assert census["executed"] >= LEAST_EXECUTED * census.total(), census
+
+
+def test_no_block_hides_a_command_behind_its_language_or_its_mark() -> None:
+    """Commands are in blocks for `sh`, which are typed; how each is used is in a page that is made."""
+    kinds = {"sh": {*MARKS, ""} - {"fragment"}, "python": {"", "file", "fragment", "needs", "shown by"}}
+    for page in PAGES:
+        for block in read_blocks(page):
+            assert block.language in LANGUAGES, f"{block.place}: {block.language} is none of {', '.join(LANGUAGES)}"
+            assert block.mark.kind in kinds.get(block.language, {*MARKS, ""}), (
+                f"{block.place}: {block.mark.kind} is not for it"
+            )
+            is_typed = block.language == "sh" or block.mark.kind == "file" or page == MADE
+            assert is_typed or not HIDDEN.search(block.text), f"{block.place}: is for sh"

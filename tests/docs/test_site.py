@@ -1,0 +1,292 @@
+"""The site builds without warning, says what a code host says, and is seen whole in a browser that asks nobody else."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+INSTALL = ("apt-get", "install", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core")
+FLAGS = (
+    "--no-sandbox",  # a browser of root has none
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+LIMIT_S = 20  # of a build, so that it stays one that people wait for
+DESKTOP, PHONE = 1280, 390
+KINDS = (  # a page of each kind, and those with the widest tables and the longest words
+    "index.html",
+    "tutorial/2-your-photographs.html",
+    "how-to/slurm.html",
+    "how-to/kubernetes.html",
+    "coming-from/lightning.html",
+    "reference/recipe.html",
+    "reference/cli.html",
+    "reference/python.html",
+    "reference/run-directory.html",
+    "explanation/prediction.html",
+    "adr/0016-data-path.html",
+    "project/readme.html",
+    "project/contributing.html",
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Return the folder of the site, built once, as `make docs` does."""
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(package, reason=f"{package} is not installed (pip install 'paceline[docs]')")
+    folder = tmp_path_factory.mktemp("site")
+    # Not quietly: then it would not count warnings either, each of which is an error.
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
+    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # the theme's, about another program's next version
+    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=10 * LIMIT_S)
+    assert ended.returncode == 0, ended.stderr
+    assert "WARNING" not in ended.stderr, ended.stderr
+    return folder
+
+
+class Outline(HTMLParser):
+    """Count the parts of a page: within its article, where it has one, and without what a site adds."""
+
+    COUNTED = ("h1", "h2", "h3", "li", "table", "tr", "td", "pre", "img", "blockquote", "ol", "ul")
+
+    def __init__(self, text):
+        super().__init__()
+        self.counts, self.links, self.ids, self.words, self.codes = dict.fromkeys(self.COUNTED, 0), [], set(), [], []
+        self.depth, self.is_code = 0, False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.ids.add(values.get("id"))
+        self.links.append(values.get("href") or values.get("src") or "")
+        self.is_code = self.is_code or tag == "code"
+        if tag in self.counts:
+            self.counts[tag] += 1
+
+    def handle_endtag(self, tag):
+        self.is_code = self.is_code and tag != "code"
+
+    def handle_data(self, data):
+        self.words += data.split()
+        if self.is_code:
+            self.codes += data.split()
+
+
+def article(path):
+    """Return the outline of a page's own text."""
+    text = path.read_text(encoding="utf-8")
+    inner = re.search(r"<article[^>]*>(.*?)</article>", text, re.DOTALL)[1]
+    return Outline(re.sub(r'<a class="headerlink".*?</a>', "", inner, flags=re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """Return the hook that makes pages of documents."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install 'paceline[docs]')")
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "site" / "pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def sources(site, pages):
+    """Yield (path in the repository, path on the site) of every document but the one that is made of docstrings."""
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        name = path.relative_to(ROOT).as_posix()
+        uri = name.removeprefix("docs/")
+        if uri != "reference/python.md":
+            yield name, uri.replace("README.md", "index.md")
+    yield from (each for each in pages.BESIDE.items() if each[1].endswith(".md"))
+
+
+def test_every_page_says_what_a_code_host_says(site, pages):
+    """Lists, tables and code are read alike by both, and no word is lost: Markdown has dialects."""
+    from markdown_it import MarkdownIt
+
+    compared = 0
+    for name, uri in sources(site, pages):
+
+        def is_page(path):
+            built = site / path.replace("README.md", "index.md")
+            return built.with_suffix(".html").exists() or built.is_file()
+
+        text = pages.shown((ROOT / name).read_text(), name, uri, is_page, "")
+        wanted = Outline(MarkdownIt("commonmark").enable("table").render(text))
+        found = article((site / uri).with_suffix(".html"))
+        assert found.counts == wanted.counts, uri
+        assert "".join(found.words) == "".join(wanted.words), uri
+        assert "".join(found.codes) == "".join(wanted.codes), uri
+        compared += 1
+    assert compared > 60
+
+
+def test_every_link_of_the_site_leads_to_a_place_on_it(site):
+    outlines = {path: Outline(path.read_text()) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
+    checked = 0
+    for path, outline in outlines.items():
+        for link in outline.links:
+            name, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:", link) or link in ("", "#"):
+                continue
+            target = (path.parent / name).resolve() if name else path
+            target = target / "index.html" if target.is_dir() else target
+            assert target.exists(), f"{path.relative_to(site)}: {link}"
+            if anchor and target.suffix == ".html":
+                assert anchor in outlines[target].ids, f"{path.relative_to(site)}: {link}"
+            checked += 1
+    assert checked > 5000
+
+
+def test_readers_get_pages_and_not_what_makes_them(site):
+    assert [path for path in site.rglob("*") if path.suffix in (".py", ".md", ".pyc")] == []
+    texts = [path.read_text() for path in site.rglob("*.html")]
+    assert len(texts) > 60
+    assert [text for text in texts if "<!-- test:" in text or "test: with" in text] == []
+
+
+def test_links_out_of_the_documents_lead_to_the_repository_or_are_paths(pages):
+    def shown(text, repository="", here="docs/reference/cli.md", uri="reference/cli.md"):
+        return pages.shown(text, here, uri, lambda path: path.endswith((".md", ".svg")), repository)
+
+    assert shown("[the clock](../../benchmarks/clock.py)") == "the clock (`benchmarks/clock.py`)"
+    assert shown("([it](../../benchmarks/clock.py))") == "(it, `benchmarks/clock.py`)"
+    assert shown("[`make_cli.py`](make_cli.py)") == "`docs/reference/make_cli.py`"
+    linked = shown("[the clock](../../benchmarks/clock.py#a)", "https://host/us/paceline")
+    assert linked == "[the clock](https://host/us/paceline/blob/HEAD/benchmarks/clock.py#a)"
+    assert shown("[a](../../README.md) [b](../adr/)") == "[a](../project/readme.md) [b](../adr/README.md)"
+    assert shown("[a](docs/adr/README.md#b)", "", "README.md", "project/readme.md") == "[a](../adr/README.md#b)"
+    image = '<img src="docs/images/demo.svg">'
+    assert shown(image, "", "README.md", "project/readme.md") == '<img src="../images/demo.svg">'
+    for text in (
+        "[a](recipe.md#data)",
+        "`[c](../../README.md)`",
+        "[d](https://e.f/g.py)",
+        "[h](#i)",
+        "[j](nothing.md)",
+    ):
+        assert shown(text) == text
+    block = "```sh\n[k](../../README.md)\n```\n"
+    assert shown(f"<!-- test: dry-run -->\n{block}") == block
+
+
+def test_a_list_may_follow_a_paragraph_and_an_item_a_paragraph_of_the_one_before(pages):
+    assert pages.with_lists_apart("a\n- b\n- c\n  d\n- e") == "a\n\n- b\n- c\n  d\n- e"
+    assert pages.with_lists_apart("- a\n\n  b\n- c") == "- a\n\n  b\n\n- c"
+    assert pages.with_lists_apart("```\na\n- b\n```\nc") == "```\na\n- b\n```\nc"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Return Chromium; one that is missing is installed where that is possible."""
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install 'paceline[dev]')")
+    from playwright.sync_api import sync_playwright
+
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(INSTALL, env=environ, capture_output=True, timeout=240)
+        found = shutil.which(BROWSERS[0])
+    if found is None:
+        pytest.skip(f"no browser: {' '.join(INSTALL)} would install one, and was not possible here")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serve files and say nothing."""
+
+    def log_message(self, *words):
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """Return where a server of this machine has the site."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+    thread.join(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def opened(browser):
+    """Return a function that opens an address, and keeps what it asks for and complains of."""
+    contexts = []
+
+    def open_page(address, width=DESKTOP, theme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        asked, said = [], []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(address)
+        return page, asked, said
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def test_pages_scroll_down_only_and_ask_no_other_host(opened, address):
+    page, asked, said = opened(address)
+    for name in KINDS:
+        page.set_viewport_size({"width": DESKTOP, "height": 900})
+        page.goto(address + name)
+        assert page.title().endswith("paceline"), name
+        for width in (DESKTOP, PHONE):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") == width, (name, width)
+        loose = "all => all.filter((each) => !each.closest('.md-typeset__scrollwrap, .highlight')).length"
+        assert page.eval_on_selector_all("article table", loose) == 0, name
+    assert len(asked) > len(KINDS)
+    assert [url for url in asked if not url.startswith((address, "data:"))] == []
+    assert said == []
+
+
+def test_colours_follow_the_reader(opened, address):
+    grounds = []
+    for theme in ("light", "dark"):
+        page, *_ = opened(address, theme=theme)
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        grounds.append(sum(map(int, re.findall(r"\d+", ground)[:3])))
+    assert grounds[0] > 700 > 150 > grounds[1]
+
+
+@pytest.mark.parametrize("kind", ["from a server", "from a disk"])
+def test_the_search_finds_without_a_network(opened, address, site, kind):
+    page, asked, said = opened(address if kind == "from a server" else (site / "index.html").as_uri())
+    query = page.locator("[data-md-component=search-query]")
+    query.click()
+    page.locator(".md-search-result__meta", has_text="Type to start").wait_for(timeout=20_000)
+    query.press_sequentially("huffman")
+    page.locator(".md-search-result__item", has_text="Huffman tables").first.wait_for(timeout=20_000)
+    assert [url for url in asked if not url.startswith((address, "file:", "data:", "about:", "blob:"))] == []
+    assert said == []
+
+
+def test_code_can_be_copied(opened, address):
+    page, *_ = opened(f"{address}how-to/slurm.html")
+    assert page.locator(".md-clipboard, .md-code__button").count() > 5

@@ -1,0 +1,36 @@
+"""What a page shows is compared with what was said, numbers and widths of columns aside."""
+
+import pytest
+
+from .told import missing_line
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ("top-1 98.61 % (359 images)", "top-1  9.00 % (1,359 images)"),
+        ("first\nlast", "first\nsecond\nlast"),
+        ("first\n…\nlast", "first\nlast"),
+        ("error: …/photos: is missing", "error: /home/me/photos: is missing"),
+        ("│ top-1 │ 98 % │", "│ top-1    │ 100.0 % │"),
+        ("╭───┬──╮", "╭──────┬────╮"),
+        ("", "anything"),
+        ("loss 1.2e-05", "loss 0.1"),
+    ],
+)
+def test_another_number_or_width_is_the_same(shown: str, said: str) -> None:
+    assert missing_line(shown, said) is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "said", "missing"),
+    [
+        ("top-1 98 %", "top-5 98 %", "top-1 98 %"),
+        ("a\nb", "b\na", "b"),
+        ("a\na", "a", "a"),
+        ("completed", "completed: recipe", "completed"),
+        ("3 runs", "no runs", "3 runs"),
+    ],
+)
+def test_other_words_are_missed(shown: str, said: str, missing: str) -> None:
+    assert missing_line(shown, said) == missing

@@ -1,0 +1,103 @@
+"""The tutorial, followed word for word by somebody who has the wheel, an empty directory and a shell.
+
+The wheel is that of a release, in an environment in which the checkout is not found; what it depends on comes from the
+Python that runs the tests. Where it needs a network, a page is not followed.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from .commands import ROOT, Block, Mark, read_blocks
+from .told import missing_line
+
+TUTORIAL = ROOT / "docs" / "tutorial"
+PAGES = ("1-first-run.md", "2-your-photographs.md", "3-use-it.md", "4-eight-gpus.md", "5-sixteen-nodes.md")
+LIMIT_S = 300
+FROM_PACKAGES = {"torchrun": "from torch.distributed.run import main; main()"}
+"""Commands that come with what paceline depends on, which lies elsewhere here."""
+
+
+@pytest.fixture(scope="module")
+def reader(installed, tmp_path_factory) -> Mapping[str, str]:
+    """Return the variables of a reader who has activated the environment."""
+    bin = tmp_path_factory.mktemp("bin")
+    for name, program in FROM_PACKAGES.items():
+        (bin / name).write_text(f"#!{installed.python}\n{program}\n")
+        (bin / name).chmod(0o755)
+    kept = ("LANG", "LC_ALL", "TERM", "TMPDIR")
+    path = os.pathsep.join([str(installed.scripts), str(bin), os.defpath])
+    # On cores that others use too, threads that spin while they wait make a second of training a minute.
+    own = {"PATH": path, "HOME": str(tmp_path_factory.mktemp("home")), "COLUMNS": "100", "OMP_WAIT_POLICY": "passive"}
+    return {**{name: os.environ[name] for name in kept if name in os.environ}, **own}
+
+
+def type_in(
+    text: str, folder: Path, environ: Mapping[str, str], limit_s: float = LIMIT_S
+) -> "subprocess.CompletedProcess[str]":
+    """Return how a real shell that is told `text` ends, and what was to be seen on its terminal."""
+    command = ["bash", "-e", "-c", text]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    own = {"cwd": folder, "env": {**environ}, "start_new_session": True}
+    with subprocess.Popen(command, text=True, **own, **streams) as shell:
+        try:
+            said, _ = shell.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)  # what runs in its background too
+            said, _ = shell.communicate(timeout=LIMIT_S)
+            pytest.fail(f"has no end in {limit_s} s:\n{text}\nsaid:\n{said}")
+    return subprocess.CompletedProcess(command, shell.returncode, said)
+
+
+def steps(page: Path) -> Iterator[tuple[Block, str]]:
+    """Yield each block that is typed, or that is a file, and what the page shows of the output."""
+    blocks = read_blocks(page)
+    for block, after in pairwise([*blocks, Block(page, 0, "", "", Mark())]):
+        if block.language == "sh" or block.mark.kind == "file":
+            yield block, after.text if after.language == "text" and not after.mark.kind else ""
+
+
+def test_the_pages_are_those_of_the_tutorial() -> None:
+    assert {page.name for page in TUTORIAL.glob("*.md")} - {"README.md", "index.md"} == {*PAGES}
+
+
+def test_what_has_no_end_is_ended_with_all_it_has_started_and_what_it_said_is_told(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match="said:\nwaiting"):
+        type_in("sleep 600 & echo waiting; wait", tmp_path, {"PATH": os.defpath}, limit_s=1)
+
+
+@pytest.mark.timeout(900)  # here the wheel is built
+def test_the_wheel_is_what_is_tried(installed, reader: Mapping[str, str], tmp_path: Path) -> None:
+    ended = type_in("python -c 'import paceline; print(paceline.__file__)'", tmp_path, reader)
+    assert ended.returncode == 0, ended.stdout
+    assert Path(ended.stdout.strip()).is_relative_to(installed.scripts.parent)
+
+
+@pytest.mark.timeout(900)
+def test_the_tutorial_word_for_word(reader: Mapping[str, str], tmp_path: Path) -> None:
+    """From the first page to the last step of a CPU, in one folder, with the pages' output as the expected one."""
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed (pip install 'paceline[export]'), which the third page needs")
+    typed = 0
+    for page in PAGES:
+        for block, shown in steps(TUTORIAL / page):
+            if block.mark.kind == "file":
+                (tmp_path / block.mark.said).write_text(block.text)
+                continue
+            assert block.mark.kind in ("", "needs", "fails"), f"{block.place}: is not typed as it stands"
+            if block.mark.kind == "needs":
+                continue
+            typed += 1
+            ended = type_in(block.text, tmp_path, reader)
+            assert ended.returncode == int(block.mark.said or 0), f"{block.place}\n{ended.stdout}"
+            missing = missing_line(shown, ended.stdout)
+            assert missing is None, f"{block.place}: shows {missing!r}, which was not said:\n{ended.stdout}"
+    assert typed > 15
+    assert not (tmp_path / "src").exists()

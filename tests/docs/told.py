@@ -1,0 +1,44 @@
+"""Whether a page shows what a program really says: line by line, numbers and columns aside.
+
+In a page's output a number stands for any number, but not in a name such as `top-1`; `…` for anything, in a line or for
+whole lines; and a run of blanks or of lines of a table for another: how wide a column is depends on the numbers in it.
+"""
+
+import re
+from collections.abc import Sequence
+
+_NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
+_PARTS = re.compile(rf"(?P<any>…)|(?<![\w-])(?P<number>{_NUMBER})|(?P<run>[ ─━]+)")
+
+
+def missing_line(shown: str, said: str) -> str | None:
+    """Return the first line of `shown` that `said` has not, below the one before it; None where it has them all."""
+    lines = [line.rstrip() for line in said.splitlines()]
+    place = 0
+    for line in shown.splitlines():
+        if not line.strip() or line.strip() == "…":
+            continue
+        found = _first(re.compile(_pattern(line.rstrip())), lines, place)
+        if found is None:
+            return line
+        place = found + 1
+    return None
+
+
+def _first(pattern: re.Pattern[str], lines: Sequence[str], start: int) -> int | None:
+    return next((place for place in range(start, len(lines)) if pattern.fullmatch(lines[place])), None)
+
+
+def _pattern(line: str) -> str:
+    parts, place = [], 0
+    for found in _PARTS.finditer(line):
+        parts.append(re.escape(line[place : found.start()]))
+        match found.lastgroup:
+            case "any":
+                parts.append(r".*")
+            case "number":
+                parts.append(_NUMBER)
+            case _:
+                parts.append(r"[ ─━]+")
+        place = found.end()
+    return "".join([*parts, re.escape(line[place:])])

@@ -1,0 +1,151 @@
+"""Be the hand that types a page's commands: a real bash, in which `paceline`, `python` and `torchrun` start at once.
+
+Each of the three is a program of a few lines that hands its words, its environment and its files to the server of
+`tests/forking.py`, waits, and ends as what it started did; so do the runs that `paceline` and `torchrun` start in turn.
+Programs that need what no test has do nothing.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from .commands import PROGRAMS, Mark, typed_words
+
+MODULES = {"paceline": "paceline", "torchrun": "torch.distributed.run"}
+AT_ONCE = Path(__file__).with_name("at_once.py")
+NO_MARK = Mark()
+POLL_S = 0.005
+LIMIT_S = 240
+STARTER = """\
+#!{python} -ISs
+import json, os, socket, sys
+call = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+call.connect({place!r})
+words = [*{words!r}, *(word for word in sys.argv[1:] if word != "-u")]
+request = dict(words=words, environ=dict(os.environ), folder=os.getcwd())
+socket.send_fds(call, [json.dumps(request).encode()], [0, 1, 2])
+sys.exit(int(call.recv(16)))
+"""
+
+
+@dataclass
+class Hand:
+    """Types blocks; `typed` are the words of all that was started for the last one."""
+
+    bin: Path
+    listener: socket.socket
+    forking: Any
+    mark: Mark = NO_MARK
+    typed: list[list[str]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    running: set[int] = field(default_factory=set)
+    cores: Iterator[int] = field(default_factory=lambda: cycle(sorted(os.sched_getaffinity(0))))
+
+    def types(
+        self, text: str, folder: Path, environ: Mapping[str, str], mark: Mark = NO_MARK
+    ) -> "subprocess.CompletedProcess[str]":
+        """Type `text` into a bash that stops at the first failure, in `folder`; return how that has ended."""
+        self.mark, self.typed = mark, []
+        command = ["bash", "-e", "-o", "pipefail", "-c", text]
+        path = f"{self.bin}{os.pathsep}{environ['PATH']}"
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**environ, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            out, _ = process.communicate(timeout=LIMIT_S)
+        finally:
+            self._end(process)
+        return subprocess.CompletedProcess(command, process.returncode, out)
+
+    def serve(self) -> None:
+        """Start what the programs in `bin` ask for, until the listener is closed."""
+        while True:
+            try:
+                call, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=[call], daemon=True).start()
+
+    def _answer(self, call: socket.socket) -> None:
+        with call:
+            message, files, _, _ = socket.recv_fds(call, 1 << 17, 3)
+            request = json.loads(message)
+            if "STARTED_IN_TURN" not in request["environ"]:
+                self.typed.append(request["words"])
+                request["words"] = typed_words(request["words"], self.mark)
+            if request["words"][:1] == ["-c"]:
+                request["words"][:2] = [str(self._program(request["words"][1]))]
+            with self.lock:
+                pid = self.forking._asked(request, files)
+                self.running.add(pid)
+                # A core each, and so a thread each: threads of several programs on one core wait for one another.
+                with suppress(ProcessLookupError):  # it has ended already
+                    os.sched_setaffinity(pid, {next(self.cores)})
+            for file in files:
+                os.close(file)
+            while (code := self._code_of(pid)) is None:
+                time.sleep(POLL_S)
+            self.running.discard(pid)
+            with suppress(BrokenPipeError):  # whoever asked has been killed
+                call.send(str(code if code >= 0 else 128 - code).encode())
+
+    def _program(self, text: str) -> Path:
+        """Return the file of a program that was given as a word."""
+        path = self.bin.parent / f"program_{len(self.typed)}.py"
+        path.write_text(text)
+        return path
+
+    def _code_of(self, pid: int) -> int | None:
+        with self.lock:
+            return self.forking._asked({"code_of": pid}, [])
+
+    def _end(self, process: "subprocess.Popen[str]") -> None:
+        for pid in [*self.running]:
+            if self._code_of(pid) is None:
+                os.kill(pid, signal.SIGKILL)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def hand_of(forking: Any, folder: Path) -> Iterator[Hand]:
+    """Return a hand whose programs lie in `folder`, which must have a short name, as sockets do."""
+    place, bin = folder / "calls", folder / "bin"
+    bin.mkdir()
+    started = {name: [str(AT_ONCE), str(bin / "python"), module] for name, module in MODULES.items()}
+    for name, words in {"python": [], **started}.items():
+        _write(bin / name, STARTER.format(python=sys.executable, place=str(place), words=words))
+    for name in PROGRAMS:
+        _write(bin / name, "#!/bin/sh\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(place))
+        listener.listen()
+        hand = Hand(bin, listener, forking)
+        thread = threading.Thread(target=hand.serve, daemon=True)
+        thread.start()
+        yield hand
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(timeout=10)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
