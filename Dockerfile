@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
 
-# An image of paceline: docker build -t REGISTRY/paceline:TAG . ; docs/how-to/kubernetes.md says what it is for.
+# An image of paceline: docker build --build-arg VERSION="$(paceline --version)" -t REGISTRY/paceline:TAG .
+# docs/how-to/kubernetes.md says what it is for. The version cannot be seen from in here, where there is no history.
 # Every package is pinned with its hash in requirements.lock. Both stages have the same Python in the same place.
 ARG PYTHON=3.12
 
@@ -17,7 +18,9 @@ RUN python -m venv /opt/paceline \
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY csrc csrc
 COPY src src
-RUN /opt/paceline/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
+ARG VERSION=
+RUN PACELINE_VERSION="$VERSION" \
+    /opt/paceline/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/paceline/bin/python -m pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
  && /opt/paceline/bin/python -c 'import paceline.data._native'
 

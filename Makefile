@@ -4,17 +4,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
+READY_DOCS := $(VENV)/.ready-docs
 NATIVE := $(VENV)/.native
 CORE := setup.py $(wildcard csrc/*.c csrc/*.h)
 BUILD_CORE := setup.py --quiet build_ext --inplace
 
-.PHONY: demo test test-gpu lint types format clean native native-sanitised fuzz
+.PHONY: demo test test-gpu lint types format docs wheel sbom lock locked clean native native-sanitised fuzz
 
 demo: $(READY) $(NATIVE)
 	$(BIN)/paceline train --ranks 2 parallel.device=cpu
 
+# The units in two processes of one thread each; then the rest, one after the other, which start processes of their own
+# and watch the clock. Where the first fails, the second is run all the same.
+UNITS := tests/unit tests/architecture
 test: $(READY_DEV) $(NATIVE)
-	$(BIN)/python -m pytest
+	@rm -rf build/tests
+	@failed=0; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(UNITS) --numprocesses 2 --dist loadscope --junitxml build/tests/units.xml || failed=1; \
+	$(BIN)/python -m pytest $(UNITS:%=--ignore=%) --junitxml build/tests/rest.xml || failed=1; \
+	$(BIN)/python .ci/tests.py $$(ls build/tests/*.xml) || failed=1; \
+	exit $$failed
 
 # On a machine with a GPU, with that machine's own Python: needs paceline's dependencies and pytest, no plug-ins.
 test-gpu:
@@ -31,6 +40,39 @@ types: $(READY_DEV)
 format: $(READY_DEV)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The site of the documents in build/site, which opens without a server. A warning, a broken link say, is an error.
+docs: $(READY_DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+# A source distribution, and from it the wheel for this machine, in dist; a release's are made by its workflow.
+wheel: $(READY_DEV)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
+
+# What is in dist, and all that it is used with: the packages of requirements.lock, with their hashes.
+sbom: wheel
+	$(BIN)/python .ci/sbom.py dist --out build/paceline.cdx.json
+
+# The newest packages that fit pyproject.toml, with the hashes of all their files: of the image, of developers and CI,
+# and of what makes a release.
+LOCK := $(BIN)/uv pip compile --quiet --upgrade
+LOCK_OPTIONS := --python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-index-url --no-annotate --output-file
+IMAGE := --extra lmdb --extra remote --extra telemetry --extra tensorboard --extra timm
+lock: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOCK) pyproject.toml $(IMAGE) --python-version 3.12 $(LOCK_OPTIONS) requirements.lock > /dev/null
+	$(LOCK) pyproject.toml --extra dev --python-version 3.11 $(LOCK_OPTIONS) requirements-dev.lock > /dev/null
+	$(LOCK) --group release --python-version 3.12 $(LOCK_OPTIONS) requirements-release.lock > /dev/null
+
+# The environment of requirements-dev.lock, in place of the newest packages: make locked test.
+locked:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps HolisticTraceAnalysis==0.5.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $(READY) $(READY_DEV) $(READY_DOCS)
 
 # The native core anew, whatever has changed. Without a compiler this says what is lost, and is no error.
 native: $(READY)
@@ -76,6 +118,10 @@ $(READY): pyproject.toml
 $(READY_DEV): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps HolisticTraceAnalysis==0.5.0
+	@touch $@
+
+$(READY_DOCS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
 # pip builds the native core too, when it installs the package; after a change of csrc this is quicker.

@@ -1,8 +1,11 @@
-"""Build the native core (csrc/) as an extension of the stable ABI; where that cannot be done, go on without it.
+"""Say the version, and build the native core (csrc/) as an extension of the stable ABI, or go on without it.
 
-Everything else about the package is in pyproject.toml.
+The version is what git says (`src/paceline/core/version.py`); PACELINE_VERSION says it where there is neither a
+repository nor a source distribution, as in the image. Everything else about the package is in pyproject.toml.
 """
 
+import os
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -42,7 +45,11 @@ NATIVE = Extension(
     optional=True,
 )
 
+VERSIONS = runpy.run_path("src/paceline/core/version.py")
+VERSION = os.environ.get("PACELINE_VERSION") or VERSIONS["version_of"](Path.cwd()) or f"{VERSIONS['FIRST']}.dev0"
+
 setup(
+    version=VERSION,
     ext_modules=[NATIVE],
     cmdclass={"build_ext": BuildOrLeaveOut},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
