@@ -54,8 +54,17 @@ class SpeedNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of `images`."""
         features = self.blocks(F.gelu(self.whitening(images)))
-        logits: Tensor = self.classifier(features.amax(dim=(2, 3)))
+        logits: Tensor = self.classifier(largest(features))
         return logits * LOGIT_SCALE
+
+
+def largest(features: Tensor) -> Tensor:
+    """Return the largest value of each channel: [N, C, H, W] to [N, C].
+
+    Pooling keeps where it was. `amax` would look for it again in its backward pass, where compiled code has computed
+    the features anew, without rounding them to 16 bits as the largest was: none is equal to it, and 0 / 0 is NaN.
+    """
+    return F.max_pool2d(features, features.shape[2:]).flatten(1)
 
 
 class ResidualPair(nn.Module):
