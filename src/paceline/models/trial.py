@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.models.zoo import build_model
@@ -21,12 +22,18 @@ _FEW: Final = 2
 """Images that a network is tried with on the CPU."""
 
 
-def check_model(section: Model, plan: Plan) -> None:
+def check_model(section: Model, plan: Plan, *, in_half_on_cpu: bool = False) -> None:
     """Raise `RecipeError` in one line when the network cannot take the images of `plan`, or gives no logits for them.
 
     Every size of training images is tried in training and the size of evaluation in evaluation. Also refuse a layout
-    that the network has no use for.
+    that the network has no use for and, where it is trained in 16 bits on a CPU (`in_half_on_cpu`), convolutions whose
+    gradient is wrong there.
     """
+    with _watching_strides(active=in_half_on_cpu):
+        _check_somewhere(section, plan)
+
+
+def _check_somewhere(section: Model, plan: Plan) -> None:
     try:
         _check(section, plan, torch.device("meta"))
     except RecipeError:
@@ -55,6 +62,41 @@ def check_memory_format(section: Model, model: nn.Module) -> None:
             f"model.memory_format: channels_last has no effect on {section.name}, which has no 2-D convolution "
             "(set model.memory_format=contiguous)"
         )
+
+
+@contextlib.contextmanager
+def _watching_strides(*, active: bool) -> Iterator[None]:
+    """Refuse, where a network is tried in this context, what oneDNN computes from memory that nobody has written.
+
+    The gradient of a filter of 3x3 or more is that in 16 bits where the map is smaller than the stride, on CPUs with
+    AVX-512: seen with torch 2.11 and 2.15, of maps of 1 to 8 pixels and strides of 1 to 4 for all that are such, and
+    for no others. Mostly the numbers there look like any others.
+    """
+
+    def look(module: nn.Module, inputs: tuple[object, ...]) -> None:
+        images = inputs[0] if inputs else None
+        if not (module.training and isinstance(module, nn.Conv2d) and isinstance(images, Tensor)):
+            return
+        sides = [
+            (side, stride)
+            for side, stride, kernel in zip(images.shape[-2:], module.stride, module.kernel_size, strict=True)
+            if side < stride and kernel > 1
+        ]
+        if sides:
+            side, stride = sides[0]
+            raise RecipeError(
+                f"train.precision: 16 bits on a CPU give a wrong gradient where a stride of {stride} meets a map of "
+                f"{side} px (set train.precision=fp32, or a larger data.image_size)"
+            )
+
+    if not active:
+        yield
+        return
+    handle = register_module_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _shape(plan: Plan, batch: int, size: int) -> tuple[int, ...]:

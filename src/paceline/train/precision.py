@@ -260,6 +260,11 @@ def resolve(name: PrecisionName, device: torch.device) -> PrecisionName:
     return "bf16" if is_native else "fp16"
 
 
+def is_half_on_cpu(name: PrecisionName, device: torch.device) -> bool:
+    """Return whether a CPU multiplies in 16 bits."""
+    return device.type == "cpu" and resolve(name, device).startswith("bf16")
+
+
 def set_numerics(name: PrecisionName, device: torch.device, *, benchmark: bool) -> None:
     """Let a GPU's products use TF32 only where the recipe says so, and cuDNN time its algorithms if `benchmark`."""
     if device.type != "cuda":

@@ -54,7 +54,7 @@ from paceline.train.orders import Council
 from paceline.train.outcome import Around, summarise
 from paceline.train.parts import Parts
 from paceline.train.persist import Persistent
-from paceline.train.precision import Precision
+from paceline.train.precision import Precision, is_half_on_cpu
 from paceline.train.probe import Probe
 from paceline.train.reading import Read, read_judged, read_own, silent
 from paceline.train.rehearsal import rehearsal
@@ -150,7 +150,7 @@ def _parts(
     with joined(met, recipe.parallel, device), contextlib.ExitStack() as held:
         recipe, datasets = once_a_node(met, partial(read, held), waits)
         parts = Parts.derive(recipe, world, device, datasets, held, train_ranks)
-        check_model(recipe.model, parts.plan)
+        check_model(recipe.model, parts.plan, in_half_on_cpu=is_half_on_cpu(recipe.train.precision, device))
         parts.check_room()
         yield parts
 

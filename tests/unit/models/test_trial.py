@@ -79,3 +79,15 @@ def test_channels_last_is_refused_only_by_name_and_only_without_convolutions():
 def test_the_layout_is_checked_with_the_rest():
     with pytest.raises(RecipeError, match=r"^model\.memory_format: channels_last has no effect on timm:naflexvit"):
         check_model(Model(name="timm:naflexvit_base_patch16_gap", memory_format="channels_last"), plan())
+
+
+def test_strides_over_a_map_are_refused_in_16_bits_on_a_cpu() -> None:
+    """From 8 px torchvision's ResNets come to maps of 1 px before their last stride."""
+    small = plan(size=8, start_size=8, eval_size=8)
+    check_model(Model(name="torchvision:resnet18"), small)
+    check_model(Model(name="resnet18_cifar", width=0.1), small, in_half_on_cpu=True)
+    check_model(Model(name="torchvision:resnet18"), plan(), in_half_on_cpu=True)
+    with pytest.raises(
+        RecipeError, match=r"train\.precision: .* stride of 2 meets a map of 1 px \(set train\.precision=fp32"
+    ):
+        check_model(Model(name="torchvision:resnet18"), small, in_half_on_cpu=True)
