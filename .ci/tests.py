@@ -1,6 +1,7 @@
 """One summary of all parts of the tests, from their JUnit files: `python .ci/tests.py build/tests/*.xml`."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,24 +9,28 @@ PARTS = ("units", "rest")
 
 
 def main() -> int:
-    """Print what has failed, and a last line as pytest's is; return 1 where a test has, or a part is not there."""
+    """Print what is wrong, and a last line as pytest's is; return 1 where a test has failed, or a part has not run."""
     paths = {path.stem: path for path in map(Path, sys.argv[1:])}
-    totals, took_s = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}, 0.0
-    for path in paths.values():
+    complaints = [f"the part '{part}' of the tests has not come to an end" for part in PARTS if part not in paths]
+    totals, took_s = Counter[str](), 0.0
+    for part, path in paths.items():
+        counts = Counter[str]()
         for suite in ElementTree.parse(path).iter("testsuite"):  # noqa: S314  pytest has written it
-            totals = {name: number + int(suite.get(name, "0")) for name, number in totals.items()}
+            counts.update({name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")})
             took_s += float(suite.get("time", "0"))
             for case in suite.iter("testcase"):
                 if case.find("failure") is not None or case.find("error") is not None:
                     print(f"FAILED {case.get('classname')}::{case.get('name')}")
-    missing = [part for part in PARTS if part not in paths]
-    for part in missing:
-        print(f"error: the part '{part}' of the tests has not come to an end")
+        if counts["tests"] == counts["skipped"]:
+            complaints.append(f"the part '{part}' of the tests has run none: {counts['skipped']} were skipped")
+        totals.update(counts)
+    for complaint in complaints:
+        print(f"error: {complaint}")
     num_bad = totals["failures"] + totals["errors"]
-    counts = {"failed": num_bad, "passed": totals["tests"] - num_bad - totals["skipped"], "skipped": totals["skipped"]}
-    said = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+    told = {"failed": num_bad, "passed": totals["tests"] - num_bad - totals["skipped"], "skipped": totals["skipped"]}
+    said = ", ".join(f"{number} {name}" for name, number in told.items() if number)
     print(f"===== all parts: {said or 'nothing'} in {took_s:.2f}s =====")
-    return int(bool(num_bad or missing))
+    return int(bool(num_bad or complaints))
 
 
 if __name__ == "__main__":

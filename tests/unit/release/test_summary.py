@@ -1,0 +1,58 @@
+"""The summary of all parts of the tests: what it counts, and where it says that they have failed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[3] / ".ci" / "tests.py"
+PASSED, SKIPPED = "<testcase classname='a' name='passes'/>", "<testcase classname='a' name='s'><skipped/></testcase>"
+FAILED = "<testcase classname='a.b' name='fails'><failure/></testcase>"
+ERROR = "<testcase classname='a.b' name='breaks'><error/></testcase>"
+
+
+@pytest.fixture
+def summary(tmp_path: Path):
+    """Return a function from the cases of each part to the exit code of the program, and the lines it prints."""
+
+    def of(**parts: tuple[str, ...]) -> tuple[int, list[str]]:
+        paths = []
+        for name, cases in parts.items():
+            counts = {"failures": FAILED, "errors": ERROR, "skipped": SKIPPED}
+            said = " ".join(f"{count}='{cases.count(case)}'" for count, case in counts.items())
+            suite = f"<testsuite tests='{len(cases)}' {said} time='1.5'>{''.join(cases)}</testsuite>"
+            paths.append(tmp_path / f"{name}.xml")
+            paths[-1].write_text(f"<testsuites>{suite}</testsuites>")
+        ended = subprocess.run([sys.executable, PROGRAM, *paths], capture_output=True, text=True, timeout=60)
+        assert ended.stderr == ""
+        return ended.returncode, ended.stdout.splitlines()
+
+    return of
+
+
+def test_all_parts_are_added_up(summary) -> None:
+    assert summary(units=(PASSED, PASSED), rest=(PASSED, SKIPPED)) == (
+        0,
+        ["===== all parts: 3 passed, 1 skipped in 3.00s ====="],
+    )
+
+
+def test_what_has_failed_is_named(summary) -> None:
+    assert summary(units=(PASSED, FAILED), rest=(ERROR,)) == (
+        1,
+        ["FAILED a.b::fails", "FAILED a.b::breaks", "===== all parts: 2 failed, 1 passed in 3.00s ====="],
+    )
+
+
+@pytest.mark.parametrize("cases", [(SKIPPED, SKIPPED), ()])
+def test_a_part_of_which_no_test_has_run_is_a_failure(summary, cases: tuple[str, ...]) -> None:
+    code, lines = summary(units=(PASSED,), rest=cases)
+    assert code == 1
+    assert lines[0] == f"error: the part 'rest' of the tests has run none: {len(cases)} were skipped"
+    assert len(lines) == 2
+
+
+def test_a_part_that_is_not_there_is_a_failure(summary) -> None:
+    code, lines = summary(units=(PASSED,))
+    assert (code, lines[0]) == (1, "error: the part 'rest' of the tests has not come to an end")
