@@ -19,6 +19,7 @@ from paceline.data.placement import Placement
 from paceline.interop.ahead import Ahead
 from paceline.interop.dataset import build_dataset
 from paceline.interop.eval_loader import EvalLoader, even_batch
+from paceline.interop.pipeline import Pipeline
 from paceline.interop.place import find_device, find_place, gpu_by_chance
 from paceline.interop.shared import Shared
 from paceline.interop.train_loader import TrainLoader
@@ -115,33 +116,29 @@ def _train(parts: Parts, dtype: torch.dtype, shared: Shared) -> TrainLoader:
             "them out)"
         )
     loader = parts.train_loader(place)
-    return TrainLoader(
+    pipeline = Pipeline(
         loader=loader,
         ahead=_ahead(parts, loader, _ENDLESS),
-        plan=parts.plan,
-        seed=parts.recipe.seed,
+        left_out=_bad_images(parts).of("train"),
         place=place,
         finish=replace(finish, normalise=_normalising(place, dtype)),
-        left_out=_bad_images(parts).of("train"),
         facts=build_dataset(parts.datasets.train.info, parts.plan.image_size, *parts.statistics),
-        shared=shared,
     )
+    return TrainLoader(pipeline=pipeline, plan=parts.plan, seed=parts.recipe.seed, shared=shared)
 
 
 def _val(parts: Parts, dtype: torch.dtype, shared: Shared) -> EvalLoader:
     place, source = _placement(parts, dtype), parts.datasets.val
     loader, num_batches = parts.eval_loader(source, parts.plan.val_images)
-    return EvalLoader(
+    pipeline = Pipeline(
         loader=loader,
         ahead=_ahead(parts, loader, num_batches),
-        num_batches=num_batches,
-        batch_size=parts.plan.eval_batch,
+        left_out=_bad_images(parts).of("val"),
         place=place,
         finish=Finish((), _normalising(place, dtype), Unmixed()),
-        left_out=_bad_images(parts).of("val"),
         facts=build_dataset(source.info, parts.plan.eval_image_size, *parts.statistics),
-        shared=shared,
     )
+    return EvalLoader(pipeline=pipeline, num_batches=num_batches, batch_size=parts.plan.eval_batch, shared=shared)
 
 
 def _ahead(parts: Parts, loader: Loader, stop: int) -> Ahead:

@@ -5,13 +5,9 @@ from typing import Self
 
 from torch import Tensor
 
-from paceline.data.finish import Finish
-from paceline.data.loader import Loader
-from paceline.data.placement import Placement
-from paceline.interop.ahead import Ahead
 from paceline.interop.dataset import Dataset
+from paceline.interop.pipeline import Pipeline
 from paceline.interop.shared import Shared
-from paceline.train.evaluate import LeftOut
 
 
 class EvalLoader:
@@ -26,27 +22,10 @@ class EvalLoader:
     A bad image, where `data.on_bad_image` is skip, is a warning and left out; there may be a batch less for it.
     """
 
-    def __init__(
-        self,
-        *,
-        loader: Loader,
-        ahead: Ahead,
-        num_batches: int,
-        batch_size: int,
-        place: Placement,
-        finish: Finish,
-        left_out: LeftOut,
-        facts: Dataset,
-        shared: Shared,
-    ) -> None:
-        self._loader = loader
-        self._ahead = ahead
+    def __init__(self, *, pipeline: Pipeline, num_batches: int, batch_size: int, shared: Shared) -> None:
+        self._pipeline = pipeline
         self._num_batches = num_batches
         self._batch_size = batch_size
-        self._place = place
-        self._finish = finish
-        self._left_out = left_out
-        self._facts = facts
         self._shared: Shared | None = shared
 
     def __len__(self) -> int:
@@ -57,14 +36,12 @@ class EvalLoader:
         """Yield all of this rank's batches, in the order of the set."""
         try:
             for number in range(self._num_batches):
-                batch = self._ahead.take(number)
-                if batch.bad:
-                    self._left_out.note(batch.bad)
-                    self._left_out.settle()
+                batch = self._pipeline.ahead.take(number)
+                self._pipeline.note_bad(batch)
                 if len(batch):
-                    yield self._finish(self._place(batch))
+                    yield self._pipeline.finished(batch)
         finally:
-            self._ahead.close()  # also where it is left early
+            self._pipeline.ahead.close()  # also where it is left early
 
     @property
     def batch_size(self) -> int:
@@ -74,12 +51,11 @@ class EvalLoader:
     @property
     def dataset(self) -> Dataset:
         """Facts of the split: `classes`, `num_images`, ..."""
-        return self._facts
+        return self._pipeline.facts
 
     def close(self) -> None:
         """End whoever makes batches ahead, and let go of what is shared with the other split's loader."""
-        self._ahead.close()
-        self._loader.close()
+        self._pipeline.close()
         self._shared = None
 
     def __enter__(self) -> Self:

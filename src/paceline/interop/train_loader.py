@@ -7,14 +7,10 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.core.results import LoaderResult
-from paceline.data.finish import Finish
-from paceline.data.loader import Loader
-from paceline.data.placement import Placement
-from paceline.interop.ahead import Ahead
 from paceline.interop.dataset import Dataset
+from paceline.interop.pipeline import Pipeline
 from paceline.interop.shared import Shared
 from paceline.recipe.plan import Plan
-from paceline.train.evaluate import LeftOut
 
 
 class TrainLoader:
@@ -32,27 +28,10 @@ class TrainLoader:
     A bad image, where `data.on_bad_image` is skip, is a warning, and `DataError` when they are too many.
     """
 
-    def __init__(
-        self,
-        *,
-        loader: Loader,
-        ahead: Ahead,
-        plan: Plan,
-        seed: int,
-        place: Placement,
-        finish: Finish,
-        left_out: LeftOut,
-        facts: Dataset,
-        shared: Shared,
-    ) -> None:
-        self._loader = loader
-        self._ahead = ahead
+    def __init__(self, *, pipeline: Pipeline, plan: Plan, seed: int, shared: Shared) -> None:
+        self._pipeline = pipeline
         self._plan = plan
         self._seed = seed
-        self._place = place
-        self._finish = finish
-        self._left_out = left_out
-        self._facts = facts
         self._shared: Shared | None = shared
         self._step = 0  # the global step of the next batch
         self._start = 0  # that of the first batch of the next iteration
@@ -66,12 +45,10 @@ class TrainLoader:
         first = self._start
         self._start = (first // len(self) + 1) * len(self)
         for step in range(first, self._start):
-            batch = self._ahead.take(step)
+            batch = self._pipeline.ahead.take(step)
             self._step = step + 1
-            if batch.bad:
-                self._left_out.note(batch.bad)
-                self._left_out.settle()
-            yield self._finish(self._place(batch))
+            self._pipeline.note_bad(batch)
+            yield self._pipeline.finished(batch)
 
     @property
     def batch_size(self) -> int:
@@ -81,7 +58,7 @@ class TrainLoader:
     @property
     def dataset(self) -> Dataset:
         """Facts of the split: `classes`, `num_images`, ..."""
-        return self._facts
+        return self._pipeline.facts
 
     @property
     def epoch(self) -> int:
@@ -101,7 +78,7 @@ class TrainLoader:
     @property
     def mixup_enabled(self) -> bool:
         """Whether targets are soft, by mixup or cutmix in `data.augment`; it cannot be set."""
-        return self._finish.mix.num_draws > 0
+        return self._pipeline.finish.mix.num_draws > 0
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch`, from 0, the next iteration's; a loaded state that is in that epoch stays where it is.
@@ -139,12 +116,11 @@ class TrainLoader:
 
     def stats(self) -> LoaderResult | None:
         """Return how the batches so far were made, and how long they were waited for; None with `measure.clock` off."""
-        return self._loader.stats()
+        return self._pipeline.loader.stats()
 
     def close(self) -> None:
         """End whoever makes batches ahead, and let go of what is shared with the other split's loader."""
-        self._ahead.close()
-        self._loader.close()
+        self._pipeline.close()
         self._shared = None
 
     def __enter__(self) -> Self:
