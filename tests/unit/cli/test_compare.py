@@ -13,11 +13,16 @@ MADE = Path(__file__).parents[1] / "report" / "compare" / "made.py"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Return a run, and one with a batch of 2048 and warm-up that takes 0.125 of its time."""
+def made():
     spec = importlib.util.spec_from_file_location("made", MADE)
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def runs(made, tmp_path_factory):
+    """Return a run, and one with a batch of 2048 and warm-up that takes 0.125 of its time."""
     root = tmp_path_factory.mktemp("runs")
     return [
         made.write(root / "small", made.Made()),
@@ -34,6 +39,13 @@ def test_tables_and_the_statement_are_printed(runs, capsys):
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "reaching 75 %" in said and "8.00x" in said and "schedule.warmup" in said
     assert "Batch 2048 with warm-up reaches 75 % in 0.125 of the time of batch 128" in said
+
+
+def test_groups_of_other_code_are_a_note(made, tmp_path, capsys):
+    codes = {name: {"nets:Mixer": {"sha256": digit * 64}} for name, digit in (("before", "a"), ("after", "b"))}
+    assert work([made.write(tmp_path / name, made.Made(own_parts=code)) for name, code in codes.items()]) == 0
+    said = "after is of other code than before, which may be why they differ: nets:Mixer (sha256 bbbbbbbb against"
+    assert f"note: {said}" in capsys.readouterr().out
 
 
 def test_json_is_all_there_is_on_stdout(runs, capsys, tmp_path):

@@ -1,8 +1,9 @@
-"""What to know before believing a comparison: runs that are unfinished, unjudged, or of other data. Pure."""
+"""What to know before believing a comparison: runs that are unfinished, unjudged, of other data or code. Pure."""
 
 from collections.abc import Iterator, Sequence
 
 from paceline.core.units import count
+from paceline.report.compare.code import mixed, other
 from paceline.report.compare.read import Trained
 from paceline.report.compare.settings import differing, shown
 from paceline.report.compare.target import Target
@@ -14,6 +15,7 @@ _SOURCE = "data.source."
 def notes(groups: Sequence[Sequence[Trained]], names: Sequence[str], target: Target) -> Iterator[str]:
     """Yield sentences, those that matter most first."""
     yield from _data(groups, names)
+    yield from _code(groups, names)
     for name, runs in zip(names, groups, strict=True):
         yield from _group(name, runs, target)
     runs = [run for each in groups for run in each]
@@ -31,16 +33,16 @@ def _data(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator
     """Yield whether the groups are of other data: by how much there is of them, or by where they are from."""
     for name, (first, *_) in list(zip(names, groups, strict=True))[1:]:
         reference = groups[0][0]
-        other = [
+        others = [
             f"{first.plan[key]:,} {key.replace('_', ' ').replace('num ', '')} against {reference.plan[key]:,}"
             for key in _COUNTS
             if isinstance(first.plan.get(key), int)
             and isinstance(reference.plan.get(key), int)
             and first.plan[key] != reference.plan[key]
         ]
-        if other:
+        if others:
             yield (
-                f"{name} is of other data than {names[0]} ({', '.join(other)}): their accuracies, epochs and times to "
+                f"{name} is of other data than {names[0]} ({', '.join(others)}): their accuracies, epochs and times to "
                 "a target are not of the same task."
             )
             continue
@@ -48,6 +50,17 @@ def _data(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator
         if sources and first.settings and reference.settings:
             told = ", ".join(f"{each}={shown(first.settings.get(each))}" for each in sources)
             yield f"{name} has its data from elsewhere than {names[0]} ({told}): they are taken for the same images."
+
+
+def _code(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator[str]:
+    """Yield where runs had other code of their own: the runs of a group, and a group against the first."""
+    for name, runs in zip(names, groups, strict=True):
+        if found := mixed([(run.name, run.code) for run in runs]):
+            yield f"{name}: its runs are of different code, so the seed is not all they differ in: {found}."
+    reference = [run.code for run in groups[0]]
+    for name, runs in list(zip(names, groups, strict=True))[1:]:
+        if found := other([run.code for run in runs], reference):
+            yield f"{name} is of other code than {names[0]}, which may be why they differ: {found}."
 
 
 def _group(name: str, runs: Sequence[Trained], target: Target) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from paceline.core.errors import PacelineError
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
+from paceline.report.compare.code import Code, read_code
 from paceline.report.compare.settings import read_settings
 from paceline.report.files import Reader, is_experiment
 from paceline.report.lenient import lenient_result
@@ -38,6 +39,7 @@ class Trained:
     """A run as it is compared. What is missing is empty; `problems` says what could not be read, a line each.
 
     `settings` are the recipe's, as text by dotted path, without its seed; beside them `ranks`, `device` and versions.
+    `code` has the parts that are a user's own.
     """
 
     path: Path
@@ -49,6 +51,7 @@ class Trained:
     plan: dict[str, Any] = field(default_factory=dict)
     evals: tuple[Judged, ...] = ()
     steps: Series = field(default_factory=Series)
+    code: Code = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
     @property
@@ -94,6 +97,7 @@ def read_trained(path: Path, metric: str) -> Trained:
         plan=plan,
         evals=tuple(_judged(islice(reader.records(rundir.evals), _MAX_EVALS), metric)),
         steps=thin(records),
+        code=_code(rundir, result, reader),
         problems=tuple(filter(None, [problem, complaint, *reader.problems])),
     )
 
@@ -117,6 +121,14 @@ def _device(result: RunResult | None, machine: dict[str, Any], settings: dict[st
     if isinstance(gpus, list) and gpus and used != "cpu":
         return clean(gpus[0], 60), True
     return clean(machine.get("cpu", ""), 60), used == "cuda"
+
+
+def _code(rundir: RunDir, result: RunResult | None, reader: Reader) -> Code:
+    """Return which own code a run was made with; one that has not ended says so in its newest checkpoint."""
+    if result is not None:
+        return read_code(result.provenance.get("own_parts"))
+    checkpoints = sorted(rundir.checkpoints.glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
+    return read_code(reader.object(checkpoints[-1] / "state.json").get("own_parts")) if checkpoints else {}
 
 
 def _whole(value: object) -> int | None:

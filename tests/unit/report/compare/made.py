@@ -49,6 +49,7 @@ class Made:
     train_images: int = 50_000
     recipe: str = RECIPE
     torch: str = "2.15.0"
+    own_parts: dict[str, Any] | None = None
 
 
 def write(folder: Path, run: Made) -> Path:
@@ -95,4 +96,4 @@ def _result(run: Made) -> dict[str, Any]:
             "steps": 100, "images_seen": run.epochs * run.train_images, "eval": None, "best": None,
             "throughput": {"images_per_s": run.images_per_s, "spread": (1.0, 2.0), "n": 9, "excluded_s": 0.0},
             "time": times, "stages": {}, "verdict": {}, "lr": "0.1", "weights_sha256": "0" * 64,
-            "provenance": {"device": "cuda"}}  # fmt: skip
+            "provenance": {"device": "cuda", **({"own_parts": run.own_parts} if run.own_parts else {})}}  # fmt: skip

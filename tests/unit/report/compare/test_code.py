@@ -1,0 +1,105 @@
+"""Runs that were made with other code of a user's own: what is said of it, in a comparison and on its page."""
+
+import json
+
+import pytest
+
+from paceline.report.compare import build_page, compare_runs, read_trained
+from paceline.report.html import to_html
+
+NET = "nets:Mixer"
+OLD, NEW = {"file": "/home/me/nets.py", "sha256": "1a2b3c4d" + "0" * 56}, {"sha256": "9f8e7d6c" + "0" * 56}
+
+
+def run(made, folder, code, **fields):
+    """Write a run that has recorded this code of its network, or of the parts by their names."""
+    parts = code if code is None or NET in code else {NET: code}
+    return made.write(folder, made.Made(own_parts=parts, **fields))
+
+
+def test_repeats_of_different_code_are_said_and_which_they_are(made, compared, tmp_path):
+    paths = [run(made, tmp_path / f"s{seed}", code, seed=seed) for seed, code in enumerate((OLD, OLD, NEW))]
+    (said,) = compared(*paths).notes
+    assert said == (
+        "s0: its runs are of different code, so the seed is not all they differ in: "
+        "nets:Mixer (sha256 1a2b3c4d in s0, s1; sha256 9f8e7d6c in s2)."
+    )
+
+
+def test_groups_of_different_code_are_said(made, compared, tmp_path):
+    paths = [run(made, tmp_path / "a", OLD), run(made, tmp_path / "b", NEW, batch=64)]
+    (said,) = compared(*paths).notes
+    assert said == (
+        "batch 64 is of other code than batch 128, which may be why they differ: "
+        "nets:Mixer (sha256 9f8e7d6c against sha256 1a2b3c4d)."
+    )
+
+
+def test_before_and_after_a_change_of_code_is_said(made, compared, tmp_path):
+    """Their recipes say the same, so this is all that tells what was compared."""
+    paths = [run(made, tmp_path / "before", OLD), run(made, tmp_path / "after", NEW)]
+    (said,) = compared(*paths).notes
+    assert said.startswith("after is of other code than before, ")
+
+
+def test_a_file_that_is_the_same_may_be_of_another_package(made, compared, tmp_path):
+    versions = [{**OLD, "package": f"nets 1.{minor}"} for minor in range(2)]
+    paths = [run(made, tmp_path / name, code) for name, code in zip("ab", versions, strict=True)]
+    assert "nets:Mixer (nets 1.1 against nets 1.0)" in compared(*paths).notes[0]
+    paths = [run(made, tmp_path / f"s{seed}", code, seed=seed) for seed, code in enumerate(versions)]
+    assert "nets:Mixer (nets 1.0 in s0; nets 1.1 in s1)" in compared(*paths).notes[0]
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        (OLD, {**OLD, "file": "/elsewhere/nets.py"}),
+        (OLD, None),
+        (OLD, {}),
+        (OLD, {NET: "x"}),
+        (OLD, {NET: {"sha256": 7, "package": ""}}),
+        (OLD, {**OLD, "package": "nets 1.0"}),
+    ],
+    ids=["a moved file", "no record", "no file", "no object", "no text", "installed or not"],
+)
+def test_the_same_code_and_code_that_nobody_knows_are_not_said(made, compared, tmp_path, codes):
+    groups = [run(made, tmp_path / "groups" / name, code) for name, code in zip("ab", codes, strict=True)]
+    repeats = [
+        run(made, tmp_path / "repeats" / name, code, seed=ord(name)) for name, code in zip("ab", codes, strict=True)
+    ]
+    assert len(compared(*groups).groups) == 2 and compared(*groups).notes == ()
+    assert len(compared(*repeats).groups) == 1 and compared(*repeats).notes == ()
+
+
+def test_groups_that_have_a_run_of_the_same_code_are_not_told_apart_by_it(made, compared, tmp_path):
+    first = [run(made, tmp_path / f"a{seed}", code, seed=seed) for seed, code in enumerate((OLD, NEW))]
+    second = [run(made, tmp_path / f"b{seed}", NEW, seed=seed, batch=64) for seed in range(2)]
+    (said,) = compared(*first, *second).notes
+    assert said.startswith("batch 128: its runs are of different code")
+
+
+def test_a_run_that_has_not_ended_says_it_in_its_newest_checkpoint(made, compared, tmp_path):
+    paths = [run(made, tmp_path / "a", OLD), run(made, tmp_path / "b", None, status="unfinished")]
+    for step, code in ((8, OLD), (16, NEW)):
+        folder = paths[1] / "checkpoints" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps({"own_parts": {NET: code}}))
+    assert compared(*paths).notes[0].startswith("b is of other code than a, ")
+
+
+def test_the_page_says_it_and_runs_nothing_that_a_part_is_called(made, tmp_path):
+    evil = "<script>alert(1)</script>:Net"
+    paths = [made.write(tmp_path / name, made.Made(own_parts={evil: code})) for name, code in (("a", OLD), ("b", NEW))]
+    runs = [read_trained(path, "top1") for path in paths]
+    text = to_html(build_page(compare_runs(runs), runs))
+    assert "b is of other code than a" in text and "sha256 9f8e7d6c" in text
+    assert "<script" not in text and "alert(1)" in text
+
+
+def test_of_many_parts_and_runs_a_few_are_named(made, compared, tmp_path):
+    parts = [{f"nets:Part{number}": code for number in range(7)} for code in (OLD, NEW)]
+    paths = [made.write(tmp_path / f"s{seed}", made.Made(seed=seed, own_parts=parts[seed > 7])) for seed in range(9)]
+    (said,) = compared(*paths).notes
+    assert "in s0, s1, s2, s3, s4 and 3 more; " in said and said.endswith(
+        "nets:Part4 (sha256 1a2b3c4d in s0, s1, s2, s3, s4 and 3 more; sha256 9f8e7d6c in s8) and 2 more."
+    )
