@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.alone import alone
 from paceline.cli.arguments import Json, Ranks, TaskNumber, Words
 
 
@@ -101,6 +102,7 @@ def tune(
     )
 
 
+@alone("compare")
 def compare(
     runs: Annotated[
         list[Path],

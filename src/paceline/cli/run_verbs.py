@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.alone import alone
 from paceline.cli.arguments import Json, OwnCode, Port, Ranks, Words
 
 
@@ -62,6 +63,7 @@ def evaluate(
     )
 
 
+@alone("predict")
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     images: Annotated[
@@ -94,6 +96,7 @@ def predict(
     )
 
 
+@alone("export")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     out: Annotated[Path, typer.Option(metavar="PATH", help="File or, of safetensors, folder that is made.")],

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from paceline.cli.alone import alone
 from paceline.cli.arguments import Json, TaskNumber, Words
 from paceline.core.errors import RecipeError
 
@@ -199,11 +200,11 @@ def _answer(question: _Question, words: list[str], points: Path | None, given: d
             from paceline.cli.predict_scale import predict_points
 
             assert points is not None
-            return predict_points(points, **options, as_json=as_json)
+            return alone("scale --predict")(predict_points)(points, **options, as_json=as_json)
         case _Question.RUN:
             from paceline.cli.predict_run import predict_run
 
-            return predict_run(Path(words[0]), **options, as_json=as_json)
+            return alone("scale --predict")(predict_run)(Path(words[0]), **options, as_json=as_json)
         case _Question.RANKS:
             from paceline.cli.scale import scale as measure
 

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from paceline.cli.export import export
+from paceline.cli.verbs import app
 from paceline.core.errors import RecipeError
 
 MADE = Path(__file__).parents[1] / "inference" / "made_run.py"
@@ -51,6 +52,19 @@ def test_json_is_all_there_is_on_stdout(run, tmp_path, capsys):
     assert told["path"] == str(tmp_path / "a") and told["checkpoint"] == "step-00000012"
     assert 0 <= told["parity"]["difference"] <= 1e-6 and told["parity"]["tolerance"] == 1e-4
     assert told["bytes"] == sum(each.stat().st_size for each in (tmp_path / "a").iterdir())
+
+
+def test_under_srun_the_file_is_written_once(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    made = []
+    for task in (1, 0):
+        monkeypatch.setenv("SLURM_PROCID", str(task))
+        monkeypatch.setenv("SLURM_LOCALID", str(task))
+        words = ["export", str(run), "--format", "safetensors", "--out", str(tmp_path / f"of-{task}")]
+        assert app(words, standalone_mode=False) == 0
+        made.append([each.name for each in tmp_path.iterdir()])
+    assert made == [[], ["of-0"]]
+    assert capsys.readouterr().err.startswith("note: export is the work of one process: rank 0 does it")
 
 
 @pytest.mark.parametrize(
