@@ -12,11 +12,13 @@ from paceline.data.sources.build import build_datasets
 from paceline.data.staging.inventory import take_inventory
 from paceline.models.trial import check_model
 from paceline.parallel.device import choose_device
+from paceline.recipe.effects import outwaited
 from paceline.recipe.load import Loaded
 from paceline.recipe.own import check_own_parts
 from paceline.recipe.plan import Plan
 from paceline.recipe.yamlfile import write_text
 from paceline.train.code_note import tell_code
+from paceline.train.precision import is_half_on_cpu
 from paceline.train.sinks.build import require_sinks
 from paceline.train.try_parts import try_parts
 

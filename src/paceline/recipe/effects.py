@@ -1,4 +1,4 @@
-"""Settings of a recipe that can have no effect on its data set are refused here.
+"""Settings of a recipe that can have no effect on its data set, or on who reads it, are refused or noted here.
 
 What is known without the data set is refused by the schema; what a run is too short for is noted by the plan.
 """
@@ -23,6 +23,18 @@ def check_effects(recipe: Recipe, info: DatasetInfo, smallest: int) -> None:
         _check_bad_images(recipe.data)
     for position, section in enumerate(recipe.data.augment):
         _check_augment(f"data.augment[{position}]", section, info.channels, smallest)
+
+
+def outwaited(recipe: Recipe, workers: int) -> str:
+    """Return a sentence where a run that has `workers` fails for want of progress before it could for want of a batch.
+
+    It is not refused: other users of workers, such as `paceline data verify`, know no `parallel.timeout`.
+    """
+    patience, limit = recipe.data.worker_timeout, recipe.parallel.timeout
+    if not workers or patience.seconds < limit.seconds:
+        return ""
+    ends = f"parallel.timeout of {limit} ends the run first, and cannot say at which image a worker hangs"
+    return f"data.worker_timeout: {patience} has no effect: {ends} (set it lower than that)"
 
 
 def _check_sizing(data: Data) -> None:

@@ -24,6 +24,7 @@ from paceline.models.whitening import fit_to_data, wants_data
 from paceline.models.zoo import build_model
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_norm import synchronise_norms
+from paceline.recipe.effects import outwaited
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.train.average import Average
@@ -67,7 +68,8 @@ class Parts:
         free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
         cores = rank_cores(world)
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
-        return cls(recipe, world, device, datasets, plan, choice, held).noting(choice.note)
+        parts = cls(recipe, world, device, datasets, plan, choice, held)
+        return parts.noting(choice.note, outwaited(recipe, choice.workers))
 
     def noting(self, *notes: str | None) -> "Parts":
         """Return the same parts with more notes for the user in the plan, where there are any."""

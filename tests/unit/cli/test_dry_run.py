@@ -1,5 +1,6 @@
 """A dry run refuses what the run would refuse."""
 
+import json
 import sys
 
 import pytest
@@ -31,3 +32,10 @@ def test_a_tracker_that_is_not_installed_is_refused(name, monkeypatch):
     loaded = load("digits", Patch.parse([f"log.sinks=[{name}]", "parallel.device=cpu"]))
     with pytest.raises(RecipeError, match=rf"log.sinks\[0\]: {name} is not installed"):
         dry_run(loaded, World(), 1, as_json=False)
+
+
+def test_the_plan_has_the_notes_that_the_run_would_have(capsys):
+    words = ["data.loader=threads", "data.workers=1", "parallel.timeout=1min", "parallel.device=cpu"]
+    assert dry_run(load("digits", Patch.parse(words)), World(), 1, as_json=True) == 0
+    (note,) = json.loads(capsys.readouterr().out)["plan"]["notes"]
+    assert note.startswith("data.worker_timeout: 5min has no effect: parallel.timeout of 1min ends the run first")

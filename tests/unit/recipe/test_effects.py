@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.dataset import DatasetInfo
+from paceline.recipe.effects import outwaited
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.plan import Plan
 
@@ -28,6 +29,25 @@ def test_an_average_that_the_run_is_too_short_for_is_noted(plan):
     note = "train.ema: the run ends at step 10, before the first update of the average"
     assert note in plan("train.steps=10", "train.ema.every=11").notes
     assert note not in plan("train.steps=10", "train.ema.every=10").notes
+
+
+@pytest.mark.parametrize(
+    ("worker_timeout", "timeout", "is_noted"),
+    [("5min", "2min", True), ("60s", "1min", True), ("59s", "1min", False), ("1h", "2h", False)],
+)
+def test_a_wait_for_workers_that_the_run_ends_before_is_noted(resolve, worker_timeout, timeout, is_noted):
+    """As soon as both end at once: which of them is told would be chance."""
+    recipe = resolve(f"data.worker_timeout={worker_timeout}", f"parallel.timeout={timeout}").recipe
+    wait, limit = recipe.data.worker_timeout, recipe.parallel.timeout
+    ends = f"parallel.timeout of {limit} ends the run first, and cannot say at which image a worker hangs"
+    note = f"data.worker_timeout: {wait} has no effect: {ends} (set it lower than that)"
+    assert outwaited(recipe, 1) == (note if is_noted else "")
+    assert outwaited(recipe, 0) == ""
+
+
+def test_no_preset_has_a_run_end_before_its_workers_can_be_blamed():
+    assert len(preset_names()) > 20
+    assert [name for name in preset_names() if outwaited(load(name).recipe, 1)] == []
 
 
 SIZING = [

@@ -32,6 +32,16 @@ def test_the_stored_order_is_that_of_the_source_from_any_step_on(loader: str, wo
     assert indices_of("stored", loader, workers, 3, 4) == taken[3:]
 
 
+@pytest.mark.parametrize(("loader", "workers", "is_noted"), [("auto", 0, False), ("threads", 1, True)])
+def test_a_run_with_workers_is_told_that_it_ends_before_it_can_blame_one(loader, workers, is_noted) -> None:
+    words = [f"data.loader={loader}", f"data.workers={workers}", "parallel.timeout=1min", "parallel.device=cpu"]
+    loaded = load("digits", Patch.parse(words))
+    datasets = build_datasets(loaded.recipe.data.source, may_download=False)
+    with contextlib.ExitStack() as held:
+        notes = Parts.derive(loaded.recipe, World.single(), torch.device("cpu"), datasets, held).plan.notes
+    assert [note.startswith("data.worker_timeout: 5min has no effect: ") for note in notes] == [True] * is_noted
+
+
 def test_the_random_order_is_another_every_epoch() -> None:
     taken = indices_of("random", "auto", 0, 0, 4)
     epochs = [np.concatenate(taken[:2]).tolist(), np.concatenate(taken[2:]).tolist(), list(range(1000))]

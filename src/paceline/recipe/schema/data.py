@@ -67,7 +67,8 @@ class Data(Section):
     """Folder in memory or on a local disk, such as /dev/shm, that the data set is copied to before training, once a
     node, and removed from afterwards."""
     worker_timeout: TimeDuration = "5min"
-    """How long a rank waits for a batch from a worker before the run fails."""
+    """How long a rank waits for a batch from a worker before the run fails; less than `parallel.timeout`, which would
+    end the run before anybody can say at which image the worker hangs."""
     replay: Off | Literal["host", "device"] = "off"
     """A probe of what data costs: train on the first few batches over and over, kept ready in host memory, or on the
     device."""
