@@ -1,5 +1,6 @@
 """Ranks that die, hang, fail or drift apart: the run ends soon, one line names the rank, and no process is left."""
 
+import hashlib
 import os
 import re
 import signal
@@ -226,6 +227,79 @@ def test_a_rank_that_hangs_is_named_with_its_step_and_stage_and_leaves_its_stack
     stacks = Path("run") / f"stacks.rank{rank}.txt"
     assert f"(stacks in {stacks})" in lines[0]
     assert "train_step" in (paceline.folder / stacks).read_text()
+
+
+READING = """
+import hashlib, os
+from pathlib import Path
+from paceline.train import run
+
+read = run.read_own
+
+def read_own(recipe, held, is_first):
+    if os.environ["RANK"] == os.environ["READING_RANK"]:
+        Path("reads").touch()
+        # One call of C, which computes all the time and leaves the GIL to others.
+        hashlib.pbkdf2_hmac("sha256", b"", b"", int(os.environ["ROUNDS"]))
+        Path("has_read").touch()
+    return read(recipe, held, is_first)
+
+run.read_own = read_own
+from paceline.cli import main
+main()
+"""
+ENDLESS = 2**31 - 1
+
+
+def reading(paceline, rank: int, *words: str, rounds: int = ENDLESS, **environ: str):
+    """Start two ranks, one of which takes long to read its data; it has begun to."""
+    (paceline.folder / "reading.py").write_text(READING)
+    environ = {"READING_RANK": str(rank), "ROUNDS": str(rounds), **environ}
+    processes = by_hand(paceline, 2, *words, program=("reading",), **environ)
+    wait_for((paceline.folder / "reads").exists)
+    return processes
+
+
+OTHER_HOSTS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+"""Each rank is the first of its host, and waits for the rest once it has read."""
+
+
+# matrix: 10
+# matrix: 14
+@pytest.mark.parametrize(
+    ("rank", "number", "hosts", "words"),
+    [
+        (0, signal.SIGKILL, {}, "is gone"),
+        (0, signal.SIGSTOP, {}, "(is stopped by a signal|does not answer)"),  # if nothing was heard of it so soon
+        (1, signal.SIGKILL, OTHER_HOSTS, "is gone"),
+    ],
+    ids=["killed, with the store", "stopped, with the store", "killed on another host"],
+)
+def test_a_rank_that_is_lost_while_it_reads_is_named_by_who_waits_for_it(
+    paceline, rank: int, number: signal.Signals, hosts: dict[str, str], words: str
+) -> None:
+    processes = reading(paceline, rank, f"parallel.timeout={TIMEOUT_S}s", **hosts)
+    processes[rank].send_signal(number)
+    try:
+        [(code, lines)] = ends_of([processes[1 - rank]], within_s=NAMED_S + SLACK_S)
+    finally:
+        processes[rank].kill()
+        processes[rank].communicate(timeout=10)
+    assert code == 1 and len(lines) == 1, lines
+    assert re.match(rf"error: rank {1 - rank} of 2: rank {rank} {words} \((last|never) heard of", lines[0]), lines
+
+
+def test_a_rank_that_takes_longer_than_the_timeout_to_read_is_waited_for(paceline) -> None:
+    """It is in one call of C for all of that time, and beats."""
+    timeout_s, rounds = 3, 1_000_000
+    since = time.thread_time()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)
+    rounds = int(rounds * 2 * timeout_s / (time.thread_time() - since))
+    words = ("train.epochs=1", f"parallel.timeout={timeout_s}s")
+    processes = reading(paceline, 0, *words, rounds=rounds)
+    assert ends_of(processes) == [(0, []), (0, [])]
+    took_s = (paceline.folder / "has_read").stat().st_mtime - (paceline.folder / "reads").stat().st_mtime
+    assert took_s > timeout_s, "it was not slow"
 
 
 # matrix: 25

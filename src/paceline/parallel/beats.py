@@ -9,19 +9,21 @@ was last read is what there is to go by. Nothing is judged here: that is `culpri
 import json
 import os
 import queue
-import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Final, Protocol, TypeVar, final
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline.core.world import World
 from paceline.parallel.culprit import Condition, Sight, State
+from paceline.parallel.processes import process_condition, this_machine
 from paceline.parallel.rendezvous import absent
+from paceline.parallel.silence import Silence
 
 T = TypeVar("T")
 Where = Callable[[], tuple[int, str]]
@@ -31,6 +33,8 @@ Stacks = Callable[[int], str]
 INTERVAL_S: Final = 0.5
 _RANKS_AN_INTERVAL: Final = 128  # rank 0 reads as many in a few milliseconds; more make every beat slower
 _SILENT_BEATS: Final = 2.4
+_MISSED_BEATS: Final = 4  # where a timeout is shorter than it takes to hear of all ranks
+_LOOK_S: Final = 0.5  # how often who waits without end looks whether one is missed, or oftener
 _ANSWER_S: Final = 1.0
 _SOON_S: Final = 0.1  # until all that are listened to have spoken
 _FAILURES, _EXPLAINED, _STOP = "failures", "explained", "stop"
@@ -60,7 +64,10 @@ class NoRequests:
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank says of itself. `machine` and `pid` say where a process is looked for, `wall_s` is `time.time`."""
+    """What a rank says of itself. `machine` and `pid` say where a process is looked for, `wall_s` is `time.time`.
+
+    `unheard_s` is for how long it has not heard of the one that it hears of least, by its own clock.
+    """
 
     step: int
     stage: str
@@ -71,6 +78,7 @@ class Beat:
     wall_s: float
     pid: int
     machine: str
+    unheard_s: float = 0.0
 
     def seen(self, rank: int, condition: Condition) -> Sight:
         """Return this as another rank's sight; the clocks of two machines may differ a little."""
@@ -112,6 +120,10 @@ class NoBeats:
         """Return this rank as it was last noted."""
         return [self._sight]
 
+    def misses_one(self, timeout_s: float) -> bool:
+        """Return False: there is nobody to miss."""
+        return False
+
     def claims(self, *, is_own: bool) -> bool:
         """Return True: there is nobody else to explain a failure."""
         return True
@@ -133,9 +145,11 @@ class StoreBeats:
         self._where: Where = at_the_start
         self._requests: Requests = NoRequests()
         self.stacks_of: Stacks = no_stacks
-        self._mine = Beat(*at_the_start(), "runs", 0.0, "", 0, time.time(), os.getpid(), _machine())
+        self._mine = Beat(*at_the_start(), "runs", 0.0, "", 0, time.time(), os.getpid(), this_machine())
         self._seen: dict[int, Beat] = {}
         self._interval_s = INTERVAL_S * max(1.0, world.world_size / _RANKS_AN_INTERVAL)
+        self._silences = defaultdict[int, Silence](partial(Silence, self._interval_s))
+        self._unanswered = Silence(_LOOK_S)  # of the store; looked at by who waits, as the thread may stand in a call
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._ends = False
@@ -188,6 +202,18 @@ class StoreBeats:
         else:
             return self._all_as(before)
         return self._all_as({})
+
+    def misses_one(self, timeout_s: float) -> bool:
+        """Return whether a rank has been silent for `timeout_s`, as far as this one knows; it asks nobody.
+
+        To be called again and again, by who waits for others without end. Rank 0 says for how long it has not heard of
+        some rank, and each rank sees whether it hears of rank 0, and whether the store answers. A rank that beats is
+        not missed, whatever its main thread does, unless that keeps the GIL.
+        """
+        main = self._seen.get(0)
+        unanswered_s = self._unanswered.look(self._rounds, time.monotonic())
+        unheard_s = max(unanswered_s, self._mine.unheard_s, main.unheard_s if main else 0.0)
+        return unheard_s >= max(timeout_s, _MISSED_BEATS * self._interval_s)
 
     def _all_as(self, before: Mapping[int, int]) -> list[Sight]:
         sights = [self._sight(rank, before) for rank in range(self._world.world_size)]
@@ -262,6 +288,9 @@ class StoreBeats:
             self._mine = mine
         self._store.set(f"beat/{rank}", json.dumps(asdict(mine)))
         self._read(self._listens_to)
+        unheard_s = self._longest_silence_s()
+        with self._lock:
+            self._mine = replace(self._mine, unheard_s=unheard_s)
         self._pass_requests_on()
         if not self._speaks and not self.has_failed and self._store.check([_FAILURES]):
             self._store.set(f"heard/{rank}", "")
@@ -283,6 +312,15 @@ class StoreBeats:
         texts = self._store.multi_get([keys[rank] for rank in known]) if known else []
         for rank, text in zip(known, texts, strict=True):
             self._seen[rank] = Beat(**json.loads(text))
+
+    def _longest_silence_s(self) -> float:
+        """Return the longest silence of those that it listens to, but for those that have said that they end."""
+        now_s, longest_s = time.monotonic(), 0.0
+        for rank in set(self._listens_to) - {self._world.rank}:
+            beat = self._seen.get(rank)
+            if beat is None or beat.state == "runs":
+                longest_s = max(longest_s, self._silences[rank].look(beat.count if beat else 0, now_s))
+        return longest_s
 
     def _pass_requests_on(self) -> None:
         if self._told_stop:
@@ -348,23 +386,3 @@ class StoreBeats:
 
 
 Beats = NoBeats | StoreBeats
-
-
-def process_condition(pid: int) -> Condition:
-    """Return how process `pid` of this machine is, by Linux's table of processes."""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "dead"
-    return {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped"}.get(letter, "here")  # type: ignore[return-value]
-
-
-def _machine() -> str:
-    """Return what two processes share that see one another in `/proc`, or nothing where there is no such thing."""
-    if not sys.platform.startswith("linux"):
-        return ""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""

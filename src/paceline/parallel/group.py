@@ -124,7 +124,8 @@ def once_a_node(met: Meeting, work: Callable[[bool], T], waits: Callable[[], Non
     """Return `work(True)` on the first rank of each node, and on the others, once all of those are done, `work(False)`.
 
     However long that takes, all ranks return together; `waits` is called now and then meanwhile. Raise `PeerLostError`
-    where a rank fails.
+    where a rank fails, and torch's error of a timeout where one is silent for as long as a collective would wait for
+    it: inside a `meeting` that names the rank. One that is slow is not silent.
     """
     world = met.world
     if met.store is None:
@@ -136,6 +137,8 @@ def once_a_node(met: Meeting, work: Callable[[bool], T], waits: Callable[[], Non
     def waits_for_them() -> None:
         if met.beats.has_failed:
             raise PeerLostError("another rank failed", is_explained=True)
+        if met.beats.misses_one(met.timeout.total_seconds()):
+            raise dist.DistStoreError("Timed out waiting for a rank's heartbeat")
         waits()
 
     result = in_turn(PrefixStore("turns", met.store), firsts, work, waits_for_them, is_first=world.is_node_main)

@@ -1,7 +1,7 @@
 """Some ranks first and the others behind them, told by a store: nobody stands in a collective, which would time out."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -21,8 +21,7 @@ def in_turn(
     `store` serves once, so hand over a prefix of its own.
     """
     results = [work(True)] if is_first else []
-    store.add(_DONE, int(is_first))
-    _wait_for(store, _DONE, num_firsts, waits)
+    _count(store, _DONE, int(is_first), num_firsts, waits)
     return results[0] if results else work(False)
 
 
@@ -32,15 +31,42 @@ def leave_last(store: Store, num_others: int, waits: Callable[[], None], *, is_l
     Whoever has the store in its own process is to be last: where it ends, nobody else can ask for anything any more.
     `waits` and `store` are as for `in_turn`.
     """
-    store.add(_LEFT, int(not is_last))
-    if is_last:
-        _wait_for(store, _LEFT, num_others, waits)
+    _count(store, _LEFT, int(not is_last), num_others if is_last else 0, waits)
 
 
-def _wait_for(store: Store, name: str, number: int, waits: Callable[[], None]) -> None:
-    """Return when what is counted under `name` has come to `number`."""
+def _count(store: Store, name: str, more: int, number: int, waits: Callable[[], None]) -> None:
+    """Count `more` under `name`, and return when it has come to `number`.
+
+    A thread asks the store: where that is on a machine that is cut off, or in a process that is frozen, it never
+    answers, and whoever waits must still look up.
+    """
+    errors, is_over, ends = list[Exception](), threading.Event(), threading.Event()
+
+    def ask() -> None:
+        try:
+            pauses = _pauses()
+            counted = store.add(name, more)
+            while counted < number and not ends.wait(next(pauses)):
+                counted = store.add(name, 0)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            is_over.set()
+
+    threading.Thread(target=ask, name="paceline-turns", daemon=True).start()
+    try:
+        pauses = _pauses()
+        while not is_over.wait(next(pauses)):
+            waits()
+    finally:
+        ends.set()
+    if errors:
+        raise errors[0]
+
+
+def _pauses() -> Iterator[float]:
+    """Yield how many seconds to wait before each look: short ones first, for most have not long to wait."""
     pause_s = _SHORT_S
-    while store.add(name, 0) < number:
-        waits()
-        threading.Event().wait(pause_s)
+    while True:
+        yield pause_s
         pause_s = min(_LONG_S, 2 * pause_s)

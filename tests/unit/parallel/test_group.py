@@ -9,9 +9,10 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from paceline.core.errors import RecipeError, WorldError
+from paceline.core.errors import PeerLostError, RecipeError, WorldError
 from paceline.core.world import World
-from paceline.parallel.group import meeting
+from paceline.parallel.beats import StoreBeats
+from paceline.parallel.group import Meeting, meeting, once_a_node
 from paceline.parallel.rendezvous import assemble, open_store
 from paceline.recipe.schema.parallel import Parallel
 
@@ -122,3 +123,69 @@ def test_a_lost_peer_of_one_rank_is_still_explained() -> None:
     """A world of one has no peers, so what sounds like one that is lost is its own error."""
     with pytest.raises(RuntimeError, match="Connection closed by peer"), meeting(World.single(), Parallel()):
         raise RuntimeError("Connection closed by peer")
+
+
+class Pair:
+    """Rank 0, which has come to a meeting and waits for rank 1 to read; rank 1 is what a test makes of it."""
+
+    def __init__(self) -> None:
+        self.store, beats = HashStore(), HashStore()
+        self.worlds = [World(rank=rank, world_size=2, local_world_size=1) for rank in range(2)]
+        self.beats = [StoreBeats(world, beats) for world in self.worlds]
+        self.looks = 0
+        self.store.add("paceline/firsts", 1)  # rank 1 reads too, on another host
+
+    def meet(self, world: World, timeout: timedelta) -> Meeting:
+        return Meeting(world, timeout, self.store, self.beats[world.rank])
+
+    def waited(self, until: int) -> str:
+        """Let rank 0 read at once and wait; rank 1 is done when rank 0 has looked up `until` times."""
+
+        def waits() -> None:
+            self.looks += 1
+            if self.looks == until:
+                self.store.add("turns/done", 1)
+                self.store.add("all/done", 1)
+
+        with meeting(self.worlds[0], Parallel(timeout=f"{SILENT_S}s")) as met:
+            result = once_a_node(met, lambda is_first: "read" if is_first else "found", waits)
+            self.store.set("paceline/left/1", "")
+            return result
+
+
+SILENT_S, BEAT_S = 0.3, 0.01
+"""How long a rank may be silent here, and how often ranks beat and look up."""
+
+
+@pytest.fixture
+def pair(monkeypatch) -> Iterator[Pair]:
+    for name in ("INTERVAL_S", "_LOOK_S"):
+        monkeypatch.setattr(f"paceline.parallel.beats.{name}", BEAT_S)
+    monkeypatch.setattr("paceline.parallel.turns._LONG_S", BEAT_S)
+    monkeypatch.setattr("paceline.parallel.group.dist.barrier", lambda: None)
+    pair = Pair()
+    monkeypatch.setattr("paceline.parallel.group._met", pair.meet)
+    yield pair
+    for beats in pair.beats:
+        beats.close()
+
+
+def test_a_rank_that_reads_for_longer_than_the_timeout_is_waited_for_while_it_beats(pair: Pair) -> None:
+    assert pair.waited(until=100) == "read"
+    assert pair.looks >= 100  # for three times the timeout
+
+
+def test_a_rank_that_is_silent_while_it_reads_is_named_as_in_a_collective(pair: Pair) -> None:
+    pair.beats[1].close()
+    with pytest.raises(
+        PeerLostError, match=r"^rank 0 of 2: rank 1 does not answer \(last heard of .*, at step 0 in start"
+    ) as caught:
+        pair.waited(until=10_000)
+    assert caught.value.is_claimed and not caught.value.is_explained and caught.value.exit_code == 1
+
+
+def test_a_rank_that_says_that_it_failed_while_it_reads_speaks_for_itself(pair: Pair) -> None:
+    assert pair.beats[1].claims(is_own=True)
+    with pytest.raises(PeerLostError, match="another rank failed") as caught:
+        pair.waited(until=10_000)
+    assert caught.value.is_explained

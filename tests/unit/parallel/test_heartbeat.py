@@ -6,12 +6,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore
+import torch.distributed as dist
+from torch.distributed import HashStore, Store
 
 from paceline.core.world import World
-from paceline.parallel.beats import NoRequests, StoreBeats, process_condition
+from paceline.parallel.beats import NoRequests, StoreBeats
 from paceline.parallel.group import Meeting
 from paceline.parallel.heartbeat import Heartbeat
+from paceline.parallel.processes import process_condition
 
 WAIT_S = 20.0
 
@@ -154,3 +156,82 @@ def test_both_ranks_see_one_another(pair) -> None:
 def test_a_rank_that_speaks_no_more_is_silent(pair) -> None:
     pair[1].close()
     assert [sight.condition for sight in pair[0].sights(waited=True)] == ["here", "silent"]
+
+
+QUICK_S = 0.01
+MISSED_S = 0.3
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Return a function that makes a rank of three at a store, whose beats are fifty times as fast, as are looks."""
+    monkeypatch.setattr("paceline.parallel.beats.INTERVAL_S", QUICK_S)
+    monkeypatch.setattr("paceline.parallel.beats._LOOK_S", QUICK_S)
+    made: list[StoreBeats] = []
+
+    def make(rank: int, store: Store) -> StoreBeats:
+        made.append(StoreBeats(World(rank=rank, world_size=3), store))
+        return made[-1]
+
+    yield make
+    for beats in made:
+        beats.close()
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_a_rank_that_beats_no_more_is_missed_by_all(quick, gone: int) -> None:
+    """Rank 0 reads the beats of all and says so; where it is rank 0 itself, all see it."""
+    store = HashStore()
+    ranks = [quick(rank, store) for rank in range(3)]
+    ranks[gone].close()
+    for rank in {0, 1, 2} - {gone}:
+        wait_for(lambda beats=ranks[rank]: beats.misses_one(MISSED_S))
+
+
+def test_a_rank_that_was_never_heard_of_is_missed(quick) -> None:
+    store = HashStore()
+    ranks = [quick(0, store), quick(1, store)]
+    wait_for(lambda: ranks[0].misses_one(MISSED_S))
+    wait_for(lambda: ranks[1].misses_one(MISSED_S))
+
+
+def looks(ranks: list[StoreBeats]) -> set[bool]:
+    """Return what the ranks find, one look after the other, for three times as long as they must miss one."""
+    found, until = set(), time.monotonic() + 3 * MISSED_S
+    while time.monotonic() < until:
+        found |= {beats.misses_one(MISSED_S) for beats in ranks}
+        time.sleep(QUICK_S)
+    return found
+
+
+def test_ranks_that_beat_are_not_missed_although_they_do_not_move(quick) -> None:
+    store = HashStore()
+    assert looks([quick(rank, store) for rank in range(3)]) == {False}
+
+
+def test_a_rank_that_has_said_that_it_ends_is_not_missed(quick) -> None:
+    """It has left in order, or has said why it does not."""
+    store = HashStore()
+    ranks = [quick(rank, store) for rank in range(3)]
+    ranks[2].say("left")
+    ranks[2].close()
+    assert looks(ranks[:2]) == {False}
+
+
+class Still(Store):
+    """A store in a process that is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def set(self, key: str, value: str) -> None:
+        assert self.goes_on.wait(WAIT_S)
+        raise dist.DistNetworkError("Connection reset by peer")
+
+
+def test_a_store_that_does_not_answer_is_missed_as_a_rank_is(quick) -> None:
+    store = Still()
+    beats = quick(1, store)
+    wait_for(lambda: beats.misses_one(MISSED_S))
+    store.goes_on.set()

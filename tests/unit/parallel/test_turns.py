@@ -4,10 +4,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from torch.distributed import HashStore
+import torch.distributed as dist
+from torch.distributed import HashStore, Store
 
 from paceline.core.errors import WorldError
-from paceline.parallel.turns import in_turn
+from paceline.parallel.turns import in_turn, leave_last
 
 
 def test_others_wait_for_all_that_are_first_and_look_up_meanwhile() -> None:
@@ -37,3 +38,59 @@ def test_what_a_first_rank_does_is_done_once_also_where_nothing_comes_of_it() ->
     done: list[bool] = []
     in_turn(HashStore(), 1, done.append, lambda: None, is_first=True)
     assert done == [True]
+
+
+class Frozen(Store):
+    """A store that answers when it is let to, such as one in a process that is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+
+    def add(self, key: str, amount: int) -> int:
+        assert self.answers.wait(30)
+        return amount
+
+
+def test_where_the_store_does_not_answer_whoever_waits_still_looks_up_and_can_leave() -> None:
+    store, looks = Frozen(), []
+
+    def waits() -> None:
+        looks.append(store.answers.is_set())
+        if len(looks) == 4:
+            raise WorldError("it is silent")
+
+    try:
+        with pytest.raises(WorldError, match="it is silent"):
+            in_turn(store, 1, lambda is_first: is_first, waits, is_first=False)
+    finally:
+        store.answers.set()
+    assert looks == [False] * 4
+
+
+class Gone(Store):
+    """A store whose process has ended."""
+
+    def add(self, key: str, amount: int) -> int:
+        raise dist.DistNetworkError("Connection reset by peer")
+
+
+def test_where_the_store_is_gone_that_is_what_is_raised() -> None:
+    with pytest.raises(dist.DistNetworkError, match="Connection reset by peer"):
+        in_turn(Gone(), 1, lambda is_first: is_first, lambda: None, is_first=False)
+
+
+def test_each_rank_is_counted_once_and_the_last_waits_for_the_others_alone() -> None:
+    store, events = HashStore(), []
+
+    def leave(is_last: bool) -> None:
+        leave_last(store, 2, lambda: None, is_last=is_last)
+        events.append(is_last)
+
+    with ThreadPoolExecutor() as pool:
+        last = pool.submit(leave, True)
+        leave(False)
+        assert not last.done()
+        leave(False)
+        last.result(30)
+    assert events == [False, False, True] and store.add("left", 0) == 2
