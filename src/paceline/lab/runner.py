@@ -143,7 +143,8 @@ class Runner:
         except PacelineError as error:
             return Outcome(trial, repeat, rundir, None, str(error), _FAILED, said)
         if not result.throughput.images_per_s > 0:
-            return Outcome(trial, repeat, rundir, None, "no step was counted (let it run for longer)", _FAILED, said)
+            why = "no step was counted behind those of measure.warmup_steps (train for longer, or set fewer)"
+            return Outcome(trial, repeat, rundir, None, why, _FAILED, said)
         return Outcome(trial, repeat, rundir, result, said=said)
 
 
