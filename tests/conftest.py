@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,18 @@ ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 240
 PARTS = ("model", "optimizer", "average", "precision")
 POLL_S = 0.005
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+INSTALL = ("apt-get", "install", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core")
+FLAGS = (
+    "--no-sandbox",  # a browser of root has none
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
 
 # What is started in the background of a script ignores Ctrl-C, what `nohup` starts SIGHUP; and so would all they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -315,3 +328,45 @@ def state_digest() -> Callable[[Path], Mapping[str, str]]:
         return {**found, "values": hashlib.sha256(text).hexdigest(), "step": checkpoint.name}
 
     return digests
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Return Chromium, which finds no host but this one; where it is missing it is installed, if that is possible."""
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install 'paceline[dev]')")
+    from playwright.sync_api import sync_playwright
+
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(INSTALL, env=environ, capture_output=True, timeout=TIMEOUT_S)
+        found = shutil.which(BROWSERS[0])
+    if found is None:
+        pytest.skip(f"no browser: {' '.join(INSTALL)} would install one, and was not possible here")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Return a function that opens an address, at a width and in a theme: it gives the page, and what that asks for
+    and complains of.
+    """
+    contexts = []
+
+    def open_page(address, width=1280, theme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        asked, said = [], []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(address)
+        return page, asked, said
+
+    yield open_page
+    for context in contexts:
+        context.close()

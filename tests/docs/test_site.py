@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,18 +14,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-INSTALL = ("apt-get", "install", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core")
-FLAGS = (
-    "--no-sandbox",  # a browser of root has none
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)
 LIMIT_S = 20  # of a build, so that it stays one that people wait for
 DESKTOP, PHONE = 1280, 390
 KINDS = (  # a page of each kind, and those with the widest tables and the longest words
@@ -192,25 +179,6 @@ def test_a_list_may_follow_a_paragraph_and_an_item_a_paragraph_of_the_one_before
     assert pages.with_lists_apart("```\na\n- b\n```\nc") == "```\na\n- b\n```\nc"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """Return Chromium; one that is missing is installed where that is possible."""
-    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install 'paceline[dev]')")
-    from playwright.sync_api import sync_playwright
-
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(INSTALL, env=environ, capture_output=True, timeout=240)
-        found = shutil.which(BROWSERS[0])
-    if found is None:
-        pytest.skip(f"no browser: {' '.join(INSTALL)} would install one, and was not possible here")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(FLAGS))
-        yield browser
-        browser.close()
-
-
 class Quiet(SimpleHTTPRequestHandler):
     """Serve files and say nothing."""
 
@@ -227,27 +195,6 @@ def address(site):
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
     thread.join(timeout=10)
-
-
-@pytest.fixture(scope="module")
-def opened(browser):
-    """Return a function that opens an address, and keeps what it asks for and complains of."""
-    contexts = []
-
-    def open_page(address, width=DESKTOP, theme="light"):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
-        contexts.append(context)
-        page = context.new_page()
-        asked, said = [], []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(address)
-        return page, asked, said
-
-    yield open_page
-    for context in contexts:
-        context.close()
 
 
 def test_pages_scroll_down_only_and_ask_no_other_host(opened, address):

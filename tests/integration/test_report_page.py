@@ -2,9 +2,6 @@
 
 import importlib.util
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,18 +12,6 @@ from paceline.report import write_report
 RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"
 RESULTS = RUNS.with_name("experiments") / "results.py"
 KINDS = ("ladder", "weak", "batches", "prediction", "tune")
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-INSTALL = ("apt-get", "install", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core")
-FLAGS = (
-    "--no-sandbox",  # a browser of root has none
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-)
 PHONE_WIDTH = 390
 # The contrast of WCAG 2.2 (https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio) of every word that can be seen.
 FAINT = """
@@ -66,30 +51,6 @@ FAINT = """
 """
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    """Return where Chromium is; one that is missing is installed where that is possible."""
-    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install 'paceline[dev]')")
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(INSTALL, env=environ, capture_output=True, timeout=240)
-        found = shutil.which(NAMES[0])
-    if found is None:
-        pytest.skip(f"no browser: {' '.join(INSTALL)} would install one, and was not possible here")
-    return found
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser
-        browser.close()
-
-
 def module_at(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -120,24 +81,13 @@ def experiments(tmp_path_factory):
 
 
 @pytest.fixture
-def opened(browser, rundir):
-    """Return a function that opens the page, at a width and in a theme, and keeps what it asks for and complains of."""
-    contexts = []
+def opened(opened, rundir):
+    """Return a function that opens a report, at a width and in a theme, with what it asks for and complains of."""
 
     def open_page(width=1200, theme="light", report=rundir.report):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
-        contexts.append(context)
-        page = context.new_page()
-        asked, said = [], []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(report.as_uri())
-        return page, asked, said
+        return opened(report.as_uri(), width, theme)
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    return open_page
 
 
 def test_nothing_but_the_file_is_asked_for_and_nothing_is_complained_of(opened, rundir):
