@@ -31,6 +31,8 @@ PROGRAMS = {
 """What a program needs that no test has."""
 MEASURING = ("train", "profile", "ladder", "tune", "scale", "bench")
 """Verbs that the words of `with` are added to."""
+OF_ONE_VERB = {"--budget": "tune"}
+"""Options among the words of `with` that one verb has, and the others of its block have not: `--budget=4`."""
 MEASURES_NOTHING = ("--predict", "--collective", "--list", "--help")
 DRY = ("train", "submit")
 LENGTHS = ("train.epochs", "train.steps")
@@ -178,7 +180,7 @@ def typed_words(words: Sequence[str], mark: Mark) -> list[str]:
     asked = Command(tuple(words)).paceline or ("",)
     verb = next((word for word in asked if word != "data"), "")
     if mark.kind == "with" and verb in MEASURING and not set(MEASURES_NOTHING) & set(asked):
-        added = shlex.split(mark.said)
+        added = [word for word in shlex.split(mark.said) if OF_ONE_VERB.get(word.partition("=")[0], verb) == verb]
         fields = {word.partition("=")[0] for word in added if not word.startswith("-") and "=" in word}
         fields |= {name for name in LENGTHS if fields & set(LENGTHS)}
         return [*(word for word in words if word.partition("=")[0] not in fields), *added]

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import shutil
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,11 +47,21 @@ def Mixer(num_classes, in_channels, width=8):
 POINTS = "ranks,nodes,rank_batch,images,time_s\n1,1,128,353.2,1\n2,1,128,637.4,1\n4,1,128,1207.5,1\n"
 """As `paceline scale` leaves them: images of one second."""
 TIMES = "ranks,nodes,rank_batch,images,time_s\n4,1,128,1281167,1180\n8,2,128,1281167,601\n16,4,128,1281167,310\n"
-WEIGHTS = """\
-import torch, torchvision
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+WEIGHTS = f"""\
+from pathlib import Path
+import safetensors.torch, timm, torch, torchvision
 for name, number in (("resnet18", "f37072fd"), ("resnet50", "11ad3fa6")):
-    torch.save(getattr(torchvision.models, name)().state_dict(), f"{name}-{number}.pth")
+    torch.save(getattr(torchvision.models, name)().state_dict(), f"{{name}}-{{number}}.pth")
+model = timm.create_model("resnet18")
+repository = "models--" + model.pretrained_cfg["hf_hub_id"].replace("/", "--")
+fetched = Path.home() / ".cache" / "huggingface" / "hub" / repository
+for path in (fetched / "refs", fetched / "snapshots" / "{COMMIT}"):
+    path.mkdir(parents=True)
+(fetched / "refs" / "main").write_text("{COMMIT}")
+safetensors.torch.save_file(model.state_dict(), path / "model.safetensors")
 """
+"""Writes weights that nobody trained: of torchvision as files, of timm as what has been fetched from the Hub before."""
 LEFT = {
     "<run>": (f"runs/folder-{STAMP}", f"runs/folder-{STAMP}-2", f"runs/folder-{STAMP}-3"),
     "<profile>": (f"runs/profile-digits-{STAMP}",),
@@ -77,6 +88,7 @@ def home(hand: Hand, tmp_path_factory) -> Path:
     for name in ("photos", "other-photos"):
         write_photographs(home / name, draws)
     write_cifar(home / ".cache" / "paceline" / "data", draws)
+    write_fashion(home / ".cache" / "paceline" / "data", draws)
     for name in ("cifar10", "data"):
         (home / name).symlink_to(home / ".cache" / "paceline" / "data")
     cat = home / "photos" / "val" / "cat" / "0.jpg"
@@ -132,6 +144,8 @@ def environ_of(home: Path) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "COLUMNS": "120",
         "WANDB_MODE": "offline",
+        "HF_HOME": str(home / ".cache" / "huggingface"),
+        "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
     paths = [os.curdir, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -185,3 +199,12 @@ def write_cifar(root: Path, draws: np.random.Generator) -> None:
     for name, number in {"train": 500, "test": 100}.items():
         write(f"cifar-100-python/{name}", data=images(number), fine_labels=[*range(100)] * (number // 100))
     write("cifar-100-python/meta", fine_label_names=[f"class {number}" for number in range(100)])
+
+
+def write_fashion(root: Path, draws: np.random.Generator) -> None:
+    """Write a hundredth of Fashion-MNIST as its authors do, but for the compression."""
+    for split, number in {"train": 600, "t10k": 100}.items():
+        pixels = draws.integers(0, 256, (number, 28, 28), dtype=np.uint8)
+        for kind, values in {"images": pixels, "labels": np.arange(number, dtype=np.uint8) % 10}.items():
+            header = struct.pack(f">{1 + values.ndim}I", 0x800 | values.ndim, *values.shape)
+            (root / f"{split}-{kind}-idx{values.ndim}-ubyte").write_bytes(header + values.tobytes())

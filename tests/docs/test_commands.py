@@ -1,6 +1,7 @@
 """Every command of every page is typed into a shell as it stands there, or a mark above it says why not.
 
-The pages of the tutorial are followed by `test_tutorial.py`, from the wheel; here they are only read.
+The pages of the tutorial are followed by `test_tutorial.py`, from the wheel, as they stand. What would take too
+long so is typed here, with the words of its mark; the rest of them is only read.
 """
 
 import re
@@ -23,12 +24,18 @@ from paceline.recipe.schema import Recipe
 
 from .commands import MARKS, MEASURING, NEEDS, ROOT, Block, Command, how_tested, pages, read_blocks, read_commands
 
+
+def blocks_here(page: Path) -> list[Block]:
+    """Return the blocks of `page` that are not for `test_tutorial.py` alone."""
+    is_tutorial = page.parent.name == "tutorial"
+    return [block for block in read_blocks(page) if block.mark.kind == "with" or not is_tutorial]
+
+
 PAGES = [page for page in pages() if read_blocks(page)]
 TYPED = [
     page
     for page in PAGES
-    if page.parent.name != "tutorial"
-    and {"sh", "python"} & {block.language for block in read_blocks(page) if block.mark.is_executed}
+    if {"sh", "python"} & {block.language for block in blocks_here(page) if block.mark.is_executed}
 ]
 VERBS = typer.main.get_group(app).commands
 LANGUAGES = ("", "sh", "python", "yaml", "json", "text")
@@ -36,7 +43,9 @@ HIDDEN = re.compile(r"^(?:\$ |\w+=\S+ )*(?:paceline|torchrun) ", re.MULTILINE)
 MADE = ROOT / "docs" / "reference" / "cli.md"
 PLACEHOLDER = re.compile(r"<\w+>")
 RUN = "runs/placeholder"
-LEAST_EXECUTED = 0.6
+FAILED = ": failed: "
+"""What a study says of a run that came to nothing, and goes on with the next."""
+LEAST_EXECUTED = 0.69
 
 
 def name_of(page: Path) -> str:
@@ -59,7 +68,7 @@ def commands() -> Iterator[tuple[Block, Command]]:
 @pytest.mark.timeout(900)  # for a whole page, and for the home that the first one needs; each block has its own limit
 @pytest.mark.parametrize("page", TYPED, ids=name_of)
 def test_what_a_page_tells_to_type_does_as_it_says(page: Path, hand, folder: Path, environ, filled) -> None:
-    for number, block in enumerate(read_blocks(page)):
+    for number, block in enumerate(blocks_here(page)):
         match block.language, block.mark.kind:
             case _, "file":
                 path = folder / block.mark.said.replace("~", environ["HOME"])
@@ -69,6 +78,7 @@ def test_what_a_page_tells_to_type_does_as_it_says(page: Path, hand, folder: Pat
                 ended = hand.types(filled(block.text), folder, environ, block.mark)
                 code = int(block.mark.said) if block.mark.kind == "fails" else 0
                 assert ended.returncode == code, f"{block.place}\n{ended.stdout}"
+                assert FAILED not in ended.stdout, f"{block.place}\n{ended.stdout}"
                 asked = [command for command in read_commands(filled(block.text)) if not command.needs]
                 started = [command for command in asked if command.program in ("paceline", "python", "torchrun")]
                 assert len(hand.typed) >= len(started), f"{block.place}: {hand.typed}"  # and those in `$(...)`
@@ -181,6 +191,16 @@ def test_most_commands_are_really_executed(record_property) -> None:
     kinds = {"executed", "dry-run", "shown by a test", "a file", *(f"needs {each}" for each in NEEDS)}
     assert census.keys() <= kinds
     assert census["executed"] >= LEAST_EXECUTED * census.total(), census
+
+
+def test_a_command_of_the_readme_or_the_docs_that_is_not_executed_needs_a_gpu_or_a_cluster() -> None:
+    found = 0
+    for block, command in commands():
+        if block.page.parent == ROOT or block.page.is_relative_to(ROOT / "docs"):
+            found += 1
+            how = how_tested(block, command)
+            assert not how.startswith("needs") or how in ("needs gpu", "needs cluster"), f"{block.place}: {how}"
+    assert found > 200
 
 
 def test_no_block_hides_a_command_behind_its_language_or_its_mark() -> None:

@@ -111,6 +111,8 @@ def test_paceline_is_found_behind_whoever_starts_it(line: str, expected: tuple[s
             Mark("with", "seed=1"),
             "paceline train --ranks 2 seed=1",
         ),
+        ("paceline tune", Mark("with", "--budget=4 seed=1"), "paceline tune --budget=4 seed=1"),
+        ("paceline scale", Mark("with", "--budget=4 seed=1"), "paceline scale seed=1"),
         ("paceline report runs/a", Mark("with", "train.steps=2"), "paceline report runs/a"),
         ("paceline scale --predict runs/a", Mark("with", "train.steps=2"), "paceline scale --predict runs/a"),
         ("paceline train", Mark("dry-run"), "paceline train --dry-run"),
