@@ -19,20 +19,21 @@ SMALL = (
 )
 
 
-def test_in_16_bits_compiled_code_finds_the_largest_feature_again() -> None:
+def test_in_16_bits_compiled_code_has_the_gradient_at_the_largest_feature() -> None:
     """What it computes anew in its backward pass is not rounded: whoever compares finds the largest nowhere there."""
     torch.manual_seed(0)
     norm, features = nn.BatchNorm2d(8), torch.randn(16, 8, 3, 3)
 
     def gradient(work: Callable[[Tensor], Tensor]) -> Tensor:
         leaf = features.clone().requires_grad_()
-        work(leaf).float().square().mean().backward()
+        work(leaf).float().square().sum().backward()
         assert leaf.grad is not None
         return leaf.grad
 
     def tail(features: Tensor) -> Tensor:
         return largest(F.gelu(norm(features.bfloat16())))
 
+    # Some of what is summed up is rounded to 8 bits on the way in one of the two, and not in the other.
     assert_close(gradient(torch.compile(tail)), gradient(tail), rtol=0.02, atol=0.02)
 
 
@@ -44,5 +45,5 @@ def test_two_ranks_compiled_train_as_they_do_uncompiled(paceline, tmp_path: Path
         assert ended.code == 0, ended.err
         losses[mode] = [line["loss"] for line in lines_of(tmp_path / mode / "steps.jsonl")]
     assert len(losses["off"]) == 3
-    assert losses["default"] == pytest.approx(losses["off"], rel=1e-4)
+    assert losses["default"] == pytest.approx(losses["off"], rel=1e-4)  # float32, summed in another order for 3 steps
     assert json.loads((tmp_path / "default" / "result.json").read_text())["account"]["compile_s"] > 0

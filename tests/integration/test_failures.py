@@ -57,6 +57,17 @@ def test_what_is_refused_leaves_the_run_directory_free(paceline, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+def test_16_bits_are_refused_where_they_would_train_by_a_wrong_gradient_and_not_where_nothing_is_trained(
+    paceline, tmp_path: Path
+) -> None:
+    words = ("digits", "model.name=torchvision:resnet18", "train.steps=1", "data.batch_size=8", "parallel.threads=1")
+    paceline("train", *words, "train.precision=bf16", "--run-dir", "a").says("train.precision: bf16 on a CPU")
+    assert paceline("train", *words, "--run-dir", "b").code == 0
+    recipe = tmp_path / "b" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("precision: fp32", "precision: bf16"))
+    assert paceline("eval", "b").code == 0
+
+
 def test_a_model_that_cannot_be_is_refused_before_anything_is_written(paceline, tmp_path: Path) -> None:
     for words in (("model.name=resnet19_cifar",), ("model.name=torchvision:vgg11", "model.width=1.0")):
         for flag in ("--dry-run", "--json"):

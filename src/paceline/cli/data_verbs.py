@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.alone import alone
 from paceline.cli.arguments import Json
+from paceline.cli.unshared import unshared
 
 data = typer.Typer(no_args_is_help=True, help="Pack data, look at it, prove it and measure it before a run does.")
 
@@ -25,7 +25,7 @@ Workers = Annotated[str, typer.Option(metavar="N|auto", help="Workers; auto: one
 
 
 @data.command(epilog="Example: `paceline data inspect ~/photos`")
-@alone("data inspect")
+@unshared("data inspect")
 def inspect(
     src: Source = None,
     overrides: Overrides = None,
@@ -39,7 +39,7 @@ def inspect(
 
 
 @data.command(epilog="Example: `paceline data pack ~/photos photos.pack`")
-@alone("data pack")
+@unshared("data pack")
 def pack(
     src: Annotated[
         str,
@@ -73,7 +73,7 @@ def pack(
 
 
 @data.command(epilog="Example: `paceline data unpack photos.pack ~/photos-again`")
-@alone("data unpack")
+@unshared("data unpack")
 def unpack(
     pack: Annotated[str, typer.Argument(metavar="PACK", help="A pack, or a folder of its shards.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
@@ -86,7 +86,6 @@ def unpack(
     return work(pack, out, workers, as_json=as_json)
 
 
-# A process of each node may copy, into the memory of that node: it is not for rank 0 alone.
 @data.command(epilog="Example: `paceline data stage ~/photos /dev/shm`")
 def stage(
     words: Annotated[
@@ -103,7 +102,7 @@ def stage(
 
 
 @data.command(epilog="Example: `paceline data verify photos.pack --against ~/photos`")
-@alone("data verify")
+@unshared("data verify")
 def verify(
     words: Annotated[
         list[str] | None,
@@ -122,7 +121,7 @@ def verify(
 
 
 @data.command(epilog="Example: `paceline data bench ~/photos --seconds 5`")
-@alone("data bench")
+@unshared("data bench")
 def bench(
     src: Source = None,
     overrides: Overrides = None,

@@ -18,7 +18,7 @@ from paceline.recipe.own import check_own_parts
 from paceline.recipe.plan import Plan
 from paceline.recipe.yamlfile import write_text
 from paceline.train.code_note import tell_code
-from paceline.train.precision import is_half_on_cpu
+from paceline.train.precision import half_on_cpu
 from paceline.train.sinks.build import require_sinks
 from paceline.train.try_parts import try_parts
 
@@ -38,7 +38,7 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
     if recipe.data.stage != "off":
         take_inventory(recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip")  # refuses what cannot be staged
     plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
-    check_model(recipe.model, plan, in_half_on_cpu=is_half_on_cpu(recipe.train.precision, device))
+    check_model(recipe.model, plan, half_on_cpu=half_on_cpu(recipe.train.precision, device))
     try_parts(recipe, plan)
     cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.alone import alone
 from paceline.cli.arguments import Json, Ranks, TaskNumber, Words
 
 
@@ -102,7 +101,6 @@ def tune(
     )
 
 
-@alone("compare")
 def compare(
     runs: Annotated[
         list[Path],

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.alone import alone
 from paceline.cli.arguments import Json, OwnCode, Port, Ranks, Words
+from paceline.cli.unshared import unshared
 
 
 def train(
@@ -63,7 +63,7 @@ def evaluate(
     )
 
 
-@alone("predict")
+@unshared("predict")
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     images: Annotated[
@@ -96,7 +96,7 @@ def predict(
     )
 
 
-@alone("export")
+@unshared("export")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     out: Annotated[Path, typer.Option(metavar="PATH", help="File or, of safetensors, folder that is made.")],

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from paceline.cli.alone import alone
 from paceline.cli.arguments import Json, TaskNumber, Words
 from paceline.core.errors import RecipeError
 
@@ -200,11 +199,11 @@ def _answer(question: _Question, words: list[str], points: Path | None, given: d
             from paceline.cli.predict_scale import predict_points
 
             assert points is not None
-            return alone("scale --predict")(predict_points)(points, **options, as_json=as_json)
+            return predict_points(points, **options, as_json=as_json)
         case _Question.RUN:
             from paceline.cli.predict_run import predict_run
 
-            return alone("scale --predict")(predict_run)(Path(words[0]), **options, as_json=as_json)
+            return predict_run(Path(words[0]), **options, as_json=as_json)
         case _Question.RANKS:
             from paceline.cli.scale import scale as measure
 

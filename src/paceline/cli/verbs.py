@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from paceline.cli import lab_verbs, run_verbs
-from paceline.cli.alone import alone
 from paceline.cli.arguments import Json, Port, Words
 from paceline.cli.data_verbs import data
 from paceline.cli.scale_verb import scale
@@ -52,7 +51,6 @@ app.command(epilog="Example: `paceline export runs/digits-20261121-101500 --form
 
 
 @app.command(epilog="Example: `paceline recipes course/wideresnet-fashion model.width=0.25 --origin`")
-@alone("recipes")
 def recipes(
     words: Annotated[
         list[str] | None,
@@ -76,7 +74,6 @@ app.add_typer(data, name="data")
 @app.command(
     epilog="Example: `paceline submit folder data.source.root=/shared/photos --nodes 2 --gpus-per-node 4 --wait`"
 )
-@alone("submit")
 def submit(
     words: Annotated[
         list[str] | None,
@@ -155,7 +152,6 @@ app.command(epilog="Example: `paceline compare runs/b128-* runs/b2048-* --target
 
 
 @app.command(epilog="Example: `paceline report runs/digits-20261121-101500 --format md`")
-@alone("report")
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     format: Annotated[str, typer.Option(metavar="html|md|json", help="What is written.")] = "html",

@@ -4,13 +4,13 @@ A user's own network may do what that device cannot, such as look at a value; th
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.models.zoo import build_model
@@ -22,36 +22,69 @@ _FEW: Final = 2
 """Images that a network is tried with on the CPU."""
 
 
-def check_model(section: Model, plan: Plan, *, in_half_on_cpu: bool = False) -> None:
+def check_model(section: Model, plan: Plan, *, half_on_cpu: str = "") -> None:
     """Raise `RecipeError` in one line when the network cannot take the images of `plan`, or gives no logits for them.
 
     Every size of training images is tried in training and the size of evaluation in evaluation. Also refuse a layout
-    that the network has no use for and, where it is trained in 16 bits on a CPU (`in_half_on_cpu`), convolutions whose
-    gradient is wrong there.
+    that the network has no use for and, where it is to be trained on a CPU in the 16 bits that are called
+    `half_on_cpu`, filters whose gradient is wrong there.
     """
-    with _watching_strides(active=in_half_on_cpu):
-        _check_somewhere(section, plan)
-
-
-def _check_somewhere(section: Model, plan: Plan) -> None:
     try:
-        _check(section, plan, torch.device("meta"))
+        _check(section, plan, torch.device("meta"), half_on_cpu)
     except RecipeError:
         if not is_own_model(section.name):
             raise
         few = replace(plan, micro_batch=min(plan.micro_batch, _FEW), eval_batch=min(plan.eval_batch, _FEW))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            _check(section, few, torch.device("cpu"))
+            _check(section, few, torch.device("cpu"), half_on_cpu)
 
 
-def _check(section: Model, plan: Plan, device: torch.device) -> None:
+def _check(section: Model, plan: Plan, device: torch.device, half_on_cpu: str) -> None:
     sizes = sorted({size for _, size in plan.train_sizes})
     with _refusal(section, _shape(plan, plan.micro_batch, sizes[0])):
         model = _build(section, plan, device)
     check_memory_format(section, model)
-    for size in sizes:
-        _try(section, model.train(), _shape(plan, plan.micro_batch, size), plan.num_classes, device)
+    with _Strides(half_on_cpu) if half_on_cpu else contextlib.nullcontext():
+        for size in sizes:
+            _try(section, model.train(), _shape(plan, plan.micro_batch, size), plan.num_classes, device)
     _try(section, model.eval(), _shape(plan, plan.eval_batch, plan.eval_image_size), plan.num_classes, device)
+
+
+class _Strides(TorchFunctionMode):
+    """Refuse convolutions whose filters' gradient oneDNN makes of memory that nobody has written.
+
+    In 16 bits, on CPUs with AVX-512, that is so for filters of more than one pixel where the map is smaller than the
+    stride: seen with torch 2.11 and 2.15, of maps of 1 to 8 pixels and strides of 1 to 4 for all that are such and for
+    no others. Mostly such numbers look like any others. All CPUs refuse it, so that a recipe is the same on each.
+    """
+
+    def __init__(self, precision: str) -> None:
+        super().__init__()
+        self._precision = precision
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if func is torch.conv2d:
+            named: dict[str, Any] = {**dict(zip(("input", "weight", "bias", "stride"), args, strict=False)), **given}
+            self._look(named["input"], named["weight"], named.get("stride", 1))
+        return func(*args, **given)
+
+    def _look(self, images: Tensor, weight: Tensor, stride: int | Sequence[int]) -> None:
+        strides = (stride, stride) if isinstance(stride, int) else stride
+        sides = zip(images.shape[-2:], weight.shape[-2:], strides, strict=False)
+        small = [(side, step) for side, kernel, step in sides if kernel > 1 and side < step]
+        if small and weight.requires_grad:
+            side, step = small[0]
+            raise RecipeError(
+                f"train.precision: {self._precision} on a CPU gives a wrong gradient where a stride of {step} meets "
+                f"a map of {side} px (set train.precision=fp32, or a larger data.image_size)"
+            )
 
 
 def check_memory_format(section: Model, model: nn.Module) -> None:
@@ -62,41 +95,6 @@ def check_memory_format(section: Model, model: nn.Module) -> None:
             f"model.memory_format: channels_last has no effect on {section.name}, which has no 2-D convolution "
             "(set model.memory_format=contiguous)"
         )
-
-
-@contextlib.contextmanager
-def _watching_strides(*, active: bool) -> Iterator[None]:
-    """Refuse, where a network is tried in this context, what oneDNN computes from memory that nobody has written.
-
-    The gradient of a filter of 3x3 or more is that in 16 bits where the map is smaller than the stride, on CPUs with
-    AVX-512: seen with torch 2.11 and 2.15, of maps of 1 to 8 pixels and strides of 1 to 4 for all that are such, and
-    for no others. Mostly the numbers there look like any others.
-    """
-
-    def look(module: nn.Module, inputs: tuple[object, ...]) -> None:
-        images = inputs[0] if inputs else None
-        if not (module.training and isinstance(module, nn.Conv2d) and isinstance(images, Tensor)):
-            return
-        sides = [
-            (side, stride)
-            for side, stride, kernel in zip(images.shape[-2:], module.stride, module.kernel_size, strict=True)
-            if side < stride and kernel > 1
-        ]
-        if sides:
-            side, stride = sides[0]
-            raise RecipeError(
-                f"train.precision: 16 bits on a CPU give a wrong gradient where a stride of {stride} meets a map of "
-                f"{side} px (set train.precision=fp32, or a larger data.image_size)"
-            )
-
-    if not active:
-        yield
-        return
-    handle = register_module_forward_pre_hook(look)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _shape(plan: Plan, batch: int, size: int) -> tuple[int, ...]:

@@ -31,14 +31,18 @@ def leave_last(store: Store, num_others: int, waits: Callable[[], None], *, is_l
     Whoever has the store in its own process is to be last: where it ends, nobody else can ask for anything any more.
     `waits` and `store` are as for `in_turn`.
     """
-    _count(store, _LEFT, int(not is_last), num_others if is_last else 0, waits)
+    if is_last:
+        _count(store, _LEFT, 0, num_others, waits)
+    else:  # the store may be gone as soon as it has answered, so nothing else is asked
+        store.add(_LEFT, 1)
 
 
 def _count(store: Store, name: str, more: int, number: int, waits: Callable[[], None]) -> None:
     """Count `more` under `name`, and return when it has come to `number`.
 
     A thread asks the store: where that is on a machine that is cut off, or in a process that is frozen, it never
-    answers, and whoever waits must still look up.
+    answers, and whoever waits must still look up, by a handle of its own if `waits` asks the store too: one serves one
+    call at a time.
     """
     errors, is_over, ends = list[Exception](), threading.Event(), threading.Event()
 

@@ -260,9 +260,12 @@ def resolve(name: PrecisionName, device: torch.device) -> PrecisionName:
     return "bf16" if is_native else "fp16"
 
 
-def is_half_on_cpu(name: PrecisionName, device: torch.device) -> bool:
-    """Return whether a CPU multiplies in 16 bits."""
-    return device.type == "cpu" and resolve(name, device).startswith("bf16")
+def half_on_cpu(name: PrecisionName, device: torch.device) -> str:
+    """Return the name of the 16 bits that `name` computes in where `device` is a CPU; else nothing."""
+    if device.type != "cpu":
+        return ""
+    resolved = resolve(name, device)
+    return resolved if resolved.startswith("bf16") else ""
 
 
 def set_numerics(name: PrecisionName, device: torch.device, *, benchmark: bool) -> None:

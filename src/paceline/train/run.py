@@ -54,7 +54,7 @@ from paceline.train.orders import Council
 from paceline.train.outcome import Around, summarise
 from paceline.train.parts import Parts
 from paceline.train.persist import Persistent
-from paceline.train.precision import Precision, is_half_on_cpu
+from paceline.train.precision import Precision, half_on_cpu
 from paceline.train.probe import Probe
 from paceline.train.reading import Read, read_judged, read_own, silent
 from paceline.train.rehearsal import rehearsal
@@ -97,6 +97,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         if world.is_main:
             require_sinks(recipe.log)
         with _parts(recipe, met, partial(read_own, recipe), world.world_size, whereabouts.waits) as parts:
+            check_model(recipe.model, parts.plan, half_on_cpu=half_on_cpu(recipe.train.precision, parts.device))
             start_from = _start(parts, job) if resume else ""
             if start_from and world.is_main:
                 changes = [*changes, *other_code(Path(start_from), recipe)]
@@ -123,6 +124,7 @@ def evaluate(
         for part in permitted(recipe, own, ("model", "data.source"), own_code=own_code):
             part.load()
         parts = held.enter_context(_parts(recipe, met, read, train_ranks=1))
+        check_model(recipe.model, parts.plan)
         # The training batch need not divide over the ranks that evaluate, so the plan is that of one.
         if recipe.data.eval_batch_size == "auto":
             eval_batch = -(-parts.plan.eval_batch // world.world_size)
@@ -150,7 +152,6 @@ def _parts(
     with joined(met, recipe.parallel, device), contextlib.ExitStack() as held:
         recipe, datasets = once_a_node(met, partial(read, held), waits)
         parts = Parts.derive(recipe, world, device, datasets, held, train_ranks)
-        check_model(recipe.model, parts.plan, in_half_on_cpu=is_half_on_cpu(recipe.train.precision, device))
         parts.check_room()
         yield parts
 

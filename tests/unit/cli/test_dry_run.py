@@ -17,8 +17,9 @@ from paceline.recipe.patch import Patch
     [
         (["data.stage=/dev/shm"], DataError, "data.stage: has no effect on digits"),
         (["data.loader=native"], RecipeError, "data.loader: native decodes photographs"),
+        (["model.name=torchvision:resnet18", "train.precision=bf16"], RecipeError, "train.precision: bf16 on a CPU"),
     ],
-    ids=["staging what is in memory", "a loader that cannot"],
+    ids=["staging what is in memory", "a loader that cannot", "16 bits on maps of a pixel"],
 )
 def test_what_the_run_would_refuse_is_refused(words, error, reason):
     loaded = load("digits", Patch.parse([*words, "parallel.device=cpu"]))

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 from paceline.cli.export import export
-from paceline.cli.verbs import app
 from paceline.core.errors import RecipeError
 
 MADE = Path(__file__).parents[1] / "inference" / "made_run.py"
@@ -54,27 +53,6 @@ def test_json_is_all_there_is_on_stdout(run, tmp_path, capsys):
     assert told["bytes"] == sum(each.stat().st_size for each in (tmp_path / "a").iterdir())
 
 
-def test_under_srun_the_file_is_written_once(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    made = []
-    for task in (1, 0):
-        monkeypatch.setenv("SLURM_PROCID", str(task))
-        monkeypatch.setenv("SLURM_LOCALID", str(task))
-        words = ["export", str(run), "--format", "safetensors", "--out", str(tmp_path / f"of-{task}")]
-        assert app(words, standalone_mode=False) == 0
-        made.append([each.name for each in tmp_path.iterdir()])
-    assert made == [[], ["of-0"]]
-    assert capsys.readouterr().err.startswith("note: export is the work of one process: rank 0 does it")
-
-
-@pytest.mark.parametrize(
-    "options, said",
-    [
-        ({"format": "onxn"}, r"^--format: 'onxn' is not known \(did you mean 'onnx'\?\) \(use onnx, torch, safetens"),
-        ({"with_preprocessing": True}, r"^--preprocessing: has no effect on safetensors.* \(leave it out\)$"),
-        ({"format": "torch"}, r"^--out: .*/a says something else than --format does \(name a file ending in .pt2\)$"),
-    ],
-)
 def test_what_makes_no_sense_is_refused_before_anything_is_loaded(run, tmp_path, options, said):
     with pytest.raises(RecipeError, match=said):
         work(run, tmp_path / "a", **options)

@@ -10,11 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from paceline.cli import predict as verb
 from paceline.cli.predict import predict
-from paceline.cli.verbs import app
 from paceline.core.errors import RecipeError
-from paceline.core.world import World
 from paceline.data.sources.digits import load_digits
 from paceline.models.zoo import build_model
 from paceline.recipe.load import load
@@ -68,18 +65,6 @@ def test_csv_has_a_row_an_image(run: Path, images: Path, capsys: pytest.CaptureF
         shares = [float(row[column]) for column in (2, 4, 6)]
         assert {row[1], row[3], row[5]} <= set("0123456789") and len(row) == 8 and row[-1] == ""
         assert shares == sorted(shares, reverse=True) and shares[0] >= 0.1 and sum(shares) <= 1
-
-
-def test_under_srun_every_image_has_one_row_and_not_one_a_task(run, images, capsys, monkeypatch) -> None:
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
-    monkeypatch.setattr(verb, "enter_world", World.single)  # which would tie this process to its parent
-    for task in range(3):
-        monkeypatch.setenv("SLURM_PROCID", str(task))
-        monkeypatch.setenv("SLURM_LOCALID", str(task))
-        assert app(["predict", str(run), str(images), "--device", "cpu"], standalone_mode=False) == 0
-    out, err = capsys.readouterr()
-    assert [row[0] for row in csv.reader(io.StringIO(out))] == ["image", *(f"{images}/{name}" for name in NAMES)]
-    assert len(err.splitlines()) == 1 and err.startswith("note: predict is the work of one process: rank 0 does it")
 
 
 def test_json_lines_and_one_document_have_the_same_rows(run, images, capsys) -> None:

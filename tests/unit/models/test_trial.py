@@ -84,10 +84,10 @@ def test_the_layout_is_checked_with_the_rest():
 def test_strides_over_a_map_are_refused_in_16_bits_on_a_cpu() -> None:
     """From 8 px torchvision's ResNets come to maps of 1 px before their last stride."""
     small = plan(size=8, start_size=8, eval_size=8)
-    check_model(Model(name="torchvision:resnet18"), small)
-    check_model(Model(name="resnet18_cifar", width=0.1), small, in_half_on_cpu=True)
-    check_model(Model(name="torchvision:resnet18"), plan(), in_half_on_cpu=True)
-    with pytest.raises(
-        RecipeError, match=r"train\.precision: .* stride of 2 meets a map of 1 px \(set train\.precision=fp32"
-    ):
-        check_model(Model(name="torchvision:resnet18"), small, in_half_on_cpu=True)
+    refused = r"train\.precision: bf16 on a CPU .* stride of 2 meets a map of 1 px \(set train\.precision=fp32"
+    with pytest.raises(RecipeError, match=refused):
+        check_model(Model(name="torchvision:resnet18"), small, half_on_cpu="bf16")
+    check_model(Model(name="torchvision:resnet18"), small)  # nothing is left of the look
+    check_model(Model(name="torchvision:resnet18"), plan(eval_size=8), half_on_cpu="bf16")  # judging has no gradient
+    check_model(Model(name="resnet18_cifar", width=0.1), small, half_on_cpu="bf16")
+    check_model(Model(name="timm:tf_efficientnet_b0"), plan(), half_on_cpu="bf16")  # pads before it convolves

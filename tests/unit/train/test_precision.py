@@ -13,6 +13,7 @@ from paceline.train.precision import (
     NoScale,
     Precision,
     build_precision,
+    half_on_cpu,
     resolve,
 )
 
@@ -143,3 +144,12 @@ def test_cross_entropy_takes_classes_and_probabilities_and_smooths_both_alike() 
         loss = CrossEntropy(smoothing)
         assert torch.allclose(loss(logits, labels), loss(logits, one_hot))
     assert CrossEntropy(0.1)(logits, labels) != CrossEntropy(0.0)(logits, labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "on_cpu"),
+    [("fp32", ""), ("fp64", ""), ("amp", "bf16"), ("bf16", "bf16"), ("bf16_pure", "bf16_pure")],
+)
+def test_which_16_bits_a_cpu_computes_in(name, on_cpu: str) -> None:
+    assert half_on_cpu(name, torch.device("cpu")) == on_cpu
+    assert half_on_cpu(name, torch.device("cuda")) == ""

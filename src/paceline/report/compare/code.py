@@ -46,7 +46,8 @@ def _mixed(part: str, runs: Sequence[tuple[str, Code]]) -> str:
             for value in _values(part, what, [code]):
                 names.setdefault(value, []).append(name)
         if len(names) > 1:
-            return f"{part} ({'; '.join(f'{_shown(what, value)} in {_few(each)}' for value, each in names.items())})"
+            each = [f"{_shown(what, value)} in {_few(found)}" for value, found in names.items()]
+            return f"{part} ({_few(each, '; ')})"
     return ""
 
 
@@ -75,5 +76,5 @@ def _listed(parts: Iterator[str]) -> str:
     return _few([part for part in parts if part])
 
 
-def _few(words: Sequence[str]) -> str:
-    return ", ".join(words[:_MOST]) + (f" and {len(words) - _MOST:,} more" if len(words) > _MOST else "")
+def _few(words: Sequence[str], between: str = ", ") -> str:
+    return between.join(words[:_MOST]) + (f" and {len(words) - _MOST:,} more" if len(words) > _MOST else "")
