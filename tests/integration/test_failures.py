@@ -60,7 +60,14 @@ def test_what_is_refused_leaves_the_run_directory_free(paceline, tmp_path: Path)
 def test_16_bits_are_refused_where_they_would_train_by_a_wrong_gradient_and_not_where_nothing_is_trained(
     paceline, tmp_path: Path
 ) -> None:
-    words = ("digits", "model.name=torchvision:resnet18", "train.steps=1", "data.batch_size=8", "parallel.threads=1")
+    words = (
+        "digits",
+        "model.name=torchvision:resnet18",
+        "model.width=1.0",
+        "train.steps=1",
+        "data.batch_size=8",
+        "parallel.threads=1",
+    )
     paceline("train", *words, "train.precision=bf16", "--run-dir", "a").says("train.precision: bf16 on a CPU")
     assert paceline("train", *words, "--run-dir", "b").code == 0
     recipe = tmp_path / "b" / "recipe.yaml"

@@ -11,13 +11,15 @@ from paceline.core.world import World
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
+SIXTEEN_BITS = ["model.name=torchvision:resnet18", "model.width=1.0", "train.precision=bf16"]
+
 
 @pytest.mark.parametrize(
     ("words", "error", "reason"),
     [
         (["data.stage=/dev/shm"], DataError, "data.stage: has no effect on digits"),
         (["data.loader=native"], RecipeError, "data.loader: native decodes photographs"),
-        (["model.name=torchvision:resnet18", "train.precision=bf16"], RecipeError, "train.precision: bf16 on a CPU"),
+        (SIXTEEN_BITS, RecipeError, "train.precision: bf16 on a CPU"),
     ],
     ids=["staging what is in memory", "a loader that cannot", "16 bits on maps of a pixel"],
 )

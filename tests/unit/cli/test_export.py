@@ -53,6 +53,14 @@ def test_json_is_all_there_is_on_stdout(run, tmp_path, capsys):
     assert told["bytes"] == sum(each.stat().st_size for each in (tmp_path / "a").iterdir())
 
 
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"format": "onxn"}, r"^--format: 'onxn' is not known \(did you mean 'onnx'\?\) \(use onnx, torch, safetens"),
+        ({"with_preprocessing": True}, r"^--preprocessing: has no effect on safetensors.* \(leave it out\)$"),
+        ({"format": "torch"}, r"^--out: .*/a says something else than --format does \(name a file ending in .pt2\)$"),
+    ],
+)
 def test_what_makes_no_sense_is_refused_before_anything_is_loaded(run, tmp_path, options, said):
     with pytest.raises(RecipeError, match=said):
         work(run, tmp_path / "a", **options)
