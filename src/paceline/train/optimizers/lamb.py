@@ -38,10 +38,12 @@ class Lamb(torch.optim.Optimizer):
             torch._foreach_addcmul_(squares, layers.gradients, layers.gradients, 1 - beta2)
             updates = self._count(group)
             correction = _correction(beta1, updates)
-            # c1 (sqrt(v / c2) + eps), so that m is divided once; c1 and c2 are the bias corrections.
+            # c1 (sqrt(v / c2) + eps), so that m is divided once; c1 and c2 are the bias corrections. What is added is a
+            # number of the host's: of a tensor [], `_foreach_add_` would ask the device for its number.
             denominators = torch._foreach_sqrt(squares)
-            torch._foreach_mul_(denominators, correction / _correction(beta2, updates).sqrt())
-            torch._foreach_add_(denominators, correction * group["eps"])
+            torch._foreach_mul_(denominators, _correction(beta2, updates).rsqrt())
+            torch._foreach_add_(denominators, group["eps"])
+            torch._foreach_mul_(denominators, correction)
             steps = torch._foreach_div(means, denominators)
             if group["weight_decay"]:
                 torch._foreach_add_(steps, layers.parameters, alpha=group["weight_decay"])
