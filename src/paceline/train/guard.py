@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -110,6 +110,9 @@ class StopAtOnce:
         """Do nothing: every step has been looked at."""
 
 
+STEPS_AHEAD: Final = 4
+"""How far the host may be ahead of a GPU: what it does once in many steps, such as drawing the numbers of the next
+samples, takes it longer than a step of a small network."""
 Arrive = Callable[[Tensor], Callable[[], float]]
 
 
@@ -128,7 +131,7 @@ def arrive_from_gpu(value: Tensor) -> Callable[[], float]:
 
 @dataclass(frozen=True)
 class StopSoon:
-    """Look at a step when the next one has been queued, so that the GPU never waits for the host.
+    """Look at a step when `STEPS_AHEAD` more have been queued, so that the GPU never waits for the host.
 
     The bad step has then moved the weights, but the run ends before they are judged or saved, and the error names
     the step it was.
@@ -139,14 +142,17 @@ class StopSoon:
     _waiting: deque[tuple[Step, Callable[[], float]]] = field(default_factory=deque)
 
     def passes(self, step: Step) -> bool:
-        """Return True, or raise for the step before."""
-        self.settle()
+        """Return True, or raise for a step before."""
         self._waiting.append((step, self.arrive(step.norm)))
+        self._look(STEPS_AHEAD)
         return True
 
     def settle(self) -> None:
-        """Look at the step that is left."""
-        while self._waiting:
+        """Look at the steps that are left."""
+        self._look(0)
+
+    def _look(self, num_left: int) -> None:
+        while len(self._waiting) > num_left:
             step, norm = self._waiting.popleft()
             if not math.isfinite(norm()):
                 raise self.reporter.error(step)

@@ -10,6 +10,7 @@ from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.schema.train import Train
 from paceline.train.guard import (
     MAX_SKIPS,
+    STEPS_AHEAD,
     Reporter,
     Scaled,
     Skip,
@@ -52,7 +53,7 @@ def test_a_gradient_that_is_no_number_while_the_loss_is_one_is_told_apart() -> N
             StopAtOnce(REPORTER).passes(step(norm=torch.inf, gradient=gradient))
 
 
-def test_stopping_soon_looks_at_a_step_when_the_next_is_queued_or_when_asked() -> None:
+def test_stopping_soon_looks_at_a_step_when_some_more_are_queued_or_when_asked() -> None:
     waited = []
 
     def arrive(value):
@@ -63,10 +64,11 @@ def test_stopping_soon_looks_at_a_step_when_the_next_is_queued_or_when_asked() -
         return wait
 
     guard = StopSoon(REPORTER, arrive)
-    assert guard.passes(step(1, norm=1.0)) and waited == []
-    assert guard.passes(step(2, norm=torch.nan)) and waited == [1.0]
+    assert guard.passes(step(1, norm=1.0)) and guard.passes(step(2, norm=torch.nan))
+    assert all(guard.passes(step(number)) for number in range(3, STEPS_AHEAD + 1)) and waited == []
+    assert guard.passes(step(STEPS_AHEAD + 1)) and waited == [1.0]
     with pytest.raises(NonFiniteLossError, match="train: step 2:"):
-        guard.passes(step(3))
+        guard.passes(step(STEPS_AHEAD + 2))
     guard = StopSoon(REPORTER, arrive)
     guard.passes(step(7, norm=torch.inf))
     with pytest.raises(NonFiniteLossError, match="train: step 7:"):
