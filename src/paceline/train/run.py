@@ -185,7 +185,7 @@ class _Ready:
 def _ready(parts: Parts, start_from: str) -> tuple[Parts, _Ready]:
     """Make the model, or load it from the checkpoint `start_from`, and all that moves it; return the plan's notes too.
 
-    The first pass is made ahead where it is unlike the others: compiling, and how ddp orders its buckets.
+    The first pass of each size is made ahead where it is unlike the others: compiling, and how ddp orders its buckets.
     """
     recipe, measure = parts.recipe, parts.recipe.measure
     if measure.nvtx == "on":
@@ -198,15 +198,16 @@ def _ready(parts: Parts, start_from: str) -> tuple[Parts, _Ready]:
         parts = parts.noting(start_from_weights(recipe.model, model))
     now = now_s if measure.communication == "on" else None
     strategy = build_strategy(recipe.parallel, parts.world, parts.device, now, measure.warmup_steps)
-    replica = compiled(strategy.prepare(model), recipe.train.compile)
+    replica = compiled(strategy.prepare(model), recipe.train.compile, len(parts.plan.train_sizes))
     persistent = _persistent(parts, model, precision, strategy)
     state = persistent.restore(Path(start_from)) if start_from else TrainState()
-    step = partial(rehearsal, model, replica, parts.placement(precision.dtype), precision, parts.plan, state.step)
+    step = partial(rehearsal, model, replica, parts.placement(precision.dtype), precision, parts.plan)
     compiling = Timer()
     if recipe.train.compile != "off":
         with compiling.turn():
-            step()
-    strategy.rehearse(step)
+            for first in (state.step, *(begin for begin, _ in parts.plan.train_sizes if begin > state.step)):
+                step(first)
+    strategy.rehearse(partial(step, state.step))
     graphs, why_not = choose_graphs(recipe, parts.world, parts.device, persistent.optimizer)
     return parts.noting(why_not), _Ready(replica, persistent, state, compiling.total_s, graphs)
 

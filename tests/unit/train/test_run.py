@@ -87,3 +87,24 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_data_is_read(tmp_
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(RecipeError, match=r"log.sinks\[0\]: mlflow is not installed"):
         train(tmp_path, Told(), "log.sinks=[mlflow]")
+
+
+def test_where_a_run_is_compiled_each_size_of_images_that_is_to_come_is_compiled_ahead(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Else steps that are counted would hold it."""
+    sizes, first = [], []
+
+    def compiled(replica, mode, num_sizes):
+        assert (mode, num_sizes) == ("default", 2)
+        return replica
+
+    def rehearsed(model, replica, place, precision, plan, step):
+        first.append(step)
+        sizes.append(plan.train_size(step))
+
+    monkeypatch.setattr("paceline.train.run.compiled", compiled)
+    monkeypatch.setattr("paceline.train.run.rehearsal", rehearsed)
+    small = ("data.progressive={start_size: 4, multiple: 4, begin: 0%, end: 50%}", "train.epochs=4")
+    train(tmp_path, Told(), "train.compile=default", *small)
+    assert (sizes, first[0]) == ([4, 8], 0)
