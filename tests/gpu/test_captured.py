@@ -56,6 +56,8 @@ def is_captured(rundir: RunDir) -> bool:
         ("data.image_size=32", "data.progressive.start_size=24", "data.progressive.multiple=8", "train.steps=24"),
         ("data.loader=threads", "data.workers=2"),
         ("train.compile=default",),
+        ("train.compile=default", "train.precision=bf16", "model.name=speednet94"),
+        ("train.label_smoothing=0.1", "data.eval_views=6", "data.augment=[{name: rotate, degrees: 20}, flip]"),
         *((f"optim.name={name}", *(("schedule.name=constant",) * (name == "schedule_free"))) for name in OPTIMIZERS),
     ],
     ids=lambda words: words[0] if words else "plain",

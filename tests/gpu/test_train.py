@@ -13,7 +13,12 @@ from paceline.train.engine import Trainer
 from paceline.train.job import Invocation
 from paceline.train.run import run
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    # torch says so, once, of the debug mode that one of these tests is about
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 
 
 def trained(folder: Path, name: str, *words: str) -> RunDir:

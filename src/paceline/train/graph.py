@@ -70,6 +70,10 @@ def build_graphs(device: torch.device) -> Graphs | None:
     return CudaGraphs() if device.type == "cuda" else None
 
 
+_ABANDONED: list[Any] = []
+"""Graphs whose capture failed: torch 2.11's allocator of pinned memory may go on asking them for their stream."""
+
+
 class _CudaGraph:
     """One CUDA graph. Other threads, such as those that pin batches, go on while it is captured."""
 
@@ -101,6 +105,7 @@ class _CudaGraph:
         same numbers to come and knows of no capture. Graphs captured earlier are left with the old one.
         """
         device = torch.cuda.current_device()
+        _ABANDONED.append(self._graph)
         with suppress(RuntimeError):
             self._graph.reset()
         with suppress(AttributeError, RuntimeError):  # it has ended, and the memory has been given back

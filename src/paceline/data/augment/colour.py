@@ -5,6 +5,7 @@ The results are those of torchvision's v2 functions, which take one amount for a
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -109,8 +110,14 @@ def _from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     spread = (sixths - sector).mul_(saturation)
     rest = 1 - saturation
     levels = torch.stack([value, rest * value, (1 - spread).mul_(value), (spread + rest).mul_(value)], dim=1)
-    at = torch.tensor(_LEVELS, device=hue.device)[sector.long()].movedim(3, 1)
+    at = _levels_on(hue.device)[sector.long()].movedim(3, 1)
     return levels.clamp_(0, 1).gather(1, at)
+
+
+@cache
+def _levels_on(device: torch.device) -> Tensor:
+    """Return the table on `device`: made once, as a GPU is waited for where a table of the host's is copied to it."""
+    return torch.tensor(_LEVELS, device=device)
 
 
 def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
