@@ -154,6 +154,7 @@ class Bench:
             with suppress(Exception):  # the next row may run all the same
                 torch.compiler.reset()
                 torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
 
     def write(self) -> None:
         """Write the result in place of the one before."""
@@ -167,8 +168,7 @@ class Bench:
         """Return what the loops of others train, of the network called `name`."""
         _, size, channels, num_classes, batch_size = next(each for each in NETWORKS if each[0] == name)
         if self.is_tiny:
-            # At 10 px a convolution of stride 2 meets a map of one pixel, whose gradient in bfloat16 oneDNN makes of memory
-            # that nobody has written (torch 2.15, CPUs with AVX-512): now and then it is no number.
+            # At 10 px a stride of 2 meets a map of one pixel, which is refused in bfloat16 on CPUs.
             return Work(name, 20, channels, 10, 2, 8, 0.02, self.device, 1, 2)
         return Work(name, size, channels, num_classes, batch_size, 16_384, 1.0, self.device, 10, 8)
 
