@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     # torch says so, once, of the debug mode that one of these tests is about
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # of torch 2.11's own compiler
 ]
 OPTIMIZERS = ("adamw", "novograd", "lars", "lamb", "muon", "schedule_free")
 

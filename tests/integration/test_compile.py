@@ -12,6 +12,8 @@ from torch.testing import assert_close
 
 from paceline.models.speednet import largest
 
+# torch 2.11's own compiler still uses what it advises others to leave, under Python 3.12.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 SMALL = (
     *("synthetic", "data.source.num_images=64", "data.source.num_val_images=16", "data.source.image_size=16"),
     *("data.batch_size=16", "model.width=0.05", "train.epochs=auto", "train.steps=3", "train.eval_every=off"),
