@@ -206,7 +206,7 @@ def faulty(paceline, fault: str, rank: int, *words: str, ranks: int = 2):
 @pytest.mark.parametrize("rank", [1])
 def test_a_rank_that_keeps_the_gil_is_named_by_its_peer_and_leaves_its_stacks(paceline, rank: int) -> None:
     processes = faulty(paceline, "keeps the GIL", rank, f"parallel.timeout={TIMEOUT_S}s")
-    [(code, lines)] = ends_of([processes[1 - rank]], within_s=120)
+    [(code, lines)] = ends_of([processes[1 - rank]], within_s=ENDED_S + SLACK_S)
     stacks = paceline.folder / "run" / f"stacks.rank{rank}.txt"
     try:
         wait_for(lambda: "train_step" in stacks.read_text(), within_s=10)
@@ -281,7 +281,7 @@ def test_a_rank_that_is_lost_while_it_reads_is_named_by_who_waits_for_it(
     processes = reading(paceline, rank, f"parallel.timeout={TIMEOUT_S}s", **hosts)
     processes[rank].send_signal(number)
     try:
-        [(code, lines)] = ends_of([processes[1 - rank]], within_s=120)
+        [(code, lines)] = ends_of([processes[1 - rank]], within_s=ENDED_S + SLACK_S)
     finally:
         processes[rank].kill()
         processes[rank].communicate(timeout=10)

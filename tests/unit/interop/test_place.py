@@ -1,7 +1,9 @@
 """Ranks of somebody else's program: whose turn it is, and which GPU each has."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore
@@ -11,14 +13,18 @@ from paceline.core.world import World
 from paceline.interop.place import Place, check_apart, find_place
 
 
-def test_where_the_first_fails_the_others_say_which_rank_it_was() -> None:
+def both(pool: ThreadPoolExecutor, work: Callable[[bool], Any]) -> list[Future]:
+    """Return what `work` comes to on two ranks of a node that take their turns."""
     store = HashStore()
+    return [pool.submit(Place(World(rank, 2, rank, 2), store).in_turn, work) for rank in range(2)]
 
+
+def test_where_the_first_fails_the_others_say_which_rank_it_was() -> None:
     def work(is_first: bool) -> None:
         raise DataError("no such folder")
 
     with ThreadPoolExecutor() as pool:
-        first, other = (pool.submit(Place(World(rank, 2, rank, 2), store).in_turn, work) for rank in range(2))
+        first, other = both(pool, work)
         with pytest.raises(DataError, match="no such folder"):
             first.result(30)
         with pytest.raises(WorldError, match="rank 0 could not read it"):
@@ -27,27 +33,25 @@ def test_where_the_first_fails_the_others_say_which_rank_it_was() -> None:
 
 def test_rank_0_which_has_the_store_leaves_after_the_others() -> None:
     """Else it may end, and the store with it, while another still asks whether it is done."""
-    store, let_read = HashStore(), threading.Event()
+    let_read = threading.Event()
 
     def work(is_first: bool) -> bool:
         return is_first or let_read.wait(30)
 
     with ThreadPoolExecutor() as pool:
-        first, other = (pool.submit(Place(World(rank, 2, rank, 2), store).in_turn, work) for rank in range(2))
+        first, other = both(pool, work)
         assert not wait([first], timeout=0.3).done
         let_read.set()
         assert first.result(30) and other.result(30)
 
 
 def test_where_another_fails_rank_0_says_which_rank_it_was() -> None:
-    store = HashStore()
-
     def work(is_first: bool) -> None:
         if not is_first:
             raise DataError("no such folder")
 
     with ThreadPoolExecutor() as pool:
-        first, other = (pool.submit(Place(World(rank, 2, rank, 2), store).in_turn, work) for rank in range(2))
+        first, other = both(pool, work)
         with pytest.raises(DataError, match="no such folder"):
             other.result(30)
         with pytest.raises(WorldError, match="rank 1 could not read it"):
