@@ -1,11 +1,9 @@
 """Model cards: what they tell of a run, and what they leave to fill in."""
 
-import importlib.util
 import json
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,9 +20,7 @@ from paceline.inference.network import Plain
 from paceline.inference.record import Confused, measured_wh, read_record
 from paceline.inference.wilson import wilson
 
-_SPEC = importlib.util.spec_from_file_location("made_run", Path(__file__).with_name("made_run.py"))
-made_run = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made_run)
+from . import made_run
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Exporting: what is checked before a file is there, and that nothing is left of one that fails."""
 
 import ast
-import importlib.util
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +25,7 @@ from paceline.recipe.patch import Patch
 from paceline.recipe.schema.source import Synthetic
 from paceline.recipe.yamlfile import write_text
 
-_SPEC = importlib.util.spec_from_file_location("made_run", Path(__file__).with_name("made_run.py"))
-made_run = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made_run)
+from . import made_run
 
 
 class Wrong:

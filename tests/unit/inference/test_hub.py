@@ -21,9 +21,8 @@ from paceline.inference.classifier import Preprocessing, load_classifier
 from paceline.inference.export import export_classifier
 from paceline.inference.hub import _SAME_IN_TIMM, Hub, architecture, crop_share
 
-_SPEC = importlib.util.spec_from_file_location("made_run", Path(__file__).with_name("made_run.py"))
-made_run = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made_run)
+from . import made_run
+
 NEEDS_TIMM = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm (pip install timm)")
 RESNET = "torchvision:resnet18"
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "export.md"

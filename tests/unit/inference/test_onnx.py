@@ -1,6 +1,5 @@
 """ONNX files: what is in them, and that onnxruntime answers as the run does."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -14,12 +13,10 @@ from paceline.inference.classifier import load_classifier
 from paceline.inference.export import export_classifier
 from paceline.inference.onnx import OPSET, Onnx
 
+from . import made_run
+
 for needed in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(needed, reason=f"ONNX needs {needed} (pip install 'paceline[export]')")
-
-_SPEC = importlib.util.spec_from_file_location("made_run", Path(__file__).with_name("made_run.py"))
-made_run = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made_run)
 
 
 @pytest.fixture(scope="module")

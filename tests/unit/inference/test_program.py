@@ -1,6 +1,5 @@
 """Programs of torch.export: that they answer as the run does, and hold no pickle."""
 
-import importlib.util
 import json
 import zipfile
 from pathlib import Path
@@ -16,9 +15,7 @@ from paceline.inference.form import exported_program
 from paceline.inference.network import build_network
 from paceline.inference.program import EXTRA, Program
 
-_SPEC = importlib.util.spec_from_file_location("made_run", Path(__file__).with_name("made_run.py"))
-made_run = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made_run)
+from . import made_run
 
 
 @pytest.fixture(scope="module")
