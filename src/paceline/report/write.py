@@ -1,6 +1,8 @@
 """Write the report of a run directory, or of an experiment's folder, as one file."""
 
 import json
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -8,18 +10,21 @@ from paceline.core.class_table import printable
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.rundir import RunDir, write_atomic
+from paceline.report.blocks import Page
 from paceline.report.data import to_data
+from paceline.report.experiments.cut import Limit, cut
 from paceline.report.experiments.page import experiment_page
 from paceline.report.files import is_experiment
 from paceline.report.html import to_html
 from paceline.report.markdown import to_markdown
 from paceline.report.page import FULL, Limits, build_page
-from paceline.report.run import Run, read_run
+from paceline.report.run import read_run
 from paceline.report.words import jsonable
 
 MAX_BYTES: Final = 1_000_000
-"""What a report of any run stays below, so that it can be sent by mail."""
+"""What a report of any run, or experiment, stays below, so that it can be sent by mail."""
 _LIMITS: Final = (FULL, Limits(classes=300, picture_bytes=150_000), Limits(classes=20, picture_bytes=0))
+_CUTS: Final = (Limit(300, 50_000), Limit(100, 20_000), Limit(20, 5_000))
 FORMATS: Final = ("html", "md", "json")
 
 
@@ -48,7 +53,7 @@ def report_text(rundir: RunDir, kind: str) -> str:
         case "json":
             return json.dumps(to_data(run), indent=1, allow_nan=False) + "\n"
         case _:
-            return _html(run)
+            return _html(run.path, (build_page(run, limits) for limits in _LIMITS))
 
 
 def _experiment_text(folder: ExperimentDir, kind: str) -> str:
@@ -59,14 +64,16 @@ def _experiment_text(folder: ExperimentDir, kind: str) -> str:
         case "json":
             return json.dumps(jsonable(result.model_dump()), indent=1, allow_nan=False) + "\n"
         case _:
-            return printable(to_html(experiment_page(folder, result)))
+            page = experiment_page(folder, result)
+            return _html(folder.path, chain([page], (cut(page, limit) for limit in _CUTS)))
 
 
-def _html(run: Run) -> str:
-    """Return the page, with less of what there is most of where it would be too long."""
-    for limits in _LIMITS:
-        text = printable(to_html(build_page(run, limits)))
+def _html(path: Path, pages: Iterable[Page]) -> str:
+    """Return the first of the pages that is short enough; each has less of what there is most of."""
+    text = ""
+    for page in pages:
+        text = printable(to_html(page))
         if len(text.encode()) < MAX_BYTES:
             break
-    assert len(text.encode()) < MAX_BYTES, f"{run.path}: a report of {len(text):,} characters"
+    assert 0 < len(text.encode()) < MAX_BYTES, f"{path}: a report of {len(text):,} characters"
     return text

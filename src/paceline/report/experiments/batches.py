@@ -19,12 +19,16 @@ _RULES: Final = {"none": "LR as it is", "sqrt": "LR by the root", "linear": "lin
 
 def summary(result: ScaleResult) -> Table:
     """Return a row a batch and how it was trained."""
-    has_target, has_failed = result.target is not None, any(point.error for point in result.batches)
+    has_target = result.target is not None
+    notes = [point.error or result.note(point) for point in result.batches]
     columns = [Column("batch"), Column("warm-up", is_number=False), Column("LR rule", is_number=False)]
     columns += [Column("peak LR"), Column("top-1")]
     columns += [Column("reached"), Column("time to target"), Column("epochs to target")] if has_target else []
-    columns += [Column("images/s"), *([Column("note", is_number=False, is_wide=True)] if has_failed else [])]
-    rows = [_batch(point, has_target=has_target, has_failed=has_failed) for point in result.batches]
+    columns += [Column("images/s"), *([Column("note", is_number=False, is_wide=True)] if any(notes) else [])]
+    rows = [
+        [*_batch(point, has_target=has_target), *([intervals.sentence(note)] if any(notes) else [])]
+        for point, note in zip(result.batches, notes, strict=True)
+    ]
     return Table("Batches", columns, rows, MANY, "more batches")
 
 
@@ -113,7 +117,7 @@ def _ways(batches: Sequence[BatchPoint], read: Callable[[BatchPoint], Interval |
         yield measured(clean(", ".join(filter(None, words))), found, clean(rule))
 
 
-def _batch(point: BatchPoint, *, has_target: bool, has_failed: bool) -> list[Cell]:
+def _batch(point: BatchPoint, *, has_target: bool) -> list[Cell]:
     reaching = [
         Cell(f"{point.reached} of {point.seeds}", point.reached),
         intervals.of_seconds(point.to_target_s),
@@ -127,5 +131,4 @@ def _batch(point: BatchPoint, *, has_target: bool, has_failed: bool) -> list[Cel
         intervals.of_accuracy(point.top1),
         *(reaching if has_target else []),
         intervals.of_rate(point.images_per_s),
-        *([intervals.sentence(point.error)] if has_failed else []),
     ]

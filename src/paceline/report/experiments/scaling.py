@@ -31,8 +31,8 @@ def summary(result: ScaleResult) -> Table:
     columns += [Column("efficiency"), Column("exposed"), Column("stragglers")]
     columns += [Column("top-1"), Column("against the fewest ranks")] if _has_accuracy(result) else []
     columns += [Column("note", is_number=False, is_wide=True)]
-    return Table("Ranks", columns, [_point(point, with_top1=_has_accuracy(result)) for point in result.points],
-                 MANY, "more ranks")  # fmt: skip
+    rows = [_point(point, result.note(point), with_top1=_has_accuracy(result)) for point in result.points]
+    return Table("Ranks", columns, rows, MANY, "more ranks")
 
 
 def scale_page(told: Told, result: ScaleResult) -> Page:
@@ -175,7 +175,7 @@ def _behind(found: Interval, told: Callable[[float], str]) -> str:
     return "" if found.low is None or found.high is None else f", {told(found.low)} to {told(found.high)} {SURE}"
 
 
-def _point(point: ScalePoint, *, with_top1: bool) -> list[Cell]:
+def _point(point: ScalePoint, note: str, *, with_top1: bool) -> list[Cell]:
     return [
         cells.count(point.ranks),
         cells.count(point.nodes),
@@ -186,5 +186,5 @@ def _point(point: ScalePoint, *, with_top1: bool) -> list[Cell]:
         intervals.maybe_share(point.exposed_share),
         intervals.maybe_share(point.straggler_share),
         *([intervals.of_accuracy(point.top1), intervals.of_points(point.top1_gap)] if with_top1 else []),
-        intervals.sentence(point.error or point.bottleneck),
+        intervals.sentence(point.error or note or point.bottleneck),
     ]

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,10 @@ from paceline.core.errors import PacelineError
 from paceline.core.interval import Interval
 from paceline.core.rundir import RunDir
 from paceline.report import report_text, write_report
+from paceline.report.blocks import Cell, Chart, Charts, Column, Line, Section, Table
+from paceline.report.experiments.cut import Limit, cut
+from paceline.report.experiments.frame import Told
+from paceline.report.write import MAX_BYTES
 
 
 def update(result, **more):
@@ -54,6 +59,18 @@ def test_every_page_says_what_it_is_of_and_where_its_figures_are_from(result, te
 
 def test_no_page_shows_escapes_for_what_stands_between_its_words(result, text_of):
     assert "\\n" not in words_of(text_of(result))
+
+
+@pytest.mark.parametrize("kind", ["scale", "batches"])
+def test_why_a_point_has_no_speed_is_told(made, text_of, kind):
+    result = getattr(made, kind)()
+    name = "points" if result.points else "batches"
+    points = [point.model_copy(update={"images_per_s": None}) for point in getattr(result, name)]
+    page = words_of(text_of(result.model_copy(update={name: tuple(points)})))
+    ended = [point for point in points if point.runs]
+    note = f"no speed: no run had more steps than the {result.warmup_steps} of measure.warmup_steps (set fewer)"
+    assert ended and page.count(note) == len(ended)
+    assert "no speed" not in words_of(text_of(result))
 
 
 def test_folders_of_runs_are_listed(made, text_of):
@@ -294,3 +311,43 @@ def test_numbers_that_are_no_measurement_make_no_page_fail(made, text_of):
     assert "1,920" in words_of(text_of(update(result, points=[points[0], result.points[1]])))
     predicted = [update(each, time_s=float("inf"), efficiency=0.0) for each in made.prediction().predictions]
     assert "or more" in words_of(text_of(update(made.prediction(), predictions=predicted, points=())))
+
+
+MANY = 3000
+ROWS = ("rungs", "predictions", "points", "batches", "tried")
+AXIS = {"batches": "batch_size", "points": "ranks", "predictions": "ranks"}
+
+
+def with_many(result):
+    """Return a result with thousands of rows, and of a study with a sentence each."""
+    name = next(name for name in ROWS if getattr(result, name, ()))
+    rows = getattr(result, name)
+    many = [rows[place % len(rows)] for place in range(MANY)]
+    if name in AXIS:
+        many = [row.model_copy(update={AXIS[name]: place + 1}) for place, row in enumerate(many)]
+    more = {"sentences": ("x" * 500,) * MANY} if name == "batches" else {}
+    return result.model_copy(update={name: tuple(many), **more})
+
+
+def test_a_page_of_thousands_of_rows_is_below_a_megabyte_and_says_what_is_left_out(result, made, tmp_path):
+    """Quotes of a recipe take five bytes each in a page."""
+    folder = made.write_experiment(tmp_path / "many", with_many(result))
+    folder.recipe.write_text(("a: " + '"' * 40 + "\n") * 6000, encoding="utf-8")
+    page = report_text(RunDir(folder.path), "html")
+    assert len(page.encode()) < MAX_BYTES
+    assert "There is more than is shown: at most" in words_of(page) and "(recipe.yaml has the rest)" in words_of(page)
+    few = made.write_experiment(tmp_path / "few", result)
+    assert "There is more than is shown" not in words_of(report_text(RunDir(few.path), "html"))
+
+
+def test_what_is_cut_keeps_the_first_rows_and_both_ends_of_a_line():
+    points = [(float(x), 2.0 * x) for x in range(11)]
+    table = Table("t", [Column("a")], [[Cell(str(row))] for row in range(9)])
+    blocks = [table, Charts([Chart("c", "x", "y", [Line("l", points)])])]
+    page = Told(Path("e")).page("About", ("ended", "good"), (), (), [Section("s", "S", blocks)])
+    assert cut(page, Limit(11, 10)) == page
+    (section,) = cut(page, Limit(3, 10)).sections
+    table, charts, note = section.blocks
+    assert [row[0].text for row in table.rows] == ["0", "1", "2"]
+    assert list(charts.charts[0].lines[0].points) == [(0.0, 0.0), (5.0, 10.0), (10.0, 20.0)]
+    assert note.text.endswith("at most 3 rows of each table. All of them are in table.csv.")
