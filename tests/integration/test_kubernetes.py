@@ -46,7 +46,7 @@ class Pods:
         job = Job("small", words, run_dir=run, folder=folder, nodes=2, recipe_hash=recipe.hash)
         site = KubernetesSite(kind="job", image="image", claim="work", max_restarts=0)
         text = write_text(recipe.model_dump(mode="json"))
-        config, service, self.job = manifests(job, site, recipe=text)
+        config, service, self.job = manifests(job, site, kept={job.frozen: text})
         self.name, self.run = service["metadata"]["name"], folder / str(run_dir_in_pods(job, site)).removeprefix("/")
         (folder / "etc").mkdir()
         for name, content in config["data"].items():

@@ -6,7 +6,7 @@ from typing import Final
 
 from paceline.core.errors import WorldError
 from paceline.core.units import count
-from paceline.lab.runner import Start, start_process
+from paceline.lab.child import Start, start_process
 
 _OF_A_TASK: Final = re.compile(
     r"SLURM_(STEP_\w+|STEPID|PROCID|LOCALID|NODEID|TASK_PID|NTASKS\w*|NPROCS|TASKS_PER_NODE|DISTRIBUTION|CPU_BIND\w*)"
@@ -25,12 +25,19 @@ def refuse_more_nodes(nodes: Sequence[int], environ: Mapping[str, str]) -> None:
         raise WorldError(
             f"--nodes: {_listed(nodes)}, but this is no allocation of Slurm's (start it in one, with salloc or sbatch)"
         )
-    text = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
-    there = int(text) if text.isdecimal() else 1
+    there = nodes_of(environ)
     if max(nodes) > there:
         raise WorldError(
             f"--nodes: {max(nodes)} is more than the {count(there, 'node')} of the allocation (ask Slurm for more)"
         )
+
+
+def nodes_of(environ: Mapping[str, str]) -> int:
+    """Return how many nodes the allocation has that this process is in, 0 where it is in none."""
+    if "SLURM_JOB_ID" not in environ:
+        return 0
+    text = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
+    return int(text) if text.isdecimal() else 1
 
 
 def gpus_of_a_node(environ: Mapping[str, str]) -> int:

@@ -1,7 +1,7 @@
 """`paceline submit`: check what is to run, write it down for a scheduler, and hand it over.
 
-What is queued is what was checked: the recipe is written into the run directory, so that a later change of a file
-changes nothing, unless it is a shipped one. The scheduler is Slurm or Kubernetes; nothing here schedules.
+What is queued is what was checked: recipe and ladder are written into the run directory, so that a later change of a
+file changes nothing, unless it is a shipped one. The scheduler is Slurm or Kubernetes; nothing here schedules.
 """
 
 import contextlib
@@ -67,10 +67,10 @@ def submit(
         if dry_run:
             show_scripts(rundir.path, [(each.path, each.text) for each in written], as_json=as_json)
             return 0
-        frozen = written[-1].job.frozen if prepared.is_frozen else None
+        frozen = _frozen(prepared, written[-1].job)
         _refuse_another(prepared, rundir, frozen)
         with _kept(frozen):
-            _write(prepared, written, frozen)
+            _write(written, frozen)
             if chosen == "kubernetes":
                 return _create(written[-1], answers, as_json=as_json)
             slurm = Slurm(os.environ, lambda line: print(line, file=sys.stderr))
@@ -148,8 +148,7 @@ def _texts(prepared: Prepared, rundir: RunDir, site: Site, engine: str, *, array
 
         refuse_what_pods_lack(prepared, site.kubernetes.mount)
         (job,) = jobs
-        recipe = _frozen(prepared) if prepared.is_frozen else ""
-        text = to_yaml(manifests(job, site.kubernetes, recipe=recipe))
+        text = to_yaml(manifests(job, site.kubernetes, kept=_frozen(prepared, job)))
         return [_Written(job, job.job_folder / f"{_stem(job)}.yaml", text)]
 
     slurm = site.slurm if prepared.goes_on else site.slurm.model_copy(update={"requeue": "off"})
@@ -166,23 +165,29 @@ def _stem(job: Job) -> str:
 def _said(prepared: Prepared) -> list[str]:
     """Return what a script begins with."""
     lines = [shlex.join(("paceline", *sys.argv[1:]))]
+    if prepared.ladder:
+        lines.append(f"{prepared.name.replace('-', ' ', 1)}, as it was then, in job/{prepared.ladder_file}")
     if prepared.is_frozen:
         assert prepared.recipe is not None, "what is frozen was loaded"
         lines.append(f"recipe {prepared.recipe.hash}, as it was then, in job/recipe-{prepared.recipe.hash}.yaml")
     return lines
 
 
-def _frozen(prepared: Prepared) -> str:
-    assert prepared.recipe is not None, "what is frozen was loaded"
-    return f"# recipe {prepared.recipe.hash}\n{write_text(prepared.recipe.to_dict())}"
+def _frozen(prepared: Prepared, job: Job) -> dict[Path, str]:
+    """Return the files that are kept for a job in its folder, and their texts."""
+    kept = {job.frozen_ladder: prepared.ladder} if prepared.ladder else {}
+    if prepared.is_frozen:
+        assert prepared.recipe is not None, "what is frozen was loaded"
+        kept[job.frozen] = f"# recipe {prepared.recipe.hash}\n{write_text(prepared.recipe.to_dict())}"
+    return kept
 
 
-def _refuse_another(prepared: Prepared, rundir: RunDir, frozen: Path | None) -> None:
+def _refuse_another(prepared: Prepared, rundir: RunDir, frozen: Mapping[Path, str]) -> None:
     """Raise `RecipeError` where a run that is gone on with, or is queued and has not begun, is another experiment."""
     if prepared.asked.verb != "train":
         return  # an experiment tells itself
     assert prepared.recipe is not None, "what is trained was loaded"
-    queued = [path for path in sorted((rundir.path / "job").glob("recipe-*.yaml")) if path != frozen]
+    queued = [path for path in sorted((rundir.path / "job").glob("recipe-*.yaml")) if path not in frozen]
     if rundir.recipe.exists():
         from paceline.train.resume import check_rundir
 
@@ -198,26 +203,26 @@ def _refuse_another(prepared: Prepared, rundir: RunDir, frozen: Path | None) -> 
 
 
 @contextlib.contextmanager
-def _kept(frozen: Path | None) -> Iterator[None]:
-    """Return the context after which the recipe stays that was kept for a job, unless there is no job."""
-    was_there = frozen is None or frozen.exists()
+def _kept(frozen: Mapping[Path, str]) -> Iterator[None]:
+    """Return the context after which the files stay that were kept for a job, unless there is no job."""
+    new = [path for path in frozen if not path.exists()]
     try:
         yield
     except BaseException:
-        if frozen is not None and not was_there:
-            frozen.unlink(missing_ok=True)
+        for path in new:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a ladder's own folder
+                path.parent.rmdir()
         raise
 
 
-def _write(prepared: Prepared, written: Sequence[_Written], frozen: Path | None) -> None:
+def _write(written: Sequence[_Written], frozen: Mapping[Path, str]) -> None:
     """Write what was checked into the folder of the job. Raise `RecipeError` when it cannot be."""
     folder = written[-1].job.job_folder
-    texts = {each.path: each.text for each in written}
-    if frozen is not None:
-        texts[frozen] = _frozen(prepared)
+    texts = {each.path: each.text for each in written} | dict(frozen)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, text)
     except OSError as error:
         raise RecipeError(f"--run-dir: {folder} cannot be written to: {error.strerror} (name another)") from None

@@ -1,5 +1,6 @@
 """What each verb is as a job: what is checked before it is queued, and the words that it runs with."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,9 +26,10 @@ _LADDER: Final = "auto"
 class Prepared:
     """A verb that was checked: `name` is what its run directory is called, where it has none yet.
 
-    `recipe` is what it runs with: frozen into the job's folder where `is_frozen`, else read again when it starts, and
-    `files` are those of this machine that are read then. `run` is the run directory that it works on, where the words
-    have said which. Where `goes_on` is false a job that was stopped is not to be started again.
+    `recipe` is what it runs with: frozen into the job's folder where `is_frozen`, else read again when it starts. So is
+    a ladder, the text of whose file is `ladder`; it is empty for one that comes along. `run` is the run directory that
+    it works on, where the words have said which. Where `goes_on` is false a job that was stopped is not to be started
+    again.
     """
 
     asked: Asked
@@ -35,9 +37,17 @@ class Prepared:
     name: str
     recipe: Recipe | None = None
     is_frozen: bool = False
-    files: tuple[str, ...] = ()
+    ladder: str = ""
     run: Path | None = None
     goes_on: bool = True
+
+    @property
+    def ladder_file(self) -> str:
+        """What the ladder's file is called below the job's folder: by its own name, in a folder named by its text."""
+        if not self.ladder:
+            return ""
+        digest = hashlib.sha256(self.ladder.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        return f"ladder-{digest}/{self.name.removeprefix('ladder-')}.yaml"
 
 
 def prepare(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
@@ -57,11 +67,10 @@ def prepare(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Pre
 
 
 def refuse_what_pods_lack(prepared: Prepared, mount: str) -> None:
-    """Raise `RecipeError` for files of this machine that pods, which see the claim at `mount`, would have to read."""
-    missing = [*prepared.files, *([str(prepared.run)] if prepared.run is not None else [])]
-    for file in missing:
-        if not Path(file).is_relative_to(mount):
-            raise RecipeError(f"{file}: is not on the claim, which pods see as {mount} (put it there, and name it so)")
+    """Raise `RecipeError` for a run of this machine that pods, which see the claim at `mount`, would have to read."""
+    run = prepared.run
+    if run is not None and not run.is_relative_to(mount):
+        raise RecipeError(f"{run}: is not on the claim, which pods see as {mount} (put it there, and name it so)")
 
 
 def jobs_of(prepared: Prepared, run_dir: Path, folder: Path, said: Sequence[str], *, array: bool) -> list[Job]:
@@ -85,6 +94,7 @@ def jobs_of(prepared: Prepared, run_dir: Path, folder: Path, said: Sequence[str]
     if recipe is not None:
         kept = recipe.hash if prepared.is_frozen else ""
         main = replace(main, grace_s=recipe.checkpoint.grace.seconds, recipe_hash=kept)
+    main = replace(main, ladder=prepared.ladder_file)
     main = replace(main, words=_words(prepared, main))
     if not array:
         return [main]
@@ -93,6 +103,9 @@ def jobs_of(prepared: Prepared, run_dir: Path, folder: Path, said: Sequence[str]
     parts = build_array(asked.verb, asked.words, asked.options, shape.ranks_per_node)
     verb, *words = parts.words
     main = replace(main, words=(verb, *_frozen_words(prepared, main, words), "--run-dir", str(run_dir)))
+    # All have the cores that the largest needs: what ran on fewer would count for nothing where there are more.
+    most = max(-(-task.ranks // task.nodes) for task in parts.tasks)
+    main = replace(main, ranks_per_node=max(main.ranks_per_node, most))
     return [*_arrays(main, parts.tasks), main]
 
 
@@ -100,10 +113,8 @@ def _arrays(main: Job, tasks: Sequence[Task]) -> list[Job]:
     """Return a job for the tasks of each number of nodes."""
     jobs = []
     for nodes in sorted({task.nodes for task in tasks}):
-        these = [task for task in tasks if task.nodes == nodes]
-        ranks = max(main.ranks_per_node, *(-(-task.ranks // nodes) for task in these))
-        numbers = tuple(task.number for task in these)
-        jobs.append(replace(main, name=f"{main.name}-tasks", nodes=nodes, ranks_per_node=ranks, tasks=numbers))
+        numbers = tuple(task.number for task in tasks if task.nodes == nodes)
+        jobs.append(replace(main, name=f"{main.name}-tasks", nodes=nodes, tasks=numbers))
     return jobs
 
 
@@ -135,7 +146,7 @@ def _evaluate(asked: Asked, shape: Shape, run_dir: Path | None) -> Prepared:
 
 
 def _ladder(asked: Asked, shape: Shape) -> Prepared:
-    from paceline.lab.rungs import ladder_names, load_ladder
+    from paceline.lab.rungs import ladder_names, ladder_text, load_ladder
 
     given = read_options("ladder", [*asked.words, *asked.options])
     names = [word for word in asked.words if "=" not in word]
@@ -148,10 +159,25 @@ def _ladder(asked: Asked, shape: Shape) -> Prepared:
     name = names[0] if names else _LADDER
     ladder = load_ladder(name)
     recipe = recipes[0] if recipes else ladder.recipe
-    load(recipe, said)
+    loaded = load(recipe, said)
     count_ranks(given["ranks"], {})
-    files = (*(() if name in ladder_names() else (name,)), *(() if _is_preset(recipe) else (recipe,)))
-    return Prepared(_with_ranks(asked, shape), shape, f"ladder-{ladder.name}", files=files)
+    is_frozen = not _is_preset(recipe)
+    whole = replace(ladder, recipe=str(find(recipe).absolute()) if is_frozen else recipe)
+    text = "" if name in ladder_names() else ladder_text(whole)
+    if is_frozen or text:
+        overrides = (word for word in asked.words if "=" in word and not word.startswith("recipe="))
+        asked = replace(asked, words=(name, recipe, *overrides), options=_without_recipe(asked.options))
+    asked = _with_ranks(asked, shape)
+    return Prepared(asked, shape, f"ladder-{ladder.name}", loaded.recipe, is_frozen=is_frozen, ladder=text)
+
+
+def _without_recipe(options: Sequence[str]) -> tuple[str, ...]:
+    """Return a ladder's options without the recipe, which is among its words."""
+    kept = [word for word in options if not word.startswith("--recipe=")]
+    if "--recipe" in kept:
+        place = kept.index("--recipe")
+        del kept[place : place + 2]
+    return tuple(kept)
 
 
 def _measure(asked: Asked, shape: Shape) -> Prepared:
@@ -213,8 +239,10 @@ def _words(prepared: Prepared, job: Job) -> tuple[str, ...]:
 
 
 def _frozen_words(prepared: Prepared, job: Job, words: Sequence[str]) -> tuple[str, ...]:
-    """Return a measuring verb's words with the recipe that was kept in place of the one that was named.
+    """Return a measuring verb's words with what was kept in place of what was named: a ladder's are two of them.
 
     Overrides stay, as some of them say more than their value: how a run is measured leaves alone what was said.
     """
-    return (str(job.frozen), *words[1:]) if prepared.is_frozen else tuple(words)
+    kept = [*([str(job.frozen_ladder)] if job.ladder else []), *([str(job.frozen)] if prepared.is_frozen else [])]
+    place = 1 if prepared.asked.verb == "ladder" and not job.ladder else 0
+    return (*words[:place], *kept, *words[place + len(kept) :])

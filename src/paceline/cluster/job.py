@@ -28,6 +28,7 @@ class Job:
     said: tuple[str, ...] = ()  # lines of comment: the command as typed, the recipe's hash
     grace_s: float = 60.0  # how long the program may take to leave once it was asked to
     recipe_hash: str = ""  # of the recipe that is kept for it in its folder; empty where none is
+    ladder: str = ""  # what the ladder's file is called that is kept for it there; empty where none is
 
     @property
     def num_ranks(self) -> int:
@@ -36,10 +37,15 @@ class Job:
 
     @property
     def job_folder(self) -> Path:
-        """Name the folder of what was submitted: the script or manifests, the recipe as frozen, the output."""
+        """Name the folder of what was submitted: the script or manifests, recipe and ladder as frozen, the output."""
         return self.run_dir / "job"
 
     @property
     def frozen(self) -> Path:
         """Name the file of the recipe that was kept, by what is in it: no other job's recipe takes its place."""
         return self.job_folder / f"recipe-{self.recipe_hash}.yaml"
+
+    @property
+    def frozen_ladder(self) -> Path:
+        """Name the file of the ladder that was kept, likewise; it goes by its own name."""
+        return self.job_folder / self.ladder

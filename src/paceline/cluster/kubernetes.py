@@ -1,9 +1,10 @@
 """A job as manifests for Kubernetes: a TrainJob of Kubeflow Trainer, or a plain indexed Job with a headless Service.
 
-The recipe travels with them as a ConfigMap, so that no file has to be on the cluster. Nothing is sent anywhere here.
+Recipe and ladder travel with them as a ConfigMap, so that no file has to be on the cluster. Nothing is sent from here.
 """
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,15 +36,15 @@ _LARGEST_BYTES: Final = 1_048_576
 _INSTANCE: Final = "app.kubernetes.io/instance"
 
 
-def manifests(job: Job, site: KubernetesSite, *, recipe: str = "") -> tuple[Manifest, ...]:
+def manifests(job: Job, site: KubernetesSite, *, kept: Mapping[Path, str] | None = None) -> tuple[Manifest, ...]:
     """Return the objects of `job`, in the order in which they are created.
 
-    `recipe` is the text of the file that is kept for the job, `job.frozen`, empty where none is. Raise
-    `RecipeError` for what the site lacks, `WorldError` for a job that pods cannot be.
+    `kept` are the texts of the files that are kept for the job in its folder. Raise `RecipeError` for what the site
+    lacks, `WorldError` for a job that pods cannot be.
     """
-    _refuse(job, site, recipe)
-    pod = build_pod(job, site, recipe)
-    config = (_config_map(pod),) if recipe else ()
+    pod = build_pod(job, site, kept or {})
+    _refuse(pod)
+    config = (_config_map(pod),) if pod.files else ()
     match site.kind:
         case "trainjob":
             return (*config, _train_job(pod))
@@ -54,7 +55,7 @@ def manifests(job: Job, site: KubernetesSite, *, recipe: str = "") -> tuple[Mani
 
 def next_steps(job: Job, site: KubernetesSite, file: Path) -> tuple[str, ...]:
     """Return the commands that create what is in `file`, show the pods, follow the output, and remove it all."""
-    pod = build_pod(job, site, "")
+    pod = build_pod(job, site, {})
     where = f" -n {site.namespace}" if site.namespace else ""
     path = shlex.quote(str(file))
     these = f"{where} -l {_INSTANCE}={pod.name}"
@@ -66,7 +67,8 @@ def next_steps(job: Job, site: KubernetesSite, file: Path) -> tuple[str, ...]:
     )
 
 
-def _refuse(job: Job, site: KubernetesSite, recipe: str) -> None:
+def _refuse(pod: Pod) -> None:
+    job, site = pod.job, pod.site
     if not site.image:
         raise RecipeError(
             "kubernetes.image: is not set (build the Dockerfile, push it, and name it: REGISTRY/NAME:TAG)"
@@ -82,7 +84,7 @@ def _refuse(job: Job, site: KubernetesSite, recipe: str) -> None:
             f"--nodes: {job.nodes}, but {job.words[0]} starts its own ranks, and on Kubernetes only in its own pod "
             "(write --nodes 1)"
         )
-    num_bytes = len(recipe.encode("utf-8", "surrogateescape"))
+    num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in pod.data.values())
     if num_bytes > _LARGEST_BYTES:
         raise RecipeError(f"recipe: {mib(num_bytes)} do not fit into a ConfigMap, which holds 1 MiB (name files in it)")
 
@@ -123,7 +125,7 @@ def _config_map(pod: Pod) -> Manifest:
         "kind": "ConfigMap",
         "metadata": _metadata(pod),
         "immutable": True,
-        "data": {pod.recipe_key: pod.recipe},
+        "data": pod.data,
     }
 
 

@@ -20,6 +20,11 @@ def dns_label(text: str) -> str:
     return words[: _LONGEST - _HASH - 1].strip("-") or "job"
 
 
+def file_key(text: str) -> str:
+    """Return `text` as the name of a file in a ConfigMap: of letters, digits, `-`, `_` and `.`."""
+    return re.sub(r"[^-._A-Za-z0-9]+", "-", text)
+
+
 def unique_label(text: str, key: str) -> str:
     """Return `text` as a DNS label of at most 40 characters: another for each key, and always the same for one."""
     return f"{dns_label(text)}-{digest(text, key)}"

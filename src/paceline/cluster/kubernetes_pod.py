@@ -4,13 +4,13 @@ One node starts its ranks by itself. Several meet through torchrun's rendezvous,
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from paceline.cluster.job import Job
-from paceline.cluster.kubernetes_names import digest, dns_label, literal, unique_label
+from paceline.cluster.kubernetes_names import digest, dns_label, file_key, literal, unique_label
 from paceline.cluster.kubernetes_site import KubernetesSite
 
 PORT: Final = 29_400
@@ -26,13 +26,13 @@ _LEAVING_S: Final = 30
 class Pod:
     """Say what all pods of a job have in common: `name` is the job's in the cluster.
 
-    `recipe` is the text of the recipe to run with, or empty where the job's words name none that is only here.
+    `files` are the texts of what the job's words name that is only here: the recipe, and the ladder, by their paths.
     """
 
     name: str
     job: Job
     site: KubernetesSite
-    recipe: str
+    files: Mapping[Path, str]
 
     @property
     def run_dir(self) -> PurePosixPath:
@@ -40,9 +40,13 @@ class Pod:
         return run_dir_in_pods(self.job, self.site)
 
     @property
-    def recipe_key(self) -> str:
-        """Return the file's name, whose stem is what the run calls its recipe."""
-        return f"{dns_label(self.job.name)}.yaml"
+    def data(self) -> dict[str, str]:
+        """Return the texts by the names that pods see."""
+        return {self.key(path): text for path, text in self.files.items()}
+
+    def key(self, path: Path) -> str:
+        """Return what pods see a file as; its stem is what the run calls its recipe, or its ladder."""
+        return f"{dns_label(self.job.name) if path == self.job.frozen else file_key(path.stem)}.yaml"
 
     @property
     def grace(self) -> int:
@@ -50,9 +54,9 @@ class Pod:
         return math.ceil(self.job.grace_s)
 
 
-def build_pod(job: Job, site: KubernetesSite, recipe: str) -> Pod:
+def build_pod(job: Job, site: KubernetesSite, files: Mapping[Path, str]) -> Pod:
     """Return the pod of `job`, whose name differs between run directories."""
-    return Pod(unique_label(job.name, str(job.run_dir)), job, site, recipe)
+    return Pod(unique_label(job.name, str(job.run_dir)), job, site, files)
 
 
 def run_dir_in_pods(job: Job, site: KubernetesSite) -> PurePosixPath:
@@ -104,13 +108,13 @@ def resources(pod: Pod) -> dict[str, Any]:
 
 
 def volumes(pod: Pod) -> list[dict[str, Any]]:
-    """Return the volumes: the claim, shared memory, scratch, and the recipe where there is one."""
+    """Return the volumes: the claim, shared memory, scratch, and the files that travel along, where there are any."""
     ours: list[dict[str, Any]] = [
         {"name": "work", "persistentVolumeClaim": {"claimName": pod.site.claim}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": pod.site.shm}},
         {"name": "scratch", "emptyDir": {}},
     ]
-    return [*ours, {"name": "recipe", "configMap": {"name": pod.name}}] if pod.recipe else ours
+    return [*ours, {"name": "recipe", "configMap": {"name": pod.name}}] if pod.files else ours
 
 
 def mounts(pod: Pod) -> list[dict[str, Any]]:
@@ -120,7 +124,7 @@ def mounts(pod: Pod) -> list[dict[str, Any]]:
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
         {"name": "scratch", "mountPath": _SCRATCH},
     ]
-    return [*ours, {"name": "recipe", "mountPath": str(_RECIPES), "readOnly": True}] if pod.recipe else ours
+    return [*ours, {"name": "recipe", "mountPath": str(_RECIPES), "readOnly": True}] if pod.files else ours
 
 
 def placement(pod: Pod) -> dict[str, Any]:
@@ -166,13 +170,13 @@ def deadline(time: Any) -> dict[str, int]:
 
 
 def _words(pod: Pod) -> list[str]:
-    """Return the job's words with the recipe and the run directory where pods see them."""
+    """Return the job's words with recipe, ladder and the run directory where pods see them."""
     job = pod.job
-    frozen, here = str(job.frozen), str(job.run_dir)
+    files, here = {str(path): str(_RECIPES / pod.key(path)) for path in pod.files}, str(job.run_dir)
     words = []
     for word in job.words:
-        if pod.recipe and word == frozen:
-            words.append(str(_RECIPES / pod.recipe_key))
+        if word in files:
+            words.append(files[word])
         elif word == here or word.startswith(f"{here}/"):
             words.append(str(pod.run_dir) + word[len(here) :])
         else:

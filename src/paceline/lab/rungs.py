@@ -1,4 +1,4 @@
-"""Read a ladder: a YAML file of settings that are laid one over the other. It says nothing of how they are measured.
+"""Read and write a ladder: a YAML file of settings that are laid one over the other, not of how they are measured.
 
 A ladder is a shipped one's name or a file. Its first comment line is what `--list` says of it; keys that nobody knows
 are errors, in one line with the file and the line, as in recipes.
@@ -16,7 +16,7 @@ from paceline.core.stages import STAGES
 from paceline.lab.laying import by_path
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.section import Section
-from paceline.recipe.yamlfile import Document, read_file
+from paceline.recipe.yamlfile import Document, read_file, write_text
 
 LADDERS: Final = Path(str(resources.files("paceline.lab") / "ladders"))
 _SUFFIXES: Final = (".yaml", ".yml")
@@ -136,6 +136,20 @@ def load_ladder(name: str) -> Ladder:
         rungs=read.rungs,
         goes_on=read.then == "auto",
     )
+
+
+def ladder_text(ladder: Ladder) -> str:
+    """Return a ladder as a file from which `load_ladder` reads the same one, where that has the ladder's name."""
+    file = _File(
+        recipe=ladder.recipe,
+        steps=ladder.steps,
+        warmup_steps=ladder.warmup_steps,
+        repeats=ladder.repeats,
+        rungs=ladder.rungs,
+        then="auto" if ladder.goes_on else "stop",
+    )
+    summary = f"# {ladder.summary}\n" if ladder.summary else ""
+    return summary + write_text(file.model_dump(mode="json"))
 
 
 def _find(name: str) -> Path:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from paceline.cli.submit import submit
 from paceline.cli.submit_verbs import Prepared, refuse_what_pods_lack
 from paceline.cli.submit_words import Asked, Shape
 from paceline.core.errors import PacelineError
+from paceline.lab.rungs import load_ladder
 from paceline.recipe.load import load
 
 SCONTROL = """
@@ -222,6 +224,52 @@ def test_a_recipe_that_nothing_was_queued_with_is_not_kept(here: Path, tmp_path:
     assert load(str(frozen(Path("run")))).recipe.optim.lr == 0.2
 
 
+LADDER = "# Mine.\nrecipe: mine.yaml\nrepeats: 2\nrungs: [{name: a, set: {data.workers: 0}}]\n"
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_a_ladder_file_and_its_recipe_are_kept(here: Path, array: bool):
+    """What is edited while the job waits changes nothing; the ladder goes by its name."""
+    (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
+    (here / "own.yaml").write_text(LADDER)
+    before = load_ladder("own.yaml")
+    ask("ladder", "own.yaml", "seed=1", "--steps", "3", run_dir=Path("run"), array=array)
+    (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 9}\n")
+    (here / "own.yaml").write_text(LADDER.replace("data.workers: 0", "data.workers: 2"))
+    (ladder,) = (here / "run" / "job").glob("ladder-*/own.yaml")
+    recipe = here / frozen(Path("run"))
+    for name in ["job", *(["tasks-1n"] if array else [])]:
+        text = (here / "run" / "job" / f"{name}.sh").read_text().replace(" \\\n    ", " ")
+        assert f" -P -m paceline ladder {ladder} {recipe} seed=1 --steps 3 --ranks 1 --run-dir {here}/run" in text
+        assert f"\n# ladder own, as it was then, in {ladder.relative_to(here / 'run')}\n" in text
+    assert (load(str(recipe)).recipe.optim.lr, load(str(recipe)).recipe.seed) == (0.3, 1)
+    assert load_ladder(str(ladder)) == replace(before, recipe=str(here / "mine.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        (["own.yaml", "--recipe", "digits"], r"\S+/own\.yaml digits --ranks 1"),
+        (["cpu", "--recipe=mine.yaml", "--steps", "2"], r"cpu \S+/recipe-\w+\.yaml --steps 2 --ranks 1"),
+        (["--recipe", "mine.yaml", "--ranks", "2"], r"auto \S+/recipe-\w+\.yaml --ranks 2"),
+        (["cpu", "digits"], r"cpu digits --ranks 1"),
+    ],
+)
+def test_of_a_ladder_and_its_recipe_what_comes_along_is_named_as_it_was(here: Path, words: list[str], started: str):
+    (here / "mine.yaml").write_text("extends: digits\n")
+    (here / "own.yaml").write_text(LADDER)
+    ask("ladder", *words, run_dir=Path("run"))
+    text = (here / "run" / "job" / "job.sh").read_text().replace(" \\\n    ", " ")
+    assert re.search(rf" -P -m paceline ladder {started} --run-dir ", text)
+
+
+def test_a_ladder_that_nothing_was_queued_with_is_not_kept(here: Path, tmp_path: Path):
+    (here / "own.yaml").write_text(LADDER.replace("mine.yaml", "digits"))
+    (tmp_path / "programs" / "sbatch").write_text("#!/bin/bash\necho 'sbatch: error: no' >&2; exit 1\n")
+    assert complaint("ladder", "own.yaml", run_dir=Path("run")) == "sbatch: no"
+    assert [path.name for path in (here / "run" / "job").iterdir()] == ["job.sh"]
+
+
 @pytest.mark.parametrize("verb", ["tune", "scale", "profile"])
 def test_a_recipe_file_that_is_measured_is_kept_too(here: Path, verb: str):
     (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
@@ -335,6 +383,14 @@ def test_an_array_has_a_script_for_each_number_of_nodes_and_a_last_one_that_judg
     assert "--task" not in (job / "job.sh").read_text()
 
 
+def test_all_jobs_of_an_array_have_the_cores_of_the_largest(here: Path):
+    """The last one makes what is missing, and counts nothing that ran on another number of cores."""
+    ask("scale", "digits", "--repeats", "1", "--ranks", "1,2", array=True, run_dir=Path("s"))
+    scripts = sorted((here / "s" / "job").glob("*.sh"))
+    assert [path.name for path in scripts] == ["job.sh", "tasks-1n.sh"]
+    assert all("#SBATCH --ntasks-per-node=2\n" in path.read_text() for path in scripts)
+
+
 def test_tasks_that_nothing_would_judge_are_cancelled(here: Path, tmp_path: Path):
     program = tmp_path / "programs" / "sbatch"
     program.write_text("#!/bin/bash\ncase $* in *afterany*) echo 'sbatch: error: no' >&2; exit 1;; esac; echo 41\n")
@@ -384,8 +440,11 @@ def test_kubernetes_is_given_nothing_that_only_this_machine_has(here: Path, caps
     assert ask("tune", "mine.yaml", *words, **kubernetes) == 0
     said = capsys.readouterr().out
     assert "kind: ConfigMap" in said and "lr: 0.3" in said and "mine.yaml\n" not in said.replace("tune-mine.yaml", "")
-    for asked in (("ladder", "mine-ladder.yaml"), ("ladder", "cpu", "recipe=mine.yaml")):
-        assert "is not on the claim, which pods see as" in complaint(*asked, *words, **kubernetes)
+    assert ask("ladder", "mine-ladder.yaml", "recipe=mine.yaml", *words, **kubernetes) == 0
+    said = capsys.readouterr().out
+    assert re.findall(r"^  ([\w-]+\.yaml): \|", said, re.MULTILINE) == ["mine-ladder.yaml", "ladder-mine-ladder.yaml"]
+    places = ["/etc/paceline/mine-ladder.yaml", "/etc/paceline/ladder-mine-ladder.yaml"]
+    assert re.findall(r"- (/etc/\S+\.yaml)$", said, re.MULTILINE) == places and "lr: 0.3" in said
     (here / "run").mkdir()
     (here / "run" / "recipe.yaml").write_text("extends: digits\n")
     on_the_claim = Prepared(Asked("eval"), Shape(1, 1, 0), "eval-a", run=Path("/claim/runs/a"))

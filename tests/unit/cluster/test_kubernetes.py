@@ -35,14 +35,14 @@ def site(**fields: Any) -> KubernetesSite:
 
 def written(job: Job = JOB, *, recipe: str = RECIPE, **fields: Any) -> dict[str, dict[str, Any]]:
     """Return the manifests by kind."""
-    made = manifests(job, site(**fields), recipe=recipe)
+    made = manifests(job, site(**fields), kept={job.frozen: recipe} if recipe else {})
     by_kind = {each["kind"]: each for each in made}
     assert len(by_kind) == len(made)
     return by_kind
 
 
 def main_object(job: Job = JOB, **fields: Any) -> dict[str, Any]:
-    return manifests(job, site(**fields), recipe=RECIPE)[-1]
+    return manifests(job, site(**fields), kept={job.frozen: RECIPE})[-1]
 
 
 def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -250,6 +250,14 @@ def test_the_config_map_has_the_recipe_under_the_name_that_pods_are_told() -> No
     config = written()["ConfigMap"]
     assert config["data"] == {"photos.yaml": RECIPE}
     assert config["immutable"] is True
+
+
+def test_a_ladder_travels_beside_its_recipe_by_its_own_name() -> None:
+    words = ("ladder", f"{RUN}/job/ladder-ab/16 bits.yaml", str(JOB.frozen), "--run-dir", str(RUN))
+    job = replace(JOB, words=words, nodes=1, is_ranks=False, ladder="ladder-ab/16 bits.yaml")
+    config, made = manifests(job, site(kind="job"), kept={job.frozen_ladder: "rungs: []\n", job.frozen: RECIPE})
+    assert config["data"] == {"16-bits.yaml": "rungs: []\n", "photos.yaml": RECIPE}
+    assert program_of(made)[1:4] == ["ladder", "/etc/paceline/16-bits.yaml", "/etc/paceline/photos.yaml"]
 
 
 def test_without_a_recipe_there_is_no_config_map_and_words_stay() -> None:

@@ -125,7 +125,7 @@ def test_what_is_written_is_what_the_types_say(kind: str, site: dict[str, Any], 
     made = manifests(
         replace(JOB, nodes=nodes, said=("paceline submit photos",)),
         KubernetesSite.model_validate({**site, "kind": kind}),
-        recipe="seed: 0\n",
+        kept={JOB.frozen: "seed: 0\n"},
     )
     assert len(made) == (3 if kind == "job" and nodes == 2 else 2)
     assert [problems(each) for each in made] == [[]] * len(made)
@@ -144,7 +144,7 @@ def test_every_rule_applies_to_something_that_is_written() -> None:
 def planted(kind: str, path: str, value: Any) -> dict[str, Any]:
     """Return a manifest with `value` at `path`, or without what stands there where the value is `...`."""
     site = KubernetesSite.model_validate({**FULL, "kind": "trainjob" if kind == "TrainJob" else "job"})
-    (manifest,) = [each for each in manifests(JOB, site, recipe="seed: 0\n") if each["kind"] == kind]
+    (manifest,) = [each for each in manifests(JOB, site, kept={JOB.frozen: "seed: 0\n"}) if each["kind"] == kind]
     *parents, last = [int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", path)]
     target: Any = manifest
     for part in parents:

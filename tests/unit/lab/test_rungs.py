@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.lab.laying import lay
-from paceline.lab.rungs import ladder_names, load_ladder
+from paceline.lab.rungs import ladder_names, ladder_text, load_ladder
 from paceline.lab.trial import vary
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
@@ -52,6 +52,13 @@ def test_a_file_gives_all_it_says(written):
     assert bf16.patch == Patch((("train.precision", "bf16"),))
     assert (bf16.expects, bf16.on, bf16.ranks) == (("forward", "backward"), "cpu", 2)
     assert (bf16.keep, bf16.data, bf16.cache, bf16.parity) == ("always", "pack", "cold", "free")
+
+
+@pytest.mark.parametrize("name", [*ladder_names(), "full"])
+def test_what_is_written_of_a_ladder_is_read_as_the_same(written, name: str):
+    odd = FULL.replace("set: {", "set: {train.eval_every: 'off', model.args: {a: null, b: [1e-05, '1e5']}, ")
+    ladder = load_ladder(written(odd, "full.yaml") if name == "full" else name)
+    assert load_ladder(written(ladder_text(ladder), f"{name}.yaml")) == ladder
 
 
 def test_what_is_not_said_is_left_to_the_recipe_and_to_defaults(written):
