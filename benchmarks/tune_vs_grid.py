@@ -21,6 +21,7 @@ from paceline.cli.tune import tune
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.tuning import TuneResult
 from paceline.core.interval import Interval, ratio_of
+from paceline.lab.earlier import Earlier
 from paceline.lab.measuring import measuring_patch
 from paceline.lab.runner import Runner
 from paceline.lab.times import times
@@ -111,7 +112,7 @@ def runner_of(recipe: Recipe, folder: Path) -> Runner:
         recipe_file,
         ranks=1,
         place=lambda trial, repeat: folder / folder_name(trial, recipe, 1, repeat),
-        goes_on=True,
+        earlier=Earlier(folder.with_name(f"{folder.name}-replaced"), print),
     )
 
 

@@ -30,6 +30,7 @@ from paceline.core.experiments.ladder import LadderResult
 from paceline.core.limits import usable_cores
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
+from paceline.lab.earlier import Earlier
 from paceline.lab.ladder import Climbed, Climber, Here
 from paceline.lab.measuring import FALLING, measuring_patch
 from paceline.lab.rungs import Ladder, ladder_names, load_ladder
@@ -214,7 +215,7 @@ def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> 
             folder.trials / folder_name(trial, asked.recipe, trial.ranks or asked.ranks, repeat)
         ),
         begins=before,
-        goes_on=True,
+        earlier=Earlier(folder.replaced, say),
         limit_s=LIMIT_S,
     )
     return Climber(

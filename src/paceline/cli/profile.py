@@ -27,8 +27,9 @@ from paceline.core.units import count
 from paceline.core.world import World
 from paceline.lab.measuring import measuring_patch
 from paceline.lab.probes import BASE, TRACE, LeftOut, aside_trials, base_trial, probes_of
-from paceline.lab.runner import Runner, TrialError, interrupted_by, run_trials
+from paceline.lab.runner import Runner, TrialError, interrupted_by
 from paceline.lab.trial import Outcome, Trial, vary, words_of, write_recipe
+from paceline.lab.turns import run_turns
 from paceline.parallel.environ import launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.load import load
@@ -59,6 +60,10 @@ class _Asked:
     def trials(self) -> list[Trial]:
         """All runs; what is compared with none comes last."""
         return [self.base, *self.probes, *self.aside]
+
+    def of_turn(self, turn: int) -> list[Trial]:
+        """Return what is run in a turn, from 1."""
+        return [trial for trial in self.trials if turn <= trial.repeats]
 
 
 def profile(
@@ -150,7 +155,7 @@ def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
                 place=lambda trial, repeat: _place(rundir, trial, repeat),
                 begins=begins,
             )
-            for outcome in run_trials(asked.trials, runner):
+            for outcome in run_turns(asked.of_turn, asked.base.repeats, runner):
                 _check_base(outcome)
                 say(_line(outcome))
                 outcomes.append(outcome)

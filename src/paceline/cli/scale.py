@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.allocation import gpus_of_a_node, refuse_more_nodes, start_in
+from paceline.cli.allocation import gpus_of_a_node, nodes_of, refuse_more_nodes, start_in
 from paceline.cli.experiment import STOPS, experiment, found_before, leave, run_task
 from paceline.cli.ranks import enter_world
 from paceline.cli.scale_words import Options, one_of, read_nodes, read_ranks, refuse_recipe
@@ -23,13 +23,15 @@ from paceline.core.rundir import write_atomic
 from paceline.core.units import accuracy as percent
 from paceline.core.units import count
 from paceline.lab.batch_study import plan_cells, sentences_of, to_batches
+from paceline.lab.child import start_process
+from paceline.lab.earlier import Earlier
 from paceline.lab.measuring import measuring_patch
 from paceline.lab.predict.points import POINTS
-from paceline.lab.runner import Runner, TrialError, interrupted_by, start_process
+from paceline.lab.runner import Runner, TrialError, interrupted_by
 from paceline.lab.scaling import caution_of, plan_points, points_csv, ranks_over, to_points, top1_of
 from paceline.lab.tasks import Task, find_task, place_of, study_tasks
-from paceline.lab.trial import Outcome, folder_name, words_of, write_recipe
-from paceline.lab.turns import Case, run_turns, whole_patch
+from paceline.lab.trial import Outcome, Trial, folder_name, words_of, write_recipe
+from paceline.lab.turns import Case, run_turns, there_and_back, whole_patch
 from paceline.parallel.environ import count_gpus
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
@@ -48,6 +50,10 @@ class _Study:
     conclude: Callable[[Sequence[Outcome]], dict[str, Any]]
     is_whole: bool
     lost: Sequence[str]
+
+    def of_turn(self, turn: int) -> list[Trial]:
+        """Return what is run in a turn, from 1, in order."""
+        return [case.trial(turn) for case in there_and_back(self.cases, turn)]
 
 
 def scale(
@@ -145,7 +151,7 @@ def _run_task(
 
     def run(folder: ExperimentDir, begins: Begins, say: Say) -> Sequence[Outcome]:
         write_recipe(loaded.recipe, folder.recipe)
-        outcome = _runner(study, loaded, folder, begins).run(case.trial(turn), turn)
+        outcome = _runner(study, loaded, folder, begins, say).run(case.trial(turn), turn)
         say(_line(outcome, options.turns, is_whole=study.is_whole))
         _refuse_nothing([outcome])
         return [outcome]
@@ -199,7 +205,7 @@ def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[in
     def conclude(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         batches = to_batches(cells, outcomes, options.turns, target)
         sentences = sentences_of(cells, outcomes, target)
-        return {"batches": batches, "sentences": sentences, "target": target.top1 if target else None}
+        return {"batches": batches, "sentences": sentences, "target": target.level if target else None}
 
     return _Study(
         mode="batch",
@@ -232,7 +238,7 @@ def _measure(study: _Study, loaded: Loaded, options: Options, folder: Experiment
             say(line)
         length = "whole runs" if study.is_whole else f"runs of {options.num_steps:,} counted steps"
         say(f"{count(len(study.cases), 'case')} in {count(options.turns, 'turn')}: {total:,} {length}")
-        for outcome in run_turns(study.cases, options.turns, _runner(study, loaded, folder, begins)):
+        for outcome in run_turns(study.of_turn, options.turns, _runner(study, loaded, folder, begins, say)):
             say(_line(outcome, options.turns, is_whole=study.is_whole))
             outcomes.append(outcome)
     _refuse_nothing(outcomes)
@@ -240,7 +246,11 @@ def _measure(study: _Study, loaded: Loaded, options: Options, folder: Experiment
 
 
 def _runner(
-    study: _Study, loaded: Loaded, folder: ExperimentDir, begins: Begins = lambda trial, repeat: None
+    study: _Study,
+    loaded: Loaded,
+    folder: ExperimentDir,
+    begins: Begins = lambda trial, repeat: None,
+    say: Say = lambda line: None,
 ) -> Runner:
     recipe, is_on_nodes = loaded.recipe, any(case.nodes for case in study.cases)
     return Runner(
@@ -250,7 +260,8 @@ def _runner(
         place=lambda trial, repeat: folder.trials / folder_name(trial, recipe, trial.ranks or 1, repeat),
         begins=begins,
         start=start_in(os.environ) if is_on_nodes else start_process,
-        goes_on=True,
+        earlier=Earlier(folder.replaced, say, nodes_of(os.environ)),
+        needs_speed=not study.is_whole,
     )
 
 
@@ -261,7 +272,9 @@ def _line(outcome: Outcome, turns: int, *, is_whole: bool) -> str:
     top1 = top1_of([outcome.result]) if is_whole else None
     judged = f", top-1 {percent(top1.value)}" if top1 is not None else ""
     known = " (was there)" if outcome.is_known else ""
-    return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s{judged}{known}"
+    rate = outcome.result.throughput.images_per_s
+    speed = f"{rate:,.0f} images/s" if rate > 0 else "no step was counted behind those of measure.warmup_steps"
+    return f"{name}: {speed}{judged}{known}"
 
 
 def _refuse_nothing(outcomes: Sequence[Outcome]) -> None:

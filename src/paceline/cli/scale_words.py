@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from paceline.core.errors import RecipeError, WorldError
+from paceline.core.goal import Goal
 from paceline.core.limits import usable_cores
 from paceline.core.units import Duration
-from paceline.lab.batch_study import RULES, Grid, Target
+from paceline.lab.batch_study import RULES, Grid
 from paceline.lab.scaling import Mode
 from paceline.recipe.schema import Recipe
 
@@ -89,14 +90,14 @@ class Options:
             rules=tuple(_listed("--lr-rules", self.lr_rules, _rule)),
         )
 
-    def target_of(self, recipe: Recipe) -> Target | None:
+    def target_of(self, recipe: Recipe) -> Goal | None:
         """Return the accuracy that is waited for: as told, or the recipe's own. Raise `RecipeError` for no share."""
         if self.target is not None:
             if not 0 < self.target <= 1:
                 raise RecipeError(f"--target: {self.target:g} is no accuracy (write 0.75 for 75 %)")
-            return Target(self.target)
+            return Goal(self.target)
         stop = recipe.train.stop
-        return None if stop == "off" else Target(stop.top1, stop.patience)
+        return None if stop == "off" else Goal(stop.top1, stop.patience)
 
 
 def read_ranks(text: str, gpus: int) -> list[int]:

@@ -59,8 +59,9 @@ def _print_points(result: ScaleResult) -> None:
     headings = ["ranks", "batch", "images/s", "efficiency", *(["top-1", "points"] if has_top1 else [])]
     print_table(f"{result.mode} scaling of {result.recipe} ({turns})", headings, rows)
     headings = ["ranks", "a step", "exposed", "late ranks", "held back by"]
-    print_table("where a step waits", headings, [_loss(point) for point in measured], words=_WORDS)
-    _print_errors([(_ranks(point), point.error) for point in points])
+    if measured:
+        print_table("where a step waits", headings, [_loss(point) for point in measured], words=_WORDS)
+    _print_notes([(_ranks(point), _note(result, point)) for point in points])
 
 
 def _gain(point: ScalePoint, *, is_base: bool, has_top1: bool) -> Sequence[str]:
@@ -84,10 +85,14 @@ def _ranks(point: ScalePoint) -> str:
     return str(point.ranks) + (f" on {count(point.nodes, 'node')}" if point.nodes > 1 else "")
 
 
-def _print_errors(errors: Sequence[tuple[str, str]]) -> None:
-    for name, error in errors:
-        if error:
-            print(f"{name}: failed: {error}")
+def _note(result: ScaleResult, point: ScalePoint | BatchPoint) -> str:
+    return f"failed: {point.error}" if point.error else result.note(point)
+
+
+def _print_notes(notes: Sequence[tuple[str, str]]) -> None:
+    for name, note in notes:
+        if note:
+            print(f"{name}: {note}")
 
 
 def _print_batches(result: ScaleResult) -> None:
@@ -102,7 +107,7 @@ def _print_batches(result: ScaleResult) -> None:
         print_table(f"to {accuracy(target)} top-1", headings, rows, words=_WORDS)
     for sentence in result.sentences:
         print(sentence)
-    _print_errors([(", ".join(_setting(point)[:3]), point.error) for point in batches])
+    _print_notes([(", ".join(_setting(point)[:3]), _note(result, point)) for point in batches])
 
 
 def _setting(point: BatchPoint) -> Sequence[str]:

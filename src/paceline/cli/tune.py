@@ -21,6 +21,7 @@ from paceline.core.interval import Interval
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
 from paceline.lab.duel import Bench
+from paceline.lab.earlier import Earlier
 from paceline.lab.laying import lay
 from paceline.lab.measuring import FALLING, measuring_patch
 from paceline.lab.runner import Runner, interrupted_by
@@ -152,7 +153,7 @@ def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResul
             asked.ranks,
             place=lambda trial, repeat: folder.trials / folder_name(trial, asked.recipe, asked.ranks, repeat),
             begins=before,
-            goes_on=True,
+            earlier=Earlier(folder.replaced, say),
             limit_s=LIMIT_S,
         )
         found = Search(

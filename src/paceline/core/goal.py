@@ -1,16 +1,29 @@
-"""When an accuracy was met, in runs that have ended: for studies and reports, by the rule that `train.stop` has."""
+"""An accuracy that is to be met, and when it is: the one rule of `train.stop`, of studies and of reports. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 
-def met_at(accuracies: Iterable[float], level: float, patience: int = 1) -> int | None:
-    """Return the place, from 0, of the evaluation with which `level` was met; None where it never was.
+@dataclass(frozen=True)
+class Goal:
+    """A level of accuracy, and how many evaluations in a row have to reach it."""
 
-    That is the last of the first `patience` evaluations in a row to reach it, as `train.stop` has it.
-    """
-    hits = 0
-    for place, accuracy in enumerate(accuracies):
-        hits = hits + 1 if accuracy >= level else 0
-        if hits >= patience:
-            return place
-    return None
+    level: float
+    patience: int = 1
+
+    def count(self, hits: int, accuracy: float) -> int:
+        """Return how many evaluations in a row have reached the level, with one of `accuracy` after `hits` of them."""
+        return hits + 1 if accuracy >= self.level else 0
+
+    def is_met(self, hits: int) -> bool:
+        """Return whether so many evaluations in a row are enough."""
+        return hits >= self.patience
+
+    def met_at(self, accuracies: Iterable[float]) -> int | None:
+        """Return the place, from 0, of the evaluation with which it was met first; None where it never was."""
+        hits = 0
+        for place, accuracy in enumerate(accuracies):
+            hits = self.count(hits, accuracy)
+            if self.is_met(hits):
+                return place
+        return None

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.scaling import BatchPoint
-from paceline.core.goal import met_at
+from paceline.core.goal import Goal
 from paceline.core.interval import Interval, mean_of, ratio_of
 from paceline.core.rundir import read_lines
 from paceline.core.units import Duration, number
@@ -36,14 +36,6 @@ class Grid:
     batch_sizes: tuple[int, ...] = ()
     warmups: tuple[Duration, ...] = ()
     rules: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Target:
-    """A top-1 accuracy, and how many evaluations in a row must reach it."""
-
-    top1: float
-    patience: int = 1
 
 
 @dataclass(frozen=True)
@@ -124,7 +116,7 @@ def _spoken(recipe: Recipe, warmup: Duration | None) -> str:
 
 
 def to_batches(
-    cells: Sequence[Cell], outcomes: Sequence[Outcome], seeds: int, target: Target | None
+    cells: Sequence[Cell], outcomes: Sequence[Outcome], seeds: int, target: Goal | None
 ) -> tuple[BatchPoint, ...]:
     """Return how the runs of each combination ended, and when they reached `target`.
 
@@ -135,7 +127,7 @@ def to_batches(
     )
 
 
-def sentences_of(cells: Sequence[Cell], outcomes: Sequence[Outcome], target: Target | None) -> tuple[str, ...]:
+def sentences_of(cells: Sequence[Cell], outcomes: Sequence[Outcome], target: Goal | None) -> tuple[str, ...]:
     """Return what the best way of each larger batch takes of the time of the smallest batch, where all runs got there.
 
     The best is the fastest to the target of those whose runs have all reached it. Ratios are of runs of one seed, with
@@ -166,7 +158,7 @@ def _sentence(one: tuple[Cell, dict[int, float]], smallest: tuple[Cell, dict[int
     return f"{reached} of the time of batch {smallest_cell.batch_size}"
 
 
-def _reached(outcomes: Sequence[Outcome], target: Target | None) -> dict[int, dict[str, Any]]:
+def _reached(outcomes: Sequence[Outcome], target: Goal | None) -> dict[int, dict[str, Any]]:
     """Return the evaluation that met the target, by turn, of the runs that did."""
     if target is None:
         return {}
@@ -174,7 +166,7 @@ def _reached(outcomes: Sequence[Outcome], target: Target | None) -> dict[int, di
     return {turn: evaluation for turn, evaluation in found.items() if evaluation is not None}
 
 
-def _batch(cell: Cell, outcomes: Sequence[Outcome], seeds: int, target: Target | None) -> BatchPoint:
+def _batch(cell: Cell, outcomes: Sequence[Outcome], seeds: int, target: Goal | None) -> BatchPoint:
     results = list(results_of(cell.name, outcomes).values())
     reached = _reached(outcomes, target).values()
     return BatchPoint(
@@ -185,7 +177,7 @@ def _batch(cell: Cell, outcomes: Sequence[Outcome], seeds: int, target: Target |
         seeds=seeds,
         reached=len(reached),
         top1=top1_of(results),
-        images_per_s=_geometric([result.throughput.images_per_s for result in results]),
+        images_per_s=_geometric([rate for result in results if (rate := result.throughput.images_per_s) > 0]),
         to_target_s=_geometric([each["trained_s"] for each in reached]),
         to_target_epochs=_geometric([each["epoch"] for each in reached]),
         error=cell.error or error_of(cell.name, outcomes),
@@ -193,10 +185,10 @@ def _batch(cell: Cell, outcomes: Sequence[Outcome], seeds: int, target: Target |
     )
 
 
-def first_met(evaluations: Sequence[dict[str, Any]], target: Target) -> dict[str, Any] | None:
+def first_met(evaluations: Sequence[dict[str, Any]], target: Goal) -> dict[str, Any] | None:
     """Return the evaluation that met the target; averaged weights are judged where there are, as where a run stops."""
     judged = [each.get("ema_top1", each["top1"]) for each in evaluations]
-    place = met_at(judged, target.top1, target.patience)
+    place = target.met_at(judged)
     return None if place is None else evaluations[place]
 
 

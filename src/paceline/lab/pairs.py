@@ -14,6 +14,7 @@ from paceline.core.interval import Interval, ratio_of
 from paceline.core.results import RunResult
 from paceline.lab.parity import losses_of, parity_of
 from paceline.lab.trial import Outcome
+from paceline.lab.turns import there_and_back
 
 _NO_ROOM: Final = re.compile(
     r"out ?of ?memory|can't allocate memory|not enough memory|std::bad_alloc|MemoryError\b|"
@@ -84,7 +85,7 @@ def run_pair(below: Callable[[int], Outcome], here: Callable[[int], Outcome], tu
     The second run is not made where the first has failed.
     """
     made: dict[bool, Outcome] = {}
-    for is_here in (False, True) if turn % 2 else (True, False):
+    for is_here in there_and_back((False, True), turn):
         made[is_here] = (here if is_here else below)(turn)
         if made[is_here].result is None:
             break

@@ -4,7 +4,7 @@ Weak scaling keeps the batch of a rank, strong scaling the whole batch (Gustafso
 1967, doi 10.1145/1465482.1465560).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -22,6 +22,8 @@ from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
 
 Mode = Literal["weak", "strong"]
+ByRanks = Mapping["Ranks", Mapping[int, RunResult]]
+"""Results by turn, of each number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -96,17 +98,28 @@ def _batch(recipe: Recipe, batch_size: int) -> list[tuple[str, int]]:
 
 
 def to_points(planned: Sequence[Planned], outcomes: Sequence[Outcome]) -> tuple[ScalePoint, ...]:
-    """Return what was measured on each number of ranks; efficiency is over the smallest that was."""
+    """Return what was measured on each number of ranks; efficiency and accuracy are over the smallest that has them.
+
+    A whole run of few steps may have counted none of them, and has no speed.
+    """
     measured = {point.ranks: results_of(point.case.name, outcomes) for point in planned if point.case is not None}
-    known = [point for point in planned if measured.get(point.ranks)]
-    base = min(known, key=lambda point: point.ranks.ranks, default=None)
-    return tuple(_point(point, base, measured, outcomes) for point in planned)
+    paced = {
+        ranks: {turn: each for turn, each in found.items() if _has_speed(each)} for ranks, found in measured.items()
+    }
+    return tuple(_point(point, measured, paced, outcomes) for point in planned)
 
 
-def _point(
-    point: Planned, base: Planned | None, measured: dict[Ranks, dict[int, RunResult]], outcomes: Sequence[Outcome]
-) -> ScalePoint:
-    results = measured.get(point.ranks, {})
+def _has_speed(result: RunResult) -> bool:
+    return result.throughput.images_per_s > 0
+
+
+def _smallest(measured: ByRanks) -> Ranks | None:
+    """Return the smallest number of ranks of which there are results."""
+    return min((ranks for ranks, found in measured.items() if found), key=lambda ranks: ranks.ranks, default=None)
+
+
+def _point(point: Planned, measured: ByRanks, paced: ByRanks, outcomes: Sequence[Outcome]) -> ScalePoint:
+    ranks, results = point.ranks, measured.get(point.ranks, {})
     bare = ScalePoint(
         ranks=point.ranks.ranks,
         nodes=max(1, point.ranks.nodes),
@@ -117,15 +130,28 @@ def _point(
     )
     if not results:
         return bare
-    found = _measured(list(results.values()), point)
-    if base is not None and point is not base:
-        found["efficiency"] = _efficiency(point.ranks, results, base.ranks, measured[base.ranks])
-        found["top1_gap"] = _gap(results, measured[base.ranks]) if _is_whole(point) else None
+    found = _ended(list(results.values()), point) | _pace(list(paced[ranks].values()), point)
+    base, paced_base = _smallest(measured), _smallest(paced)
+    if paced_base not in (None, ranks):
+        found["efficiency"] = _efficiency(ranks, paced[ranks], paced_base, paced[paced_base])
+    if base not in (None, ranks) and _is_whole(point):
+        found["top1_gap"] = _gap(results, measured[base])
     return bare.model_copy(update=found)
 
 
-def _measured(results: Sequence[RunResult], point: Planned) -> dict[str, object]:
-    """Return what runs of one number of ranks have in the middle, by the names of `ScalePoint`."""
+def _ended(results: Sequence[RunResult], point: Planned) -> dict[str, object]:
+    """Return what each run of one number of ranks has, in the middle, by the names of `ScalePoint`."""
+    return {
+        "startup_s": median(result.time.startup_s for result in results),
+        "wall_s": median(result.time.wall_s for result in results),
+        "top1": top1_of(results) if _is_whole(point) else None,
+    }
+
+
+def _pace(results: Sequence[RunResult], point: Planned) -> dict[str, object]:
+    """Return what their steps have, in the middle; nothing where there are none."""
+    if not results:
+        return {}
     rates = [result.throughput.images_per_s for result in results]
     communication = [result.communication for result in results if result.communication is not None]
     return {
@@ -135,9 +161,6 @@ def _measured(results: Sequence[RunResult], point: Planned) -> dict[str, object]
         "exposed_s": _middle([waited.exposed_s for waited in communication]),
         "exposed_share": _middle([waited.share for waited in communication]),
         "straggler_share": _middle([result.straggler.share for result in results if result.straggler is not None]),
-        "startup_s": median(result.time.startup_s for result in results),
-        "wall_s": median(result.time.wall_s for result in results),
-        "top1": top1_of(results) if _is_whole(point) else None,
         "bottleneck": results[0].verdict.get("bottleneck", ""),
     }
 
@@ -161,7 +184,7 @@ def _top1(result: RunResult) -> float | None:
     return None if judged is None else judged.top1
 
 
-def _gap(results: dict[int, RunResult], base_results: dict[int, RunResult]) -> Interval | None:
+def _gap(results: Mapping[int, RunResult], base_results: Mapping[int, RunResult]) -> Interval | None:
     """Return the accuracy less that of the base, as the mean over seeds that both were trained with."""
     pairs = [(_top1(results[turn]), _top1(base_results[turn])) for turn in sorted({*results} & {*base_results})]
     gaps = [here - there for here, there in pairs if here is not None and there is not None]
@@ -169,7 +192,7 @@ def _gap(results: dict[int, RunResult], base_results: dict[int, RunResult]) -> I
 
 
 def _efficiency(
-    ranks: Ranks, results: dict[int, RunResult], base: Ranks, base_results: dict[int, RunResult]
+    ranks: Ranks, results: Mapping[int, RunResult], base: Ranks, base_results: Mapping[int, RunResult]
 ) -> Interval | None:
     """Return the images/s of a rank over those of a rank of the base, from runs of the same turns."""
     turns = sorted({*results} & {*base_results})

@@ -5,7 +5,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -94,12 +94,16 @@ def command_of(trial: Trial, recipe_file: Path, ranks: int, rundir: Path) -> lis
     """Return the words that run a trial once: a `paceline train` in fresh processes of this Python."""
     # -P: a module in the current folder, which may be somebody's data, is not to be imported.
     program = [sys.executable, "-P", "-m", "paceline", "train", str(recipe_file), *words_of(trial.patch)]
-    words = [*program, "--ranks", str(ranks), "--run-dir", str(rundir), "--json"]
-    if not trial.nodes:
-        return words
+    return started([*program, "--ranks", str(ranks), "--run-dir", str(rundir), "--json"], trial.nodes, ranks)
+
+
+def started(words: Sequence[str], nodes: int, ranks: int, options: Sequence[str] = ()) -> list[str]:
+    """Return what starts `words` where `ranks` of a trial start: here, or on `nodes` by srun, which has `options`."""
+    if not nodes:
+        return list(words)
     # A task that is alone in its step takes the number of ranks from the words, as it would without srun.
-    tasks = [f"--ntasks={ranks}", f"--ntasks-per-node={ranks // trial.nodes}"]
-    return ["srun", f"--nodes={trial.nodes}", *tasks, "--relative=0", "--kill-on-bad-exit=1", *words]
+    tasks = [f"--ntasks={ranks}", f"--ntasks-per-node={ranks // nodes}"]
+    return ["srun", f"--nodes={nodes}", *tasks, "--relative=0", "--kill-on-bad-exit=1", *options, *words]
 
 
 def folder_name(trial: Trial, recipe: Recipe, ranks: int, repeat: int) -> str:
@@ -110,12 +114,3 @@ def folder_name(trial: Trial, recipe: Recipe, ranks: int, repeat: int) -> str:
     name = re.sub(r"[^A-Za-z0-9._=-]+", "-", trial.name)[:_NAME_LENGTH].strip("-.")
     place = f"{ranks}r" + (f"{trial.nodes}n" if trial.nodes else "")
     return f"{name}-{vary(recipe, trial.patch).hash[:8]}-{place}-{repeat}"
-
-
-def interleaved(trials: Sequence[Trial]) -> Iterator[tuple[Trial, int]]:
-    """Yield each trial as often as it is repeated, in turns (A B C A B C), with the number of the turn from 1.
-
-    A machine that grows slower, or warmer, is then so for all of them.
-    """
-    for repeat in range(1, max((trial.repeats for trial in trials), default=0) + 1):
-        yield from ((trial, repeat) for trial in trials if repeat <= trial.repeats)

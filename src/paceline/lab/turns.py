@@ -1,7 +1,8 @@
-"""Cases that are run in turns: the same runs again, or whole runs of other seeds. What they mean is said elsewhere."""
+"""Trials that are run in turns: the same runs again, or whole runs of other seeds. What they mean is said elsewhere."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from paceline.core.results import RunResult
 from paceline.lab.measuring import nothing_saved, without_what_is_so
@@ -9,6 +10,8 @@ from paceline.lab.runner import Runner
 from paceline.lab.trial import Outcome, Trial
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,21 +35,25 @@ class Case:
         return Trial(self.name, patch, ranks=self.ranks, nodes=self.nodes)
 
 
-def run_turns(cases: Sequence[Case], turns: int, runner: Runner) -> Iterator[Outcome]:
-    """Run all cases once a turn; yield how each run has ended, its turn as `repeat`.
+def run_turns(of_turn: Callable[[int], Iterable[Trial]], turns: int, runner: Runner) -> Iterator[Outcome]:
+    """Run the trials `of_turn` 1 to `turns`, turn by turn; yield how each run has ended, its turn as `repeat`.
 
-    Every other turn goes backwards, so that a machine that slows down meanwhile favours none of them. A run that has
-    failed is not made again, as it would fail again; one of another seed may do better.
+    In turns (A B C A B C) a machine that grows slower, or warmer, is so for all of them. A trial that has failed is not
+    run again, as it would fail again; one of another seed is another trial, and may do better.
     """
-    failed: set[str] = set()
+    failed: list[Trial] = []
     for turn in range(1, turns + 1):
-        for case in cases if turn % 2 else cases[::-1]:
-            if case.name in failed:
-                continue
-            outcome = runner.run(case.trial(turn), turn)
-            if outcome.result is None and case.first_seed is None:
-                failed.add(case.name)
-            yield outcome
+        for trial in of_turn(turn):
+            if trial not in failed:
+                outcome = runner.run(trial, turn)
+                if outcome.result is None:
+                    failed.append(trial)
+                yield outcome
+
+
+def there_and_back(things: Sequence[T], turn: int) -> Sequence[T]:
+    """Return things in the order of a turn: every other one goes backwards, so that a drift favours none of them."""
+    return things if turn % 2 else things[::-1]
 
 
 def results_of(name: str, outcomes: Sequence[Outcome]) -> dict[int, RunResult]:

@@ -1,5 +1,9 @@
-"""What a number was measured on, as plain values for `machine.json`. No host name, no user, no paths."""
+"""What a number was measured on, as plain values for `machine.json`. No host name, no user, no paths.
 
+As a program it writes them as JSON: to be asked from a process that is not to load a GPU's driver itself.
+"""
+
+import json
 import os
 import platform
 import re
@@ -62,3 +66,7 @@ def _find(pattern: str, path: Path) -> str:
     except OSError:
         return ""
     return match[1].strip() if match else ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe_machine()))

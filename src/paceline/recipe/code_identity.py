@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,28 @@ def changed_code(before: dict[str, dict[str, str]], now: dict[str, dict[str, str
     """Return the parts whose file is another now than it was `before`, in order."""
     both = ((name, before.get(name, {}).get("sha256"), each.get("sha256")) for name, each in now.items())
     return [name for name, old, new in both if None not in (old, new) and old != new]
+
+
+def stale_code(recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the parts whose file is gone or another by now, or whose package has another version; import none.
+
+    `recorded` is what `code_identity` said then.
+    """
+    return [name for name, each in recorded.items() if any(_stale(each))]
+
+
+def _stale(each: Mapping[str, str]) -> Iterator[bool]:
+    if "file" in each:
+        try:
+            yield hashlib.sha256(Path(each["file"]).read_bytes()).hexdigest() != each.get("sha256")
+        except OSError:
+            yield True
+    if "package" in each:
+        try:
+            top = each["package"].partition(" ")[0]
+            yield f"{top} {version(top)}" != each["package"]
+        except (PackageNotFoundError, ValueError):
+            yield True
 
 
 def _identity(maker: Callable[..., Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from paceline.core.goal import Goal
 from paceline.core.results import EvalResult
 from paceline.recipe.schema.train import Stop
 from paceline.train.state import TrainState
@@ -31,23 +32,22 @@ class NeverStop:
 
 
 class TargetStop:
-    """Stop when `patience` evaluations in a row have met `top1`."""
+    """Stop when a goal is met. What was met so far is in the state, which is saved, and not here."""
 
-    def __init__(self, top1: float, patience: int) -> None:
-        self._top1 = top1
-        self._patience = patience
+    def __init__(self, goal: Goal) -> None:
+        self._goal = goal
 
     def judge(self, result: EvalResult, state: TrainState) -> None:
         """Count the evaluation, or start counting again."""
-        state.hits = state.hits + 1 if result.top1 >= self._top1 else 0
+        state.hits = self._goal.count(state.hits, result.top1)
         if self.reached(state) and state.target_s is None:
             state.target_s = state.trained_s
 
     def reached(self, state: TrainState) -> bool:
         """Whether enough evaluations in a row have met the target."""
-        return state.hits >= self._patience
+        return self._goal.is_met(state.hits)
 
 
 def build_stop_rule(section: Stop | str) -> StopRule:
     """Return the rule of `train.stop`."""
-    return TargetStop(section.top1, section.patience) if isinstance(section, Stop) else NeverStop()
+    return TargetStop(Goal(section.top1, section.patience)) if isinstance(section, Stop) else NeverStop()

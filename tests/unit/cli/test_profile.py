@@ -3,7 +3,7 @@
 import json
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -267,10 +267,10 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
     """Return a list to fill with how runs end, in the place of running them; results lie in their run directories."""
     ended: list[Outcome] = []
 
-    def run(trials: Sequence[Trial], *args: object, **options: object) -> Iterator[Outcome]:
+    def run(*args: object) -> Iterator[Outcome]:
         yield from ended
 
-    monkeypatch.setattr(verb, "run_trials", run)
+    monkeypatch.setattr(verb, "run_turns", run)
     return ended
 
 
@@ -296,7 +296,7 @@ def test_the_warning_that_slurm_sends_interrupts_a_profile(tmp_path: Path, monke
         signal.raise_signal(signal.SIGUSR1)
         yield from ()
 
-    monkeypatch.setattr(verb, "run_trials", warned)
+    monkeypatch.setattr(verb, "run_turns", warned)
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         with pytest.raises(KeyboardInterrupt):

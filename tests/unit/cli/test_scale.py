@@ -45,6 +45,7 @@ class Child:
         judged = EvalResult(images=100, top1=0.75, top5=1.0, loss=0.5)
         line = {"epoch": 2.0, "trained_s": 3.0 + recipe.data.batch_size / 128, "top1": 0.75}
         RunDir(folder).evals.write_text(json.dumps(line) + "\n")
+        rate = 90.0 * ranks + 10 if recipe.measure.warmup_steps < 50 else 0.0
         result = RunResult(
             status="completed",
             recipe_hash=recipe.hash,
@@ -54,7 +55,7 @@ class Child:
             images_seen=3200,
             eval=judged,
             best=judged,
-            throughput=ThroughputResult(images_per_s=90.0 * ranks + 10, spread=(90, 110), n=4, excluded_s=0),
+            throughput=ThroughputResult(images_per_s=rate, spread=(90, 110), n=4, excluded_s=0),
             time=TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0, checkpoint_s=0, to_target_s=None),
             stages={},
             verdict={"bottleneck": "input-bound", "evidence": "none", "try": ""},
@@ -64,6 +65,20 @@ class Child:
         )
         RunDir(folder).write_result(result)
         return None, ""
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+class Here:
+    """A process that says what machine it is on: one of so many cores."""
+
+    def __init__(self, cores: int) -> None:
+        self.cores = cores
+        self.returncode = 0
+
+    def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
+        return json.dumps({"logical_cores": self.cores}), ""
 
     def poll(self) -> int | None:
         return self.returncode
@@ -82,10 +97,15 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
 @pytest.fixture
 def scale(monkeypatch: pytest.MonkeyPatch, started: list[list[str]]) -> Callable[..., int]:
-    """Return the verb; what is not told is as on the command line. `fails` is a word that no run survives."""
+    """Return the verb; what is not told is as on the command line. `fails` is a word that no run survives.
 
-    def work(*words: str, fails: str = "", **options: Any) -> int:
-        def start(command: Sequence[str]) -> Child:
+    A run is made on two cores, whatever the machine is said to have.
+    """
+
+    def work(*words: str, fails: str = "", cores: int = 2, **options: Any) -> int:
+        def start(command: Sequence[str]) -> Child | Here:
+            if "paceline.measure.machine" in command:
+                return Here(cores)
             started.append(list(command))
             return Child(command, fails)
 
@@ -190,6 +210,35 @@ def test_an_experiment_that_was_cut_off_repeats_no_run(
     assert len(only_result()[1].points) == 2
 
 
+def test_an_experiment_that_goes_on_on_another_machine_mixes_nothing(scale, started, capsys) -> None:
+    """What was begun on two cores, and goes on with four of them, has no run of two in its table."""
+    folder = Path("found")
+    scale(repeats=1, run_dir=folder, task=2)
+    scale(repeats=1, run_dir=folder, cores=4)
+    assert [command[command.index("--ranks") + 1] for command in started] == ["2", "1", "2"]
+    (kept,) = (folder / "replaced").iterdir()
+    line = f"2 ranks, run 1: is made again: what was there had logical cores 2 (here 4); it is kept in {kept}"
+    assert line in capsys.readouterr().out.splitlines()
+    assert RunDir(kept).read_result().throughput.images_per_s == 190
+    assert [run for point in ExperimentDir(folder).read().points for run in point.runs if "replaced" in run] == []
+
+
+def test_an_experiment_over_nodes_is_put_together_where_there_are_none(
+    scale, started, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """Nothing can be made again there, so nothing is compared with it."""
+    study = {"repeats": 1, "run_dir": Path("found"), "nodes": "1,2", "ranks": "1"}
+    monkeypatch.setattr(verb, "start_in", lambda environ: verb.start_process)
+    with monkeypatch.context() as allocation:
+        allocation.setenv("SLURM_JOB_ID", "7")
+        allocation.setenv("SLURM_JOB_NUM_NODES", "2")
+        for task in (1, 2):
+            scale(**study, task=task)
+    assert scale(**study, cores=4) == 0
+    assert len(started) == 2 and not Path("found/replaced").exists()
+    assert len(ExperimentDir(Path("found")).read().points) == 2
+
+
 def test_a_number_of_ranks_that_fails_is_told_and_the_others_go_on(scale, started, capsys) -> None:
     assert scale(repeats=2, fails="data.batch_size=256", ranks="1,2,4") == 0
     assert len(started) == 5
@@ -228,6 +277,19 @@ def test_a_study_of_batches_trains_whole_runs_to_a_target(scale, started, capsys
     sentence = "batch 256 (rule none, warm-up 0ep) reaches the target in 1.25 (1.25 to 1.25) of the time of batch 128"
     assert found.sentences == (sentence,) and sentence in said
     assert "to 70.00 % top-1" in said
+
+
+@pytest.mark.parametrize("study", [{"accuracy": True}, {"batch_sizes": "64,128", "target": 0.7}])
+def test_whole_runs_that_end_within_the_warm_up_have_their_accuracy(scale, started, capsys, study) -> None:
+    scale("measure.warmup_steps=60", **{"ranks": "1", "seeds": 1, "run_dir": Path("found"), **study})
+    found = ExperimentDir(Path("found")).read()
+    points = found.points or found.batches
+    assert {(point.images_per_s, point.top1.value, point.error) for point in points} == {(None, 0.75, "")}
+    note = "no speed: no run had more steps than the 60 of measure.warmup_steps (set fewer)"
+    said = capsys.readouterr().out
+    assert said.count(f": {note}\n") == len(points) == len(started)
+    assert said.count("no step was counted behind those of measure.warmup_steps, top-1 75.00 %") == len(points)
+    assert note in Path("found/table.md").read_text() and not Path("found/points.csv").exists()
 
 
 def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, mode: str, *points: ScalePoint) -> str:

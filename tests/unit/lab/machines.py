@@ -66,3 +66,17 @@ class Machine:
             weights_sha256="ab",
             provenance={"device": "cpu", "logical_cores": 4},
         )
+
+
+@dataclass
+class Described:
+    """A process that was asked what `machine` it is on, and has said so."""
+
+    machine: dict[str, object]
+    returncode: int = 0
+
+    def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
+        return json.dumps(self.machine), ""
+
+    def poll(self) -> int | None:
+        return self.returncode

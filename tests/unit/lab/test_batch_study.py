@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RecipeError
+from paceline.core.goal import Goal
 from paceline.core.interval import ratio_of
 from paceline.core.results import EvalResult, RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
 from paceline.core.units import Duration, number
-from paceline.lab.batch_study import Cell, Grid, Target, first_met, plan_cells, sentences_of, to_batches
+from paceline.lab.batch_study import Cell, Grid, first_met, plan_cells, sentences_of, to_batches
 from paceline.lab.trial import Outcome, vary
 from paceline.lab.turns import whole_patch
 from paceline.recipe.load import load
@@ -35,7 +36,7 @@ def evaluations(*accuracies: float) -> list[dict[str, float]]:
     return [{"epoch": float(n), "trained_s": 10.0 * n, "top1": each} for n, each in enumerate(accuracies, start=1)]
 
 
-def ended(cell: Cell, turn: int, folder: Path, *accuracies: float) -> Outcome:
+def ended(cell: Cell, turn: int, folder: Path, *accuracies: float, images_per_s: float = 100.0) -> Outcome:
     assert cell.case is not None
     rundir = RunDir(folder / "trials" / f"{cell.batch_size}-{turn}")
     rundir.path.mkdir(parents=True)
@@ -50,7 +51,7 @@ def ended(cell: Cell, turn: int, folder: Path, *accuracies: float) -> Outcome:
         images_seen=3200,
         eval=judged,
         best=judged,
-        throughput=ThroughputResult(images_per_s=100.0 * turn, spread=(1.0, 2.0), n=4, excluded_s=0),
+        throughput=ThroughputResult(images_per_s=images_per_s * turn, spread=(1.0, 2.0), n=4, excluded_s=0),
         time=TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0, checkpoint_s=0, to_target_s=None),
         stages={},
         verdict={"bottleneck": "none", "evidence": "none", "try": ""},
@@ -112,7 +113,7 @@ def test_what_does_not_fit_is_told_and_the_others_are_run() -> None:
 
 def test_averaged_weights_are_judged_where_there_are_any() -> None:
     seen = [{**each, "ema_top1": each["top1"] - 0.2} for each in evaluations(0.8, 0.9, 1.0)]
-    assert first_met(seen, Target(0.8)) == seen[2]
+    assert first_met(seen, Goal(0.8)) == seen[2]
 
 
 def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path:
         Outcome(large.case.trial(1), 1, RunDir(tmp_path), None, "the loss is nan", 3),
         ended(large, 2, tmp_path, 0.5, 0.6, 0.6),
     ]
-    first, second = to_batches([small, large], outcomes, 3, Target(0.8))
+    first, second = to_batches([small, large], outcomes, 3, Goal(0.8))
     assert (first.reached, first.seeds, first.error) == (2, 3, "")
     assert first.to_target_s is not None and first.to_target_s.n == 2
     assert first.to_target_s.value == pytest.approx(math.sqrt(20 * 30))  # means of times and rates are geometric
@@ -135,6 +136,14 @@ def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path:
     assert first.runs == ("trials/128-1", "trials/128-2", "trials/128-3")
     assert (second.reached, second.to_target_s, second.error) == (0, None, "the loss is nan")
     assert second.top1 is not None and second.top1.n == 1
+
+
+def test_runs_without_counted_steps_reach_a_target_too(tmp_path: Path) -> None:
+    (cell,) = plan_cells(digits(), Grid((128,)), 1, 0, NOTHING)
+    (found,) = to_batches([cell], [ended(cell, 1, tmp_path, 0.5, 0.9, images_per_s=0.0)], 1, Goal(0.8))
+    assert found.images_per_s is None and found.error == ""
+    assert found.top1 is not None and found.top1.value == 0.9
+    assert found.to_target_s is not None and found.to_target_s.value == 20.0
 
 
 def test_without_a_target_none_is_reached(tmp_path: Path) -> None:
@@ -158,10 +167,10 @@ def test_what_a_larger_batch_takes_is_said_of_the_fastest_whose_runs_all_got_the
         for cell, turns in reached.items()
         for turn, seen in enumerate(turns, start=1)
     ]
-    (said,) = sentences_of([small, partly, soon, late], outcomes, Target(0.8))
+    (said,) = sentences_of([small, partly, soon, late], outcomes, Goal(0.8))
     ratio = ratio_of([2, 1], [4, 3])
     assert ratio.low is not None and ratio.high is not None
     bounds = f"{number(ratio.value)} ({number(ratio.low)} to {number(ratio.high)})"
     assert said == f"batch 512 (rule sqrt, warm-up 2ep) reaches the target in {bounds} of the time of batch 128"
-    assert sentences_of([small, partly], outcomes, Target(0.8)) == ()
+    assert sentences_of([small, partly], outcomes, Goal(0.8)) == ()
     assert sentences_of([small, soon], outcomes, None) == ()

@@ -18,6 +18,7 @@ from paceline.core.results import (
     TimeResult,
 )
 from paceline.core.rundir import RunDir
+from paceline.lab.earlier import Earlier
 from paceline.lab.ladder import Climber, Here
 from paceline.lab.prepared import Prepared
 from paceline.lab.rungs import Ladder, Rung
@@ -26,6 +27,8 @@ from paceline.lab.trial import folder_name, vary
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.source import Pack
+
+from .machines import Described
 
 TWO_CORES = Here(gpus=0, cores=2, ranks=1)
 RECIPE = load("digits", Patch((("measure.warmup_steps", 0),))).recipe
@@ -47,7 +50,9 @@ class Machine:
     scatter: dict[str, Sequence[float]] = field(default_factory=dict)
     verdict: dict[str, str] = field(default_factory=lambda: {"bottleneck": "unknown", "evidence": "None.", "try": ""})
 
-    def start(self, command: Sequence[str]) -> "Child":
+    def start(self, command: Sequence[str]) -> "Child | Described":
+        if "paceline.measure.machine" in command:
+            return Described({"logical_cores": 2})
         self.commands.append(list(command))
         return Child(self, list(command))
 
@@ -153,7 +158,7 @@ def climbing(tmp_path):
             root / "measured.yaml",
             here.ranks,
             place=lambda trial, repeat: root / "trials" / folder_name(trial, RECIPE, trial.ranks, repeat),
-            goes_on=True,
+            earlier=Earlier(root / "replaced", said.append),
             **{"start": machine.start, **runs},
         )
         return Climber(

@@ -3,22 +3,29 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
-from paceline.lab.runner import Runner, TrialError, interrupted_by, run_trials, start_process
+from paceline.lab.child import start_process
+from paceline.lab.earlier import Earlier
+from paceline.lab.runner import Runner, TrialError, interrupted_by
 from paceline.lab.trial import Outcome, Trial
+from paceline.lab.turns import run_turns
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
+
+from .machines import Described
 
 RECIPE = load("digits").recipe
 
 
-def result(images_per_s: float, recipe_hash: str = RECIPE.hash, status: str = "completed") -> RunResult:
+def result(
+    images_per_s: float, recipe_hash: str = RECIPE.hash, status: str = "completed", **provenance: object
+) -> RunResult:
     return RunResult(
         status=status,
         recipe_hash=recipe_hash,
@@ -34,26 +41,34 @@ def result(images_per_s: float, recipe_hash: str = RECIPE.hash, status: str = "c
         verdict={"bottleneck": "unknown", "evidence": "none", "try": ""},
         lr="0.1 at 64",
         weights_sha256="ab",
-        provenance={},
+        provenance=provenance,
     )
 
 
 class Child:
     """A process that writes a result where it was told to, says `said`, and ends with `code`."""
 
-    def __init__(self, command: Sequence[str], code: int = 0, said: str = "", images_per_s: float = 100.0) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        code: int = 0,
+        said: str = "",
+        images_per_s: float = 100.0,
+        provenance: Mapping[str, object] | None = None,
+    ) -> None:
         self.command = list(command)
         self.returncode: int | None = None
         self.calls: list[str] = []
         self._ends_with = code
         self._said = said
         self._rate = images_per_s
+        self._provenance = provenance or {}
 
     def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
         if not self._ends_with:
             folder = Path(self.command[self.command.index("--run-dir") + 1])
             folder.mkdir(parents=True)
-            RunDir(folder).write_result(result(self._rate))
+            RunDir(folder).write_result(result(self._rate, **self._provenance))
         self.returncode = self._ends_with
         return None, self._said
 
@@ -90,7 +105,7 @@ class Slow(Child):
         raise subprocess.TimeoutExpired("child", timeout)
 
 
-def runner_in(folder: Path, start: Callable[[Sequence[str]], Child], **options: object) -> Runner:
+def runner_in(folder: Path, start: Callable[[Sequence[str]], Child | Described], **options: object) -> Runner:
     """Return what runs trials of digits on two ranks, each in a folder of its own below `folder`."""
     return Runner(
         RECIPE,
@@ -102,12 +117,28 @@ def runner_in(folder: Path, start: Callable[[Sequence[str]], Child], **options: 
     )
 
 
+def going_on(
+    folder: Path,
+    say: Callable[[str], None] = print,
+    begins: Callable[[Trial, int], None] = lambda trial, repeat: None,
+    **machine: object,
+) -> Runner:
+    """Return what runs trials that are not there already, on a machine of which so much is known."""
+
+    def start(command: Sequence[str]) -> Child | Described:
+        is_asked = "paceline.measure.machine" in command
+        return Described(machine) if is_asked else Child(command, provenance=machine)
+
+    return runner_in(folder, start, earlier=Earlier(folder / "replaced", say), begins=begins)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., list[Outcome]]:
     """Return a function that runs trials with children made by `start`, each in a folder of its own."""
 
     def all_of(trials: Sequence[Trial], start: Callable[[Sequence[str]], Child]) -> list[Outcome]:
-        return list(run_trials(trials, runner_in(tmp_path, start)))
+        turns = max(trial.repeats for trial in trials)
+        return list(run_turns(lambda turn: trials, turns, runner_in(tmp_path, start)))
 
     return all_of
 
@@ -160,6 +191,19 @@ def test_a_run_without_counted_steps_has_failed(run) -> None:
     assert outcome.result is None and "no step was counted" in outcome.error
 
 
+def test_a_run_that_is_made_for_more_than_its_speed_need_not_have_one(tmp_path: Path) -> None:
+    earlier = Earlier(tmp_path / "replaced", print)
+
+    def start(command: Sequence[str]) -> Child | Described:
+        return Described({}) if "paceline.measure.machine" in command else Child(command, images_per_s=0.0)
+
+    runner = runner_in(tmp_path, start, earlier=earlier, needs_speed=False)
+    assert [(made.result is None, made.is_known) for made in (runner.run(Trial("a"), 1) for _ in range(2))] == [
+        (False, False),
+        (False, True),
+    ]
+
+
 @pytest.mark.parametrize(("code", "calls"), [(0, ["terminate"]), (-9, ["terminate", "kill"])])
 def test_ctrl_c_ends_the_process_that_runs_and_starts_no_other(run, code: int, calls: list[str]) -> None:
     """One that does not end when it is asked to is killed."""
@@ -184,9 +228,9 @@ def test_a_signal_to_stop_interrupts_as_ctrl_c_does_and_only_meanwhile() -> None
 
 
 def test_a_started_process_says_what_it_has_to_say_and_is_no_part_of_our_group() -> None:
-    script = "import os, sys; print(os.getpgid(0) == os.getpid(), file=sys.stderr); print('lost'); sys.exit(3)"
+    script = "import os, sys; print(os.getpgid(0) == os.getpid(), file=sys.stderr); print('found'); sys.exit(3)"
     process = start_process([sys.executable, "-S", "-c", script])
-    assert process.communicate()[1] == "True\n"
+    assert process.communicate() == ("found\n", "True\n")
     assert process.returncode == 3
 
 
@@ -205,7 +249,7 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(tmp_path: Path) -> No
 def test_a_run_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     """It is the same run only where recipe and ranks are the same; what a kill has left is removed."""
     begun: list[str] = []
-    runner = runner_in(tmp_path, Child, goes_on=True, begins=lambda trial, repeat: begun.append(trial.name))
+    runner = going_on(tmp_path, begins=lambda trial, repeat: begun.append(trial.name))
     (tmp_path / "a-1").mkdir()
     (tmp_path / "a-1" / "recipe.yaml").write_text("half", encoding="utf-8")
     first = runner.run(Trial("a"), 1)
@@ -217,11 +261,50 @@ def test_a_run_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert begun == ["a"]
 
 
+def test_a_run_of_another_machine_is_made_again_and_kept(tmp_path: Path) -> None:
+    """As often as that changes; a line says what differs, and where the old one is."""
+    said: list[str] = []
+    made = [going_on(tmp_path, said.append, logical_cores=cores).run(Trial("a"), 1) for cores in (4, 8, 8, 4)]
+    assert [each.is_known for each in made] == [False, False, True, False]
+    assert said == [
+        f"a, run 1: is made again: what was there had logical cores {before} (here {here}); it is kept in "
+        f"{tmp_path / 'replaced' / name}"
+        for before, here, name in ((4, 8, "a-1"), (8, 4, "a-1-2"))
+    ]
+    places = (tmp_path / "replaced" / "a-1", tmp_path / "replaced" / "a-1-2", tmp_path / "a-1")
+    assert [RunDir(place).read_result().provenance["logical_cores"] for place in places] == [4, 8, 4]
+
+
+def test_a_run_with_other_code_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("class Net: ...", encoding="utf-8")
+    own = {"own:Net": {"file": str(tmp_path / "own.py"), "sha256": "not that of the file"}}
+    (tmp_path / "a-1").mkdir()
+    RunDir(tmp_path / "a-1").write_result(result(1.0, own_parts=own))
+    said: list[str] = []
+    assert not going_on(tmp_path, said.append).run(Trial("a"), 1).is_known
+    assert "had other code of own:Net;" in said[0]
+
+
+def test_the_machine_is_asked_once_and_only_where_there_is_something_to_compare(tmp_path: Path) -> None:
+    asked: list[Sequence[str]] = []
+
+    def start(command: Sequence[str]) -> Child | Described:
+        is_asked = "paceline.measure.machine" in command
+        asked.extend([command] if is_asked else [])
+        return Described({}) if is_asked else Child(command)
+
+    runner = runner_in(tmp_path, start, earlier=Earlier(tmp_path / "replaced", print))
+    runner.run(Trial("a"), 1)
+    assert asked == []
+    assert [runner.run(Trial("a"), 1).is_known for _ in range(2)] == [True, True]
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("status", ["preempted", "failed"])
 def test_a_run_that_was_not_ended_is_made_again(tmp_path: Path, status: str) -> None:
     (tmp_path / "a-1").mkdir()
     RunDir(tmp_path / "a-1").write_result(result(1.0, status=status))
-    assert runner_in(tmp_path, Child, goes_on=True).known(Trial("a"), 1) is None
+    assert going_on(tmp_path).known(Trial("a"), 1) is None
 
 
 HOLD = """
@@ -238,7 +321,7 @@ def test_what_is_still_being_written_is_not_removed(tmp_path: Path) -> None:
     """A run may outlive whoever started it, who was killed."""
     (tmp_path / "a-1").mkdir()
     (tmp_path / "a-1" / "recipe.yaml").write_text("half", encoding="utf-8")
-    runner = runner_in(tmp_path, Child, goes_on=True)
+    runner = going_on(tmp_path)
     command = [sys.executable, "-c", HOLD, str(tmp_path / "a-1")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"

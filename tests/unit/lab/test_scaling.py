@@ -162,6 +162,19 @@ def test_what_accuracy_more_ranks_cost_is_told_over_the_seeds_of_both() -> None:
     assert two.top1_gap is not None and (two.top1_gap.value, two.top1_gap.n) == (-0.125, 2)
 
 
+def test_a_whole_run_without_counted_steps_has_an_accuracy_and_no_speed() -> None:
+    """Efficiency is then over the smallest number of ranks that has one."""
+    points = planned(ranks=(1, 2, 4), seed=0)
+    outcomes = [ended(points[0], 1, 0.0, 0.5), ended(points[1], 1, 100.0, 0.75), ended(points[2], 1, 150.0, 1.0)]
+    one, two, four = to_points(points, outcomes)
+    assert (one.images_per_s, one.spread, one.step_s, one.efficiency, one.error) == (None, None, None, None, "")
+    assert [found.top1 and found.top1.value for found in (one, two, four)] == [0.5, 0.75, 1.0]
+    assert [found.top1_gap and found.top1_gap.value for found in (one, two, four)] == [None, 0.25, 0.5]
+    assert two.efficiency is None and four.efficiency is not None
+    assert four.efficiency.value == pytest.approx(0.75, rel=1e-12)
+    assert one.runs and one.wall_s == 5.0
+
+
 def test_ranks_that_share_cores_are_cautioned_about() -> None:
     cpu = {"device": "cpu", "logical_cores": 4}
     places = ranks_over([1, 2], [])

@@ -6,16 +6,9 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.lab.trial import Trial, command_of, folder_name, interleaved, vary, words_of, write_recipe
+from paceline.lab.trial import Trial, command_of, folder_name, vary, words_of, write_recipe
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-
-
-def test_trials_are_run_in_turns() -> None:
-    trials = [Trial("a", repeats=3), Trial("b", repeats=1), Trial("c", repeats=2)]
-    order = [f"{trial.name}{repeat}" for trial, repeat in interleaved(trials)]
-    assert order == ["a1", "b1", "c1", "a2", "c2", "a3"]
-    assert list(interleaved([])) == []
 
 
 def test_a_patch_and_its_words_say_the_same() -> None:

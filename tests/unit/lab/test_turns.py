@@ -4,7 +4,7 @@ from pathlib import Path
 
 from paceline.core.rundir import RunDir
 from paceline.lab.trial import Outcome, Trial, vary
-from paceline.lab.turns import Case, error_of, run_turns, runs_of, whole_patch
+from paceline.lab.turns import Case, error_of, run_turns, runs_of, there_and_back, whole_patch
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
@@ -27,7 +27,8 @@ class Made:
 
 def test_each_turn_runs_all_cases_once_and_a_failed_one_no_more() -> None:
     runner = Made({"b": {1}})
-    outcomes = list(run_turns([Case("a", Patch(), 1), Case("b", Patch(), 2)], 3, runner))
+    cases = [Case("a", Patch(), 1), Case("b", Patch(), 2)]
+    outcomes = list(run_turns(lambda turn: [case.trial(turn) for case in cases], 3, runner))
     assert runner.made == ["a1", "b1", "a2", "a3"]
     assert (error_of("a", outcomes), error_of("b", outcomes)) == ("", "boom")
     assert (runs_of("a", outcomes), runs_of("b", outcomes)) == (("trials/a-1", "trials/a-2", "trials/a-3"), ())
@@ -35,14 +36,22 @@ def test_each_turn_runs_all_cases_once_and_a_failed_one_no_more() -> None:
 
 def test_every_other_turn_goes_backwards() -> None:
     runner = Made()
-    list(run_turns([Case("a", Patch(), 1), Case("b", Patch(), 2)], 3, runner))
+    trials = (Trial("a"), Trial("b"))
+    list(run_turns(lambda turn: there_and_back(trials, turn), 3, runner))
     assert runner.made == ["a1", "b1", "b2", "a2", "a3", "b3"]
+
+
+def test_a_trial_may_have_fewer_turns_than_others() -> None:
+    runner, trials = Made(), [Trial("a", repeats=3), Trial("b", repeats=1), Trial("c", repeats=2)]
+    list(run_turns(lambda turn: [trial for trial in trials if turn <= trial.repeats], 3, runner))
+    assert runner.made == ["a1", "b1", "c1", "a2", "c2", "a3"]
+    assert list(run_turns(lambda turn: trials, 0, runner)) == []
 
 
 def test_another_seed_is_run_after_one_that_failed() -> None:
     runner = Made({"a": {1}})
     case = Case("a", Patch((("optim.lr", 9.0),)), 1, first_seed=7)
-    outcomes = list(run_turns([case], 2, runner))
+    outcomes = list(run_turns(lambda turn: [case.trial(turn)], 2, runner))
     assert runner.made == ["a1", "a2"]
     assert [each.trial.patch.assignments for each in outcomes] == [
         (("optim.lr", 9.0), ("seed", 7)),

@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import version
 from types import ModuleType
 
-from paceline.recipe.code_identity import changed_code, code_identity
+from paceline.recipe.code_identity import changed_code, code_identity, stale_code
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
@@ -38,3 +38,19 @@ def test_what_is_in_another_file_now_is_named() -> None:
     before = {"a:A": {"sha256": "1"}, "b:B": {"sha256": "9"}, "c:C": {"sha256": "3"}}
     assert changed_code(before, now) == ["b:B"]
     assert changed_code({}, now) == []
+
+
+def test_what_was_recorded_is_stale_where_its_file_or_its_package_is_another_now(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("one")
+    same = {"file": str(file), "sha256": hashlib.sha256(b"one").hexdigest()}
+    recorded = {
+        "same:A": same,
+        "nothing:B": {},
+        "edited:C": {**same, "sha256": hashlib.sha256(b"two").hexdigest()},
+        "gone:D": {**same, "file": str(tmp_path / "gone.py")},
+        "installed:E": {"package": f"torch {version('torch')}"},
+        "updated:F": {**same, "package": "torch 0.0"},
+        "removed:G": {"package": "no-such-package 1.0"},
+    }
+    assert stale_code(recorded) == ["edited:C", "gone:D", "updated:F", "removed:G"]

@@ -51,6 +51,11 @@ class ExperimentDir:
         return self.path / "trials"
 
     @property
+    def replaced(self) -> Path:
+        """The folder of runs that were made again, as they were of other hardware, versions or code."""
+        return self.path / "replaced"
+
+    @property
     def data(self) -> Path:
         """The folder of data that were made for trials, such as packs; it goes when the experiment has ended."""
         return self.path / "data"

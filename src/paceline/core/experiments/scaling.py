@@ -88,3 +88,12 @@ class ScaleResult(Value):
     wall_s: Measured
     command: tuple[str, ...]
     provenance: dict[str, Any]
+
+    def note(self, point: ScalePoint | BatchPoint) -> str:
+        """Return why a point has no speed though its runs have ended well; "" where it has one, and where they failed.
+
+        The steps of the warm-up are not counted, and a whole run may have no others.
+        """
+        if point.images_per_s is not None or not point.runs:
+            return ""
+        return f"no speed: no run had more steps than the {self.warmup_steps:,} of measure.warmup_steps (set fewer)"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.core.errors import RecipeError
-from paceline.core.goal import met_at
+from paceline.core.goal import Goal
 from paceline.report.compare.read import Judged, Trained
 
 From = Literal["asked", "recipes", "lowest_best", "nothing"]
@@ -27,7 +27,7 @@ class Target:
         if self.level is None:
             return None
         patience = _patience(run) if self.origin == "recipes" else 1
-        place = met_at([each.accuracy for each in run.evals], self.level, patience)
+        place = Goal(self.level, patience).met_at(each.accuracy for each in run.evals)
         return None if place is None else run.evals[place]
 
 

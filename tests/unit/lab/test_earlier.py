@@ -1,0 +1,124 @@
+"""What makes a run of before another one than would be made here, and how a machine is asked what it is."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import PacelineError
+from paceline.core.rundir import RunDir
+from paceline.lab.child import start_process
+from paceline.lab.earlier import Earlier, describe, differences
+from paceline.lab.trial import Outcome, Trial
+from paceline.measure.machine import describe_machine
+from paceline.recipe.load import load
+
+H200 = "NVIDIA H200"
+
+
+@pytest.mark.parametrize(
+    ("before", "here", "others"),
+    [
+        ({"cpu": "a", "logical_cores": 4}, {"cpu": "b", "logical_cores": 4}, ["a (here b)"]),
+        ({"logical_cores": 4}, {"logical_cores": 8}, ["logical cores 4 (here 8)"]),
+        ({"torch": "2.10.0", "python": "3.12"}, {"torch": "2.11.0", "python": "3.12"}, ["torch 2.10.0 (here 2.11.0)"]),
+        ({"cuda_devices": [H200] * 2}, {}, [f"2 x {H200} (here no GPU)"]),
+        ({}, {"cuda_devices": [H200, "other"]}, [f"no GPU (here 1 x {H200}, 1 x other)"]),
+        ({"cuda_devices": [H200], "driver": "1"}, {"cuda_devices": [H200], "driver": "2"}, ["driver 1 (here 2)"]),
+        ({"memory_bytes": 1, "platform": "x", "threads": 1}, {"memory_bytes": 2, "platform": "y", "threads": 2}, []),
+        ({"torch": "2.10.0"}, {"numpy": "2"}, []),
+    ],
+)
+def test_hardware_and_versions_are_compared(before: dict[str, Any], here: dict[str, Any], others: list[str]) -> None:
+    assert differences(before, here, on_cpu=False) == others
+    assert differences(here, here, on_cpu=False) == []
+
+
+def test_gpus_play_no_part_for_a_run_on_the_cpu() -> None:
+    gpus = {"cuda_devices": [H200], "cuda": "13", "driver": "1", "nccl": "2"}
+    assert differences(gpus, {"logical_cores": 4}, on_cpu=True) == []
+
+
+def test_a_process_says_what_a_run_would_write_down_of_this_machine() -> None:
+    told, here = describe(0, 1, start_process), describe_machine()
+    of_this_process = {"threads", "paceline"}  # what an edit meanwhile may change
+    assert {**told, **dict.fromkeys(of_this_process)} == {**here, **dict.fromkeys(of_this_process)}
+
+
+class Node:
+    """A process of srun's that says what rank 0 says; none that is asked to say it takes its time."""
+
+    def __init__(self, said: str = "", complaint: str = "", code: int = 0, *, is_slow: bool = False) -> None:
+        self.returncode: int | None = None
+        self._said, self._complaint, self._code, self._is_slow = said, complaint, code, is_slow
+        self.is_ended = False
+
+    def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
+        if self._is_slow:
+            raise subprocess.TimeoutExpired("srun", timeout or 0)
+        self.returncode = self._code
+        return self._said, self._complaint
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        return -15
+
+    def terminate(self) -> None:
+        self.is_ended = True
+        self.returncode = -15
+
+    def kill(self) -> None:
+        raise AssertionError("it ends when it is asked to")
+
+
+def known(nodes: int, ranks: int, **provenance: Any) -> Outcome:
+    class Result:
+        pass
+
+    found: Any = Result()
+    found.provenance = provenance
+    return Outcome(Trial("a", ranks=ranks, nodes=nodes), 1, RunDir(Path("trials/a")), found, is_known=True)
+
+
+def test_a_run_on_nodes_is_compared_with_what_a_step_of_its_shape_says() -> None:
+    started: list[Sequence[str]] = []
+
+    def start(command: Sequence[str]) -> Node:
+        started.append(command)
+        return Node(json.dumps({"logical_cores": 2}))
+
+    recipe, earlier = load("digits").recipe, Earlier(Path("replaced"), print, most_nodes=2)
+    for nodes, ranks, others in ((2, 4, []), (2, 4, []), (1, 4, []), (4, 8, [])):
+        assert earlier.others(known(nodes, ranks, logical_cores=2), recipe, ranks, start) == others
+    assert [command[:6] for command in started] == [
+        ["srun", f"--nodes={nodes}", "--ntasks=4", f"--ntasks-per-node={4 // nodes}", "--relative=0",
+         "--kill-on-bad-exit=1"]
+        for nodes in (2, 1)
+    ]  # fmt: skip
+    assert all("--output=0" in command for command in started)
+    assert earlier.others(known(2, 4, logical_cores=1), recipe, 4, start) == ["logical cores 1 (here 2)"]
+    assert earlier.others(known(4, 8, logical_cores=1), recipe, 8, start) == [], "here it could not be made again"
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (Node(complaint="srun: error: no such node\n", code=1), "srun: error: no such node"),
+        (Node(is_slow=True), "no answer in 600 s"),
+    ],
+)
+def test_what_does_not_say_where_it_is_is_an_error(node: Node, why: str) -> None:
+    with pytest.raises(PacelineError, match=f"does not say what it runs on: {why}"):
+        describe(1, 1, lambda command: node)
+    assert node.poll() is not None
+
+
+def test_a_run_that_cannot_be_put_away_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "replaced").write_text("a file", encoding="utf-8")
+    with pytest.raises(PacelineError, match=r"trials/a: cannot be moved: .* \(name another --run-dir\)"):
+        Earlier(tmp_path / "replaced", print).put_away(known(0, 1), ["logical cores 4 (here 8)"])
