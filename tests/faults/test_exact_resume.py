@@ -119,6 +119,111 @@ def test_a_run_stopped_five_times_is_the_run_that_was_never_stopped(
         assert len(ids) == len(set(ids)) == EPOCH * 12
 
 
+# PowerSGD sends ten steps whole, so a stop is before it begins, where it begins, or after it has held something back.
+LONG = (*WORDS, "train.epochs=3", "log.samples=false")
+LONG_STEPS = 3 * EPOCH
+
+
+# matrix: 2
+@pytest.mark.parametrize(
+    ("sent", "num_ranks", "stops"),
+    [
+        ("compression=bf16", 3, (3,)),
+        ("compression=fp16", 3, (3,)),
+        ("static_graph=true", 3, (3,)),
+        ("compression=powersgd", 2, (4, 10, 12)),
+        ("compression=powersgd", 3, (4, 11, 13)),
+        ("compression=powersgd static_graph=true", 2, (12,)),
+    ],
+)
+def test_however_gradients_are_sent_a_run_that_was_stopped_has_the_same_bits(
+    ranks, tmp_path: Path, lines_of, state_digest, sent: str, num_ranks: int, stops: Sequence[int]
+) -> None:
+    words = (*LONG, *(f"parallel.{each}" for each in sent.split()))
+    ranks(*words, "--run-dir", "whole", ranks=num_ranks).result  # noqa: B018
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for step in stops:
+        cut(tmp_path / "cut", step)
+        ranks(*words, "--run-dir", "cut", "--resume", ranks=num_ranks).result  # noqa: B018
+        assert "resumed without" not in str(json.loads((tmp_path / "cut" / "plan.json").read_text())["notes"])
+    for step in range(stops[0], LONG_STEPS + 1):
+        name = f"checkpoints/step-{step:08d}"
+        assert state_digest(tmp_path / "cut" / name) == state_digest(tmp_path / "whole" / name), step
+    assert records(tmp_path / "cut", lines_of) == records(tmp_path / "whole", lines_of)
+    assert ("powersgd" in sent) == ("compression" in state_digest(tmp_path / "whole"))
+
+
+@pytest.fixture(scope="module")
+def factored(ranks_in, tmp_path_factory) -> Path:
+    """A run of two ranks whose gradients are sent by PowerSGD, to its end."""
+    folder = tmp_path_factory.mktemp("factored")
+    ranks_in(folder)(*LONG, "parallel.compression=powersgd", "--run-dir", "whole", ranks=2).result  # noqa: B018
+    return folder / "whole"
+
+
+# matrix: 3
+@pytest.mark.parametrize("piece", ["held back by rank 0", "held back by rank 1", "factors", "steps"])
+def test_no_piece_of_what_compression_keeps_can_be_lost_unnoticed(
+    ranks, tmp_path: Path, state_digest, factored: Path, piece: str
+) -> None:
+    shutil.copytree(factored, tmp_path / "cut")
+    cut(tmp_path / "cut", 12)
+    checkpoint = tmp_path / "cut" / "checkpoints" / "step-00000012"
+    tensors = load_file(checkpoint / "compression.safetensors")
+    values = json.loads((checkpoint / "state.json").read_text())
+    if piece == "steps":
+        values["compression"]["steps"] = 3
+    elif piece == "factors":
+        rights = [name for name in tensors if name.endswith(".right")]
+        assert len(rights) == len(values["compression"]["buckets"]) > 2
+        tensors |= {name: torch.ones_like(tensors[name]) for name in rights}
+    else:
+        for name in (name for name in tensors if name.endswith(".error")):
+            tensors[name][int(piece[-1])] = 0
+    save_file(tensors, checkpoint / "compression.safetensors")
+    (checkpoint / "state.json").write_text(json.dumps(values))
+    sign(checkpoint, piece)
+    ranks(*LONG, "parallel.compression=powersgd", "--run-dir", "cut", "--resume", ranks=2).result  # noqa: B018
+    assert state_digest(tmp_path / "cut")["model"] != state_digest(factored)["model"]
+
+
+# matrix: 5
+@pytest.mark.parametrize(
+    ("num_ranks", "words", "why"),
+    [
+        (3, (), "it was of 2 ranks, and these are 3; it begins anew, with 10 whole steps"),
+        (2, ("parallel.bucket_mb=25",), "other gradients are sent together; it begins anew, with 10 whole steps"),
+        (1, (), "one rank sends nothing"),
+    ],
+)
+def test_what_compression_held_back_is_left_where_it_does_not_fit_and_a_note_says_so(
+    ranks, tmp_path: Path, factored: Path, num_ranks: int, words: Sequence[str], why: str
+) -> None:
+    shutil.copytree(factored, tmp_path / "cut")
+    cut(tmp_path / "cut", 12)
+    words = (*LONG, *words, "parallel.compression=powersgd", "--run-dir", "cut", "--resume")
+    assert ranks(*words, ranks=num_ranks).result["steps"] == LONG_STEPS
+    notes = json.loads((tmp_path / "cut" / "plan.json").read_text())["notes"]
+    said = [note for note in notes if note.startswith("resumed without what PowerSGD had held back")]
+    assert len(said) == 1 and said[0].endswith(f": {why}"), notes
+
+
+# matrix: 5
+def test_ranks_that_trained_alone_go_on_with_the_weights_of_rank_0_and_a_note_says_so(
+    ranks, tmp_path: Path, state_digest
+) -> None:
+    words = (*WORDS, "parallel.sync_gradients=false")
+    ranks(*words, "--run-dir", "whole", ranks=2).result  # noqa: B018
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    cut(tmp_path / "cut", 3)
+    ranks(*words, "--run-dir", "cut", "--resume", ranks=2).result  # noqa: B018
+    found = [state_digest(tmp_path / name) for name in ("cut", "whole")]
+    assert found[0]["model"] == found[1]["model"] and found[0]["optimizer"] == found[1]["optimizer"]
+    assert found[0]["values"] != found[1]["values"]  # rank 1's loss and evaluation are part of them
+    notes = [json.loads((tmp_path / name / "plan.json").read_text())["notes"] for name in ("cut", "whole")]
+    assert ["resumed with rank 0's weights on every rank" in str(each) for each in notes] == [True, False]
+
+
 CUT = 7
 # A schedule with a state, that falls before the cut; averaged weights; and weights of 16 bits beside their copies.
 STATEFUL = (
@@ -167,6 +272,11 @@ def leave_out(piece: str, checkpoint: Path, first: Path) -> None:
         else:
             new[section] = old[section]
         (checkpoint / "state.json").write_text(json.dumps(new))
+    sign(checkpoint, piece)
+
+
+def sign(checkpoint: Path, piece: str) -> None:
+    """Put the digests of `checkpoint` right, whose `piece` was changed."""
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     digests = {name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in manifest}
     assert digests != manifest, f"{piece} is no part of the state"

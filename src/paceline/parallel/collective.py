@@ -4,6 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+_PIECE_BYTES = 64 << 20
+
 
 def sum_over_ranks(value: Tensor) -> Tensor:
     """Return the sum of `value` over the ranks; `value` itself is left alone."""
@@ -22,6 +24,23 @@ def every_rank(value: Tensor) -> Tensor:
     rows = [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, value.contiguous())
     return torch.stack(rows)
+
+
+def rows_on_rank_0(row: Tensor) -> Tensor | None:
+    """Return [world_size, N] in the memory of rank 0's host, in which row r is rank r's `row` [N]; None on the others.
+
+    It comes in pieces, as a GPU may not hold all of it.
+    """
+    world_size, is_main = dist.get_world_size(), dist.get_rank() == 0
+    rows = torch.empty(world_size, len(row), dtype=row.dtype) if is_main else None
+    length = max(1, _PIECE_BYTES // (world_size * row.element_size()))
+    for start in range(0, len(row), length):
+        piece = row[start : start + length]
+        pieces = [torch.empty_like(piece) for _ in range(world_size)] if is_main else None
+        dist.gather(piece, pieces)
+        if rows is not None and pieces is not None:
+            rows[:, start : start + length].copy_(torch.stack(pieces))
+    return rows
 
 
 def broadcast_buffers(model: nn.Module) -> None:

@@ -8,31 +8,26 @@ from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
+from paceline.parallel.memory import Memory, NoMemory
+from paceline.parallel.powersgd import PowerSGD
 from paceline.recipe.schema.parallel import Parallel
 
 Send = Callable[[GradBucket], tuple[Future[Tensor], int]]
 """Returns what will be the mean of a bucket's gradients over the ranks, and the bytes of it that this rank sends."""
 
-POWERSGD_FIRST_STEP = 10
-"""Steps sent whole before PowerSGD begins, in this process. Torch needs 2, and its default of 1,000 would leave most
-of our runs uncompressed."""
 
-_SMALL = 1e-12
-_ZERO_LENGTH = 1e-20
-"""Added to the length of a factor before it divides, so that one of length 0 stays 0; far below `_SMALL`."""
-
-
-def build_send(section: Parallel) -> Send:
-    """Return how `section.compression` sends a bucket."""
+def build_send(section: Parallel) -> tuple[Send, Memory]:
+    """Return how `section.compression` sends a bucket, and what that keeps between steps."""
     match section.compression:
         case "off":
-            return _whole
+            return _whole, NoMemory()
         case "bf16":
-            return _bf16
+            return _bf16, NoMemory()
         case "fp16":
-            return _fp16
+            return _fp16, NoMemory()
         case "powersgd":
-            return _powersgd(rank=1 if section.powersgd_rank == "auto" else section.powersgd_rank)
+            power = PowerSGD(rank=1 if section.powersgd_rank == "auto" else section.powersgd_rank)
+            return power.send, power
 
 
 def _whole(bucket: GradBucket) -> tuple[Future[Tensor], int]:
@@ -61,54 +56,3 @@ def _fp16(bucket: GradBucket) -> tuple[Future[Tensor], int]:
 
     num_bytes = bucket.buffer().numel() * torch.float16.itemsize
     return fp16_compress_hook(None, bucket), num_bytes  # type: ignore[arg-type]  # None: all ranks
-
-
-def _powersgd(rank: int) -> Send:
-    """Send factors of `rank` with error feedback and warm start (Vogels et al. 2019, arXiv 1905.13727).
-
-    What compression has held back is not in a checkpoint: a resumed run begins again with whole gradients.
-    """
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-
-    state = PowerSGDState(
-        None,
-        matrix_approximation_rank=rank,
-        start_powerSGD_iter=POWERSGD_FIRST_STEP,
-        orthogonalization_epsilon=_ZERO_LENGTH,
-    )
-    noise: dict[int, Tensor] = {}
-
-    def send(bucket: GradBucket) -> tuple[Future[Tensor], int]:
-        number = bucket.index()
-        if number in state.q_memory_dict:
-            right = state.q_memory_dict[number]
-            if number not in noise:
-                noise[number] = _noise_like(right)
-            _finite(state.error_dict[number])
-            _finite(right).add_(noise[number])
-        gradients, sent_before = bucket.buffer(), state.total_numel_after_compression
-        future = powerSGD_hook(state, bucket)
-        if gradients.device.type == "cpu":
-            # Torch sends the second factor when the first has come, from a thread of gloo: those of two buckets could
-            # go out in another order on another rank. NCCL's order is that of the host, which does not wait.
-            future.wait()
-        # Before the first compressed step torch counts nothing, and sends all.
-        num_sent = state.total_numel_after_compression - sent_before or gradients.numel()
-        return future, num_sent * gradients.element_size()
-
-    return send
-
-
-def _finite(memory: Tensor) -> Tensor:
-    """Forget in place what is no number: a gradient that overflowed once must not be held back for all later steps."""
-    return memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _noise_like(right: Tensor) -> Tensor:
-    """Return numbers too small to matter beside any but 0, the same on every rank.
-
-    The right factors of a step are the first guess of the next. Those of a layer whose gradient was 0, as behind a
-    branch that starts at zero, are 0, and no power iteration would ever leave that.
-    """
-    noise = torch.randn(right.shape, generator=torch.Generator().manual_seed(0))
-    return noise.mul_(_SMALL).to(right.device, right.dtype)

@@ -13,11 +13,16 @@ from paceline.core.errors import WorldError
 from paceline.core.stages import EXPOSED
 from paceline.parallel.clip import gradient_norm, shorten
 from paceline.parallel.collective import broadcast_buffers, every_rank, mean_over_ranks, sum_over_ranks
+from paceline.parallel.memory import Memory, NoMemory
 from paceline.parallel.readiness import Readiness, Turn
 from paceline.parallel.wire import Wire, Wiring
 
 CLIPPING: Final = "optimizer"
 """The stage in which gradients are shortened."""
+
+_ONE_OF_ALL: Final = (
+    "resumed with rank 0's weights on every rank: with parallel.sync_gradients=false no others are saved"
+)
 
 
 class DDP:
@@ -65,14 +70,18 @@ class DDP:
         return self._module
 
     def rehearse(self, step: Callable[[], None]) -> None:
-        """Call `step` once, so that a process that resumes sums gradients in the order of one that never stopped.
+        """Call `step` first, so that a process that resumes sums gradients in the order of one that never stopped.
 
-        Torch groups parameters into buckets anew after the first backward pass of a process, by the order in which
-        gradients arrived. Which ones share a bucket decides in which order the ranks' numbers are added, which on
-        more than two ranks shows in the last bits.
+        Torch groups parameters into buckets anew after the first backward pass of a process, or for a static graph
+        after the second, by the order in which gradients arrived. Which ones share a bucket decides in which order the
+        ranks' numbers are added, which on more than two ranks shows in the last bits. What is kept between steps is
+        kept by bucket: then two ranks need it too, and one pass more, which shows what the buckets are.
         """
-        if dist.get_world_size() > 2 and self._averages:
-            step()
+        memory = self.memory()
+        if self._averages and (memory.is_kept or dist.get_world_size() > 2):
+            for _ in range(1 + self._static_graph + memory.is_kept):
+                step()
+        memory.forget()
 
     def listen(self, turn: Turn, *, compiled: bool = False) -> None:
         """Turn to `exposed_communication` from the last gradient of this rank on, and while buffers come in.
@@ -147,6 +156,10 @@ class DDP:
     def wire(self) -> Wire | None:
         """Return what each bucket took, where it is timed."""
         return self._wiring.wire()
+
+    def memory(self) -> Memory:
+        """Return what compression keeps. Of ranks that train alone, checkpoints have rank 0's weights and no others."""
+        return self._wiring.memory() if self._averages else NoMemory(_ONE_OF_ALL)
 
 
 def _nothing() -> None:

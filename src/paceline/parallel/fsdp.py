@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from paceline.parallel.clip import gradient_norm, shorten
 from paceline.parallel.collective import broadcast_buffers, every_rank, mean_over_ranks, sum_over_ranks
+from paceline.parallel.memory import Memory, NoMemory
 from paceline.parallel.readiness import Turn
 from paceline.parallel.wire import Wire
 
@@ -113,6 +114,10 @@ class FSDP:
     def wire(self) -> Wire | None:
         """Return None: shards are not timed."""
         return None
+
+    def memory(self) -> Memory:
+        """Return that of nothing: shards are reduced as they are."""
+        return NoMemory()
 
 
 def sharding_units(model: nn.Module) -> list[nn.Module]:

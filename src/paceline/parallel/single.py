@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 
 from paceline.parallel.clip import gradient_norm, shorten
+from paceline.parallel.memory import Memory, NoMemory
 from paceline.parallel.readiness import Turn
 from paceline.parallel.wire import Wire
 
@@ -59,6 +60,10 @@ class SingleDevice:
     def wire(self) -> Wire | None:
         """Return None: nothing is sent."""
         return None
+
+    def memory(self) -> Memory:
+        """Return that of nothing."""
+        return NoMemory()
 
 
 class DataParallel:
@@ -116,3 +121,7 @@ class DataParallel:
     def wire(self) -> Wire | None:
         """Return None: nothing is sent."""
         return None
+
+    def memory(self) -> Memory:
+        """Return that of nothing."""
+        return NoMemory()

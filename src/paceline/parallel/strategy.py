@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from paceline.core.errors import WorldError
 from paceline.core.world import World
 from paceline.parallel.ddp import DDP
+from paceline.parallel.memory import Memory
 from paceline.parallel.readiness import Turn
 from paceline.parallel.single import DataParallel, SingleDevice
 from paceline.parallel.wire import Wire, build_wiring
@@ -32,7 +33,8 @@ class Strategy(Protocol):
     def rehearse(self, step: Callable[[], None]) -> None:
         """Call `step`, a forward and backward pass that leaves nothing behind, if the first one is unlike the others.
 
-        Every rank must call it, after `prepare` and before the first step of a process.
+        Every rank must call it, after `prepare` and all other passes that are no steps, of which `memory` forgets what
+        it kept, and before the first step of a process.
         """
         ...
 
@@ -90,6 +92,10 @@ class Strategy(Protocol):
 
     def wire(self) -> Wire | None:
         """Return what buckets of gradients took so far, or None where they are not timed. Waits for the device."""
+        ...
+
+    def memory(self) -> Memory:
+        """Return what sending gradients keeps between steps."""
         ...
 
 

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.results import BucketResult
 from paceline.parallel.compression import Send, build_send
+from paceline.parallel.memory import Memory, NoMemory
 from paceline.recipe.schema.parallel import Parallel
 
 
@@ -44,15 +45,22 @@ class Wiring(Protocol):
         """Return what was measured so far; None where nothing was. Waits for the device."""
         ...
 
+    def memory(self) -> Memory:
+        """Return what sending keeps between steps."""
+        ...
+
 
 def build_wiring(
     section: Parallel, device: torch.device, now: Callable[[], float] | None, warmup_steps: int = 0
 ) -> Wiring:
     """Return how gradients are sent, and timed where `now` (seconds) is given, after `warmup_steps` steps."""
-    if now is not None:
-        moments: Moments = CudaMoments() if device.type == "cuda" else HostMoments(now)
-        return TimedWiring(build_send(section), moments, warmup_steps)
-    return TorchsWiring() if section.compression == "off" else PlainWiring(build_send(section))
+    if now is None and section.compression == "off":
+        return TorchsWiring()
+    send, memory = build_send(section)
+    if now is None:
+        return PlainWiring(send, memory)
+    moments: Moments = CudaMoments() if device.type == "cuda" else HostMoments(now)
+    return TimedWiring(send, memory, moments, warmup_steps)
 
 
 @final
@@ -66,13 +74,18 @@ class TorchsWiring:
         """Return None."""
         return None
 
+    def memory(self) -> Memory:
+        """Return that of nothing."""
+        return NoMemory()
+
 
 @final
 class PlainWiring:
-    """Send gradients by `send`, untimed."""
+    """Send gradients by `send`, untimed; `memory` is what that keeps."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, memory: Memory) -> None:
         self._send = send
+        self._memory = memory
 
     def attach(self, replica: DistributedDataParallel) -> None:
         """Give each bucket to `send`."""
@@ -81,6 +94,10 @@ class PlainWiring:
     def wire(self) -> Wire | None:
         """Return None."""
         return None
+
+    def memory(self) -> Memory:
+        """Return what `send` keeps."""
+        return self._memory
 
     def _hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
         return self._send(bucket)[0]
@@ -183,8 +200,9 @@ class TimedWiring:
     parameters anew after the first step, and PowerSGD begins to compress after some. Memory does not grow with steps.
     """
 
-    def __init__(self, send: Send, moments: Moments, warmup_steps: int = 0) -> None:
+    def __init__(self, send: Send, memory: Memory, moments: Moments, warmup_steps: int = 0) -> None:
         self._send = send
+        self._memory = memory
         self._moments = moments
         self._warmup_left = warmup_steps
         self._open: list[_Sent] = []
@@ -211,6 +229,10 @@ class TimedWiring:
             ),
             n=sums.n,
         )
+
+    def memory(self) -> Memory:
+        """Return what `send` keeps."""
+        return self._memory
 
     def _hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
         if bucket.index() == 0:

@@ -29,6 +29,7 @@ def expected_bytes(persistent: Persistent, section: OptimSection) -> int:
     moments = sum(tensor.nbytes for tensor in optimizer_tensors(persistent.optimizer).values())
     parts = (model_tensors(persistent.model), persistent.precision.weights.tensors(), persistent.average.tensors())
     held = sum(tensor.nbytes for part in parts for tensor in part.values())
+    held += persistent.strategy.memory().num_bytes(persistent.model)
     return held + (moments or _moments_of(section) * sum(weight.nbytes for weight in weights))
 
 

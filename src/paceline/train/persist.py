@@ -1,9 +1,10 @@
 """What a checkpoint must hold of a run: everything that the next step depends on, and nothing else."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from paceline.train.optimizers.schedule_free import ScheduleFree
 from paceline.train.precision import Precision
 from paceline.train.schedule import Schedule
 from paceline.train.state import TrainState
+
+_COMPRESSION: Final = "compression"
 
 
 @dataclass(frozen=True)
@@ -36,17 +39,21 @@ class Persistent:
 
         Raise `RecipeError` where a user's own optimizer keeps what cannot be held.
         """
+        memory = self.strategy.memory()
         tensors = {
             "model": model_tensors(self.model),
             "optimizer": {**optimizer_tensors(self.optimizer), **self.counters.tensors()},
             "precision": self.precision.weights.tensors(),
             "average": self.average.tensors(),
+            _COMPRESSION: memory.tensors(),
         }
+        kept = memory.values(self.model)
         values = {
             "train": state.to_dict(),
             "schedule": self.schedule.state(),
             "scale": self.precision.scale.state(),
             **self.counters.values(),
+            **({_COMPRESSION: kept} if kept else {}),
             **facts,
         }
         # An optimizer may have no state yet, but its part is always there.
@@ -58,13 +65,17 @@ class Persistent:
 
         Raise `CheckpointError` for a checkpoint that is whole, but not of such a run.
         """
-        try:
+        with _of_such_a_run(checkpoint):
             return self._restored(checkpoint)
-        except CheckpointError:
-            raise
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            first = " ".join(str(error).split())[:150]
-            raise CheckpointError(f"{checkpoint}: is of another run or paceline: {first} (train it again)") from None
+
+    def recall(self, checkpoint: Path) -> str:
+        """Take over what sending gradients had kept, after all passes that are no steps; return a note of what is lost.
+
+        Raise `CheckpointError` as `restore` does.
+        """
+        with _of_such_a_run(checkpoint):
+            values, tensors = read_state(checkpoint).get(_COMPRESSION, {}), load_part(checkpoint, _COMPRESSION)
+            return self.strategy.memory().load(self.model, values, tensors)
 
     def _restored(self, checkpoint: Path) -> TrainState:
         moments, values = load_part(checkpoint, "optimizer"), read_state(checkpoint)
@@ -82,6 +93,18 @@ class Persistent:
             name: self.strategy.shard_like(tensor, own[name]) if name in own else tensor
             for name, tensor in full.items()
         }
+
+
+@contextlib.contextmanager
+def _of_such_a_run(checkpoint: Path) -> Iterator[None]:
+    """Say of a `checkpoint` that does not fit that it is another run's."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        first = " ".join(str(error).split())[:150]
+        raise CheckpointError(f"{checkpoint}: is of another run or paceline: {first} (train it again)") from None
 
 
 def load_average(checkpoint: Path, average: Average, optimizer: torch.optim.Optimizer | None) -> None:

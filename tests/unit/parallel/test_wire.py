@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from paceline.parallel.memory import NoMemory
 from paceline.parallel.wire import HostMoments, TimedWiring, TorchsWiring, build_wiring
 from paceline.recipe.schema.parallel import Parallel
 
@@ -61,7 +62,7 @@ class Network:
 
 def timed(network: Network, warmup_steps: int = 0) -> TimedWiring:
     send: Any = network.send
-    return TimedWiring(send, HostMoments(lambda: network.now_s), warmup_steps)
+    return TimedWiring(send, NoMemory(), HostMoments(lambda: network.now_s), warmup_steps)
 
 
 def test_buckets_are_timed_from_ready_to_averaged() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
+from paceline.parallel.single import SingleDevice
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.recipe import Checkpoint
@@ -139,7 +140,7 @@ def test_the_size_of_a_checkpoint_is_known_before_the_first_step(words: str) -> 
     named = list(precision.weights.named(model))
     optimizer = build_optimizer(recipe.optim, named, "cpu")
     average = build_average(recipe.train.ema, model, optimizer, named)
-    persistent = Persistent(model, optimizer, None, precision, average, None)
+    persistent = Persistent(model, optimizer, None, precision, average, SingleDevice())
     before = expected_bytes(persistent, recipe.optim)
     for _, parameter in named:
         parameter.grad = torch.ones_like(parameter)

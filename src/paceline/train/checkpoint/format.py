@@ -1,7 +1,8 @@
 """The files of a checkpoint: safetensors for tensors, JSON for the rest, and a manifest with a digest of each file.
 
-Nothing is unpickled, so a checkpoint cannot run code. What is written is whole and plain: which strategy wrote it, and
-on how many ranks, cannot be told from it. Where checkpoints lie, and which of them stay, `folder` knows.
+Nothing is unpickled, so a checkpoint cannot run code. What is written is whole and plain, the same whichever strategy
+wrote it, on any number of ranks; only what ranks keep each for itself is a part of its own, with a row a rank. Where
+checkpoints lie, and which of them stay, `folder` knows.
 """
 
 import errno

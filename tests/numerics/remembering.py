@@ -1,0 +1,90 @@
+"""Train with PowerSGD, save what it keeps, and go on with it in replicas of another's weights; read by `rank.py`."""
+
+import json
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from training import CPU, batch, network
+
+from paceline.core.world import World
+from paceline.parallel import collective
+from paceline.parallel.strategy import build_strategy
+from paceline.recipe.schema.parallel import Parallel
+
+SAVED, BAD = (12, 14), 11
+FIRST = 10
+SECTION = Parallel(compression="powersgd", powersgd_rank=2, bucket_mb=0.001)
+
+
+class Run:
+    """A model on `rank` of `world_size`, after more passes that are no steps than PowerSGD sends steps whole."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.strategy = build_strategy(SECTION, World(rank, world_size, rank, world_size), CPU)
+        self.model = network("none").float()
+        self.replica = self.strategy.prepare(self.model)
+        for _ in range(FIRST + 2):
+            self.black()
+        self.strategy.rehearse(self.black)
+        self.optimizer = torch.optim.SGD([each for each in self.model.parameters() if each.requires_grad], 0.02)
+
+    def black(self) -> None:
+        self.replica(torch.zeros(2, 3, 8, 8)).sum().backward()
+        self.model.zero_grad()
+
+    def train(self, first: int, end: int) -> None:
+        """Train steps `first` to `end`; in one of them the loss of rank 0 is no number, and it is left out."""
+        for step in range(first, end):
+            images, labels = (each.chunk(self.world_size)[self.rank] for each in batch(step))
+            loss = functional.cross_entropy(self.replica(images.float()), labels)
+            (loss * (math.nan if step == BAD and self.rank == 0 else 1)).backward()
+            if step != BAD:
+                self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def kept(self) -> tuple[str, dict[str, Tensor]]:
+        memory = self.strategy.memory()
+        tensors = {name: each.clone() for name, each in memory.tensors().items()}
+        return json.dumps(memory.values(self.model)), tensors
+
+
+def shared(rank: int, world_size: int, kept: tuple[str, dict[str, Tensor]]) -> tuple[str, dict[str, Tensor]]:
+    """Return what rank 0 has kept, as a checkpoint that all ranks read gives it to them."""
+    both = [kept if rank == 0 else None]
+    torch.distributed.broadcast_object_list(both, src=0)
+    assert both[0] is not None
+    return both[0]
+
+
+def run(rank: int, world_size: int, folder: object) -> dict[str, Tensor]:
+    whole = Run(rank, world_size)
+    values, tensors = whole.kept()
+    found = {"steps before": torch.tensor(json.loads(values)["steps"]), "parts before": torch.tensor(len(tensors))}
+    first = 0
+    for saved in SAVED:
+        whole.train(first, saved)
+        values, tensors = shared(rank, world_size, whole.kept())
+        weights = {name: each.clone() for name, each in whole.model.state_dict().items()}
+        other = Run(rank, world_size)
+        other.model.load_state_dict(weights)
+        assert other.strategy.memory().load(other.model, json.loads(values), tensors) == ""
+        first = saved + 2
+        for name, each in (("whole", whole), ("other", other)):
+            each.train(saved, first)
+            found |= {f"{saved}/{name}/{key}": tensor.clone() for key, tensor in each.model.state_dict().items()}
+            found |= {f"{saved}/{name} kept/{key}": tensor for key, tensor in each.kept()[1].items()}
+        found |= {f"{saved}/saved/{key}": tensor for key, tensor in tensors.items()}
+    found["expected bytes"] = torch.tensor(whole.strategy.memory().num_bytes(whole.model))
+    parameters = dict(whole.model.named_parameters())
+    for number, names in enumerate(json.loads(values)["buckets"]):
+        found |= {f"buckets/{number}/{name}": parameters[name] for name in names}
+    collective._PIECE_BYTES = 16  # two float32 of each of two ranks
+    for length in (0, 1, 2, 5):
+        rows = collective.rows_on_rank_0(torch.arange(float(length)) + 10 * rank)
+        assert (rows is None) == (rank > 0)
+        if rows is not None:
+            found[f"rows/{length}"] = rows
+    return found

@@ -1,0 +1,56 @@
+"""What PowerSGD keeps between steps is of all ranks, is known by parameters, and is all that going on needs."""
+
+import pytest
+import torch
+from torch import Tensor
+
+
+@pytest.fixture(scope="module")
+def pair(run_on_ranks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
+    return run_on_ranks("remembering.py", 2, tmp_path_factory.mktemp("remembering"))
+
+
+def below(found: dict[str, Tensor], start: str) -> dict[str, Tensor]:
+    return {name.removeprefix(start): tensor for name, tensor in found.items() if name.startswith(start)}
+
+
+def test_passes_that_are_no_steps_are_forgotten(pair) -> None:
+    assert [(each["steps before"].item(), each["parts before"].item()) for each in pair] == [(0, 0)] * 2
+
+
+@pytest.mark.parametrize("saved", [12, 14])
+def test_other_replicas_go_on_with_the_same_bits_and_keep_the_same(pair, saved: int) -> None:
+    """Step 11 had no number of rank 0: what was held back in it is none either, and later steps begin with 0."""
+    for found in pair:
+        whole, other = below(found, f"{saved}/whole/"), below(found, f"{saved}/other/")
+        assert len(whole) > 3
+        assert [name for name in whole if not torch.equal(whole[name], other[name])] == []
+    whole, other = below(pair[0], f"{saved}/whole kept/"), below(pair[0], f"{saved}/other kept/")
+    assert any(name.endswith(".error") for name in whole) and not below(pair[1], f"{saved}/whole kept/")
+    assert [name for name in whole if not torch.equal(whole[name], other[name])] == []
+
+
+def test_each_rank_has_held_back_something_else(pair) -> None:
+    after_bad, later = below(pair[0], "12/saved/"), below(pair[0], "14/saved/")
+    errors = [name for name in later if name.endswith(".error")]
+    assert len(errors) > 1 and any(after_bad[name].isnan().any() for name in errors)
+    assert all(later[name].shape[0] == 2 and later[name].isfinite().all() for name in errors)
+    assert any(not torch.equal(*later[name]) for name in errors)
+
+
+def test_a_bucket_is_as_long_as_the_parameters_that_it_is_known_by(pair) -> None:
+    buckets = below(pair[0], "buckets/")
+    names = [name.partition("/")[2] for name in buckets]
+    assert sorted(names) == sorted(below(pair[0], "14/whole/").keys() - {"3.bias"})  # which is not trained
+    errors = {name: each for name, each in below(pair[0], "14/saved/").items() if name.endswith(".error")}
+    assert {name.partition("/")[0] for name in buckets} == {name.partition(".")[0] for name in errors}
+    for name, error in errors.items():
+        number = name.partition(".")[0]
+        assert error.shape[1] == sum(each.numel() for key, each in buckets.items() if key.startswith(f"{number}/"))
+    assert pair[0]["expected bytes"] == sum(each.nbytes for each in errors.values())
+
+
+def test_rows_of_all_ranks_come_to_rank_0_in_pieces(pair) -> None:
+    for length in (0, 1, 2, 5):
+        row = torch.arange(float(length))
+        assert torch.equal(pair[0][f"rows/{length}"], torch.stack([row, row + 10]))

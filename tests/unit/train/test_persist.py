@@ -1,0 +1,50 @@
+"""What sending gradients kept, as a checkpoint has it: taken over, left with a note, or no such thing."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.core.errors import CheckpointError
+from paceline.parallel.single import SingleDevice
+from paceline.recipe.schema.schedule import Constant
+from paceline.train.average import NoAverage
+from paceline.train.checkpoint import Checkpoints, Keep
+from paceline.train.persist import Persistent
+from paceline.train.precision import Precision
+from paceline.train.schedule import build_schedule
+from paceline.train.state import TrainState
+
+
+@pytest.fixture
+def persistent() -> Persistent:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = build_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
+    return Persistent(model, optimizer, schedule, Precision("cpu", torch.float32), NoAverage(), SingleDevice())
+
+
+def saved(persistent: Persistent, folder: Path, **values: Any) -> Path:
+    return Checkpoints(folder, Keep(1)).save(1, 1, persistent.capture(TrainState(), values))
+
+
+def test_one_rank_keeps_nothing_and_misses_nothing(persistent: Persistent, tmp_path: Path) -> None:
+    path = saved(persistent, tmp_path)
+    assert "compression" not in json.loads((path / "state.json").read_text())
+    assert not (path / "compression.safetensors").exists()
+    assert persistent.recall(path) == ""
+
+
+def test_one_rank_leaves_what_several_kept_and_says_so(persistent: Persistent, tmp_path: Path) -> None:
+    path = saved(persistent, tmp_path, compression={"ranks": 4, "steps": 12, "buckets": [["weight", "bias"]]})
+    assert persistent.recall(path) == "resumed without what PowerSGD had held back on 4 ranks: one rank sends nothing"
+
+
+@pytest.mark.parametrize("odd", [[1], {"steps": 3}, "x"])
+def test_what_no_run_has_kept_is_refused_in_one_line(persistent: Persistent, tmp_path: Path, odd: object) -> None:
+    path = saved(persistent, tmp_path, compression=odd)
+    with pytest.raises(CheckpointError, match=r"is of another run or paceline: [^\n]+ \(train it again\)$"):
+        persistent.recall(path)
