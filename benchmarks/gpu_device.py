@@ -19,12 +19,12 @@ def reached(device: torch.device, *, is_tiny: bool = False) -> Peak:
     """Return what a product of two large matrices in bfloat16 and a copy of 2 GiB reach on the device."""
     if device.type == "cpu":
         return measure_peak("bf16", size=64 if is_tiny else 1024)
-    size, num_bytes = 8192, 2**30
+    size, num_bytes = (256, 2**20) if is_tiny else (8192, 2**30)
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     source = torch.ones(num_bytes, device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
     product_s, copy_s = best_s(lambda: torch.mm(left, right)), best_s(lambda: target.copy_(source))
-    said = f"largest product, {size:,} squared, and largest copy, 1 GiB, of 20 seen here"
+    said = f"largest product, {size:,} squared, and largest copy, {num_bytes >> 20:,} MiB, of 20 seen here"
     name = torch.cuda.get_device_name()
     return Peak(name, "bf16", 2 * size**3 / product_s, 2 * num_bytes / copy_s, said, is_measured=True)
 

@@ -11,6 +11,7 @@ from paceline.measure import StageClock, build_clock
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.silicon,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     # torch says so, once, of the debug mode that these tests are about
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),

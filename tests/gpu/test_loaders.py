@@ -157,6 +157,7 @@ def photographs(loader: str) -> list[Batch]:
         built.close()
 
 
+@pytest.mark.silicon
 def test_nvjpeg_gives_the_samples_of_the_host_and_nearly_its_pixels() -> None:
     """Six levels of 255: another inverse transform and upsampling of colour, then resampling in float."""
     for host, gpu in zip(photographs("threads"), photographs("nvjpeg"), strict=True):
@@ -166,6 +167,7 @@ def test_nvjpeg_gives_the_samples_of_the_host_and_nearly_its_pixels() -> None:
         assert off.float().mean() < 1 and (off > 6).float().mean() < 0.001
 
 
+@pytest.mark.silicon
 def test_nvjpeg_writes_to_no_memory_that_what_is_queued_has_yet_to_read() -> None:
     """Its own stream does not wait for the others, so it must not be lent what they still read, large or small."""
     idle = photographs("nvjpeg")
@@ -182,6 +184,7 @@ def test_nvjpeg_writes_to_no_memory_that_what_is_queued_has_yet_to_read() -> Non
         assert torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
 
 
+@pytest.mark.silicon
 def test_nvjpeg_refuses_a_broken_file_and_decodes_the_next_one() -> None:
     decoder, files = TorchvisionDecoder(torch.device("cuda"), 3), Photographs().files
     with pytest.raises(RuntimeError):

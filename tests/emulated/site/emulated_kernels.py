@@ -1,0 +1,273 @@
+"""Kernels for a device made of host memory: each computes with torch's own for CPUs, on the memory of the device.
+
+A tensor of the device is seen as one of the host at the same address. While a stream is captured nothing is computed:
+sizes come from torch's meta device, and what is to be done is recorded for the replays (runtime.cpp). Tensors of two
+devices in one kernel fail as on a GPU, and so does, in a capture, what makes the host wait.
+"""
+
+import atexit
+import ctypes
+import functools
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LAYOUT = {
+    *("empty.memory_format", "empty_strided", "as_strided", "view", "view.dtype", "_reshape_alias", "resize_"),
+    *("unfold", "record_stream", "is_pinned", "_pin_memory", "_local_scalar_dense", "view_as_real", "view_as_complex"),
+}
+"""What torch does to a tensor without a kernel, or by a copy alone."""
+ALSO = ("aten::convolution", "aten::convolution_backward", "aten::copy_", "aten::embedding_dense_backward")
+ELSEWHERE = ("set_", "cudnn", "_cudnn", "miopen")
+WAITING = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal")
+INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
+"""With a mask, these count what it holds first. Their indices may lie on the host."""
+
+_runtime: Any = None
+_recorded: dict[int, Callable[[], None]] = {}
+_library: Any = None
+
+
+def install() -> None:
+    """Put kernels for the emulated device in place of those of CUDA, in this process."""
+    global _runtime, _library
+    _runtime = ctypes.CDLL(Path(os.environ["LD_PRELOAD"]).name)
+    _runtime.emulated_replay_with(_replay)
+    torch.backends.cudnn.enabled = False
+    _library = torch.library.Library("aten", "IMPL")
+    for full in sorted({*torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"), *ALSO}):
+        name = full.removeprefix("aten::")
+        if name == full or name in LAYOUT or name.startswith(ELSEWHERE) or "sparse" in name or "nested" in name:
+            continue
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if op is not None:
+            _register(name, _copy if name == "copy_" else functools.partial(_run, op))
+    _compile_without_kernels()
+    atexit.register(_runtime.emulated_ignored)
+
+
+def _register(name: str, kernel: Callable[..., Any]) -> None:
+    try:
+        _library.impl(name, kernel, "CUDA", allow_override=True)
+    except TypeError:  # torch 2.11 only warns
+        _library.impl(name, kernel, "CUDA")
+
+
+def _compile_without_kernels() -> None:
+    """Let torch.compile trace and check, and generate nothing: Triton's kernels would need the device."""
+    compile_ = torch.compile
+
+    def traced(model: Any = None, **options: Any) -> Any:
+        return compile_(model, **{**options, "backend": "aot_eager", "mode": None, "options": None})
+
+    torch.compile = traced
+
+
+class _Call:
+    """One call of a kernel: its arguments as tensors of the host, and the way back."""
+
+    def __init__(self, op: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.op = op
+        self.origin: dict[int, Tensor] = {}
+        self._kept: list[Tensor] = []
+        self._devices: set[str] = set()
+        name, _, _ = op._schema.name.removeprefix("aten::").partition(".")
+        self._mixes = name in (*INDEXING, "copy_")
+        self.args = [self._down(each) for each in args]
+        self.options = {key: self._down(each) for key, each in options.items() if key != "pin_memory"}
+        if len(self._devices) > 1:
+            raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got {self._devices}")
+
+    def _down(self, value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if isinstance(value, torch.Generator):
+            return None
+        return _each(self._tensor_down, value)
+
+    def _tensor_down(self, tensor: Tensor) -> Tensor:
+        if tensor.dim() and tensor.numel() and not self._mixes:
+            self._devices.add(tensor.device.type)
+        if not tensor.is_cuda:
+            return tensor
+        return self.stands_for(_seen_by_host(tensor), tensor)
+
+    def stands_for(self, tensor: Tensor, origin: Tensor) -> Tensor:
+        """Take note that `tensor` is `origin` on the way back."""
+        self.origin[id(tensor)] = origin
+        self._kept.append(tensor)
+        return tensor
+
+    def compute(self) -> Any:
+        """Compute on the host, in place."""
+        return self.op(*self.args, **self.options)
+
+    def sizes(self) -> Any:
+        """Return what is computed without computing it, and leave the arguments alone."""
+        metas: dict[int, Tensor] = {}
+
+        def meta(tensor: Tensor) -> Tensor:
+            if id(tensor) not in metas:
+                made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+                origin = self.origin.get(id(tensor))
+                metas[id(tensor)] = made if origin is None else self.stands_for(made, origin)
+            return metas[id(tensor)]
+
+        def moved(value: Any) -> Any:
+            return torch.device("meta") if isinstance(value, torch.device) else _each(meta, value)
+
+        try:
+            return self.op(*map(moved, self.args), **{key: moved(each) for key, each in self.options.items()})
+        except NotImplementedError:  # a fused optimizer: on zeros, which no number of an argument can make fail
+            zeros: dict[int, Tensor] = {}
+
+            def zero(tensor: Tensor) -> Tensor:
+                if id(tensor) not in zeros:
+                    made = torch.zeros_like(tensor)
+                    origin = self.origin.get(id(tensor))
+                    zeros[id(tensor)] = made if origin is None else self.stands_for(made, origin)
+                return zeros[id(tensor)]
+
+            return self.op(*(_each(zero, each) for each in self.args), **_each_value(zero, self.options))
+
+
+def _run(op: Any, *args: Any, **options: Any) -> Any:
+    """Do what a kernel does, or record it where the current stream is captured."""
+    name = op._schema.name.removeprefix("aten::")
+    if name in WAITING or (name in INDEXING and any(_is_mask(each) for each in args[1])):
+        torch.cuda.current_stream().synchronize()
+    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(0))
+    call = _Call(op, args, options)
+    if not _runtime.emulated_captures(stream):
+        _runtime.emulated_finish(stream)
+        return _each(lambda tensor: _up(tensor, call, fills=True), call.compute())
+    is_old: list[bool] = []
+
+    def made(tensor: Tensor) -> Tensor:
+        origin = call.origin.get(id(tensor))
+        is_old.append(origin is not None and origin.shape == tensor.shape)
+        return _up(tensor, call, fills=False)
+
+    outputs = _each(made, call.sizes())
+    targets = [None if old else _seen_by_host(tensor) for old, tensor in zip(is_old, _tensors(outputs), strict=True)]
+    positions = [each is not None for each in _flat(outputs)]
+
+    def again() -> None:
+        computed = [each for each, holds in zip(_flat(call.compute()), positions, strict=True) if holds]
+        for target, result in zip(targets, computed, strict=True):
+            if target is not None:
+                target.copy_(result)
+
+    number = len(_recorded) + 1
+    _recorded[number] = again
+    _runtime.emulated_record(stream, ctypes.c_long(number))
+    return outputs
+
+
+def _up(tensor: Tensor, call: _Call, *, fills: bool) -> Tensor:
+    """Return the tensor of the device that `tensor` stands for, or a new one."""
+    made = call.origin.get(id(tensor))
+    if made is not None and made.shape == tensor.shape:
+        return made
+    if made is None:
+        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cuda")
+    else:
+        made.resize_(tensor.shape)  # an `out` that the kernel has sized
+    if fills:
+        _seen_by_host(made).copy_(tensor)
+    return made
+
+
+def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy as CUDA does: by the runtime where the bytes lie alike, else by a kernel on the device."""
+    op = torch.ops.aten.copy_.default
+    if target.is_cuda and source.is_cuda:
+        _run(op, target, source, non_blocking)
+    elif target.dtype == source.dtype and target.shape == source.shape and _lie_alike(target, source):
+        stream = torch.cuda.current_stream()
+        size = ctypes.c_size_t(source.numel() * source.element_size())
+        addresses = ctypes.c_void_p(target.data_ptr()), ctypes.c_void_p(source.data_ptr())
+        error = _runtime.cudaMemcpyAsync(*addresses, size, 4, ctypes.c_void_p(stream.cuda_stream))
+        if error:
+            raise RuntimeError(f"CUDA error: a copy failed ({error})")
+        if not non_blocking:
+            stream.synchronize()
+    elif target.is_cuda:
+        there = torch.empty(source.shape, dtype=source.dtype, device="cuda")
+        _copy(there, source.contiguous())
+        _run(op, target, there, False)
+    else:
+        there = torch.empty(source.shape, dtype=source.dtype, device="cuda")
+        _run(op, there, source, False)
+        here = torch.empty(source.shape, dtype=source.dtype)
+        _copy(here, there)
+        target.copy_(here)
+    return target
+
+
+def _lie_alike(one: Tensor, other: Tensor) -> bool:
+    return (one.is_contiguous() and other.is_contiguous()) or (one.stride() == other.stride() and _is_dense(one))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    size = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if length != 1 and stride != size:
+            return False
+        size *= length
+    return True
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.is_cuda and index.dtype in (torch.bool, torch.uint8)
+
+
+def _seen_by_host(tensor: Tensor) -> Tensor:
+    """Return the host's view of a tensor of the device: the same bytes."""
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
+        return torch.empty(0, dtype=tensor.dtype).as_strided(tensor.size(), tensor.stride())
+    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    same = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype).set_(same, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _each(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_each(change, each) for each in value)
+    return value
+
+
+def _each_value(change: Callable[[Tensor], Tensor], values: dict[str, Any]) -> dict[str, Any]:
+    return {key: _each(change, each) for key, each in values.items()}
+
+
+def _flat(value: Any) -> Iterator[Tensor | None]:
+    """Yield tensors, and None for each that a kernel was told to leave out."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _flat(each)
+    elif value is None or isinstance(value, Tensor):
+        yield value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    yield from (each for each in _flat(value) if each is not None)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_long)
+def _replay(number: int) -> None:
+    try:
+        with torch.no_grad():
+            _recorded[number]()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)  # there is no way back through the runtime

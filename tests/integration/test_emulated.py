@@ -1,0 +1,101 @@
+"""What only a GPU runs, on a GPU made of host memory (tests/emulated): streams, captures, copies, devices."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "emulated"))
+from emulation import build, why_not
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no GPU can be emulated: {why_not()}")
+TESTS = (
+    "test_captured.py::test_a_captured_run_has_the_losses_of_a_plain_one[plain]",
+    "test_captured.py::test_a_captured_run_has_the_losses_of_a_plain_one[train.ema.every=2]",
+    "test_captured.py::test_a_model_that_asks_for_a_number_goes_on_as_it_is[plain]",
+    "test_loaders.py::test_a_set_on_the_gpu_gives_the_batches_of_the_rank_itself[plain]",
+    "test_loaders.py::test_page_locked_memory_is_not_lent_again_before_it_has_been_copied",
+    "test_loaders.py::test_copies_on_a_side_stream_arrive_whole_while_the_gpu_computes",
+    "test_train.py::test_a_gpu_trains_as_a_cpu_does",
+    "test_train.py::test_a_silent_step_waits_for_nothing[plain]",
+)
+MISTAKES = """
+import torch
+
+def raised(work):
+    try:
+        work()
+    except RuntimeError as error:
+        return type(error).__name__
+    return "nothing"
+
+here, there = torch.ones(3), torch.ones(3, device="cuda")
+side = torch.cuda.Stream()
+
+def captured(work):
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        work()
+
+def fork_and_leave():
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        there.add_(1)
+
+print("two devices:", raised(lambda: here + there))
+print("unwritten:", torch.empty(2, device="cuda").tolist())
+print("a number in a capture:", raised(lambda: captured(lambda: there.sum().item())))
+print("a mask in a capture:", raised(lambda: captured(lambda: there[there > 0])))
+print("a stream not joined:", raised(lambda: captured(fork_and_leave)))
+
+lent, arrived = torch.ones(4).pin_memory(), torch.zeros(4, device="cuda")
+with torch.cuda.stream(side):
+    arrived.copy_(lent, non_blocking=True)
+print("not waited for:", arrived.tolist())
+lent.fill_(7)
+side.synchronize()
+print("lent again too early:", arrived.tolist())
+
+total, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    total += 2
+print("captured:", total.item())
+for _ in range(3):
+    graph.replay()
+print("replayed:", total.item())
+"""
+TOLD = """
+two devices: RuntimeError
+unwritten: [nan, nan]
+a number in a capture: AcceleratorError
+a mask in a capture: AcceleratorError
+a stream not joined: AcceleratorError
+not waited for: [0.0, 0.0, 0.0, 0.0]
+lent again too early: [7.0, 7.0, 7.0, 7.0]
+captured: 0.0
+replayed: 6.0
+"""
+
+
+def on_emulated_gpu(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **build(ROOT / "build" / "emulated")}
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def test_mistakes_that_a_gpu_punishes_are_seen() -> None:
+    told = on_emulated_gpu("-c", textwrap.dedent(MISTAKES))
+    assert told.stdout.strip() == TOLD.strip(), told.stderr
+
+
+def test_tests_for_a_gpu_pass_on_an_emulated_one() -> None:
+    """Some of them, one of each kind; `make test-gpu-emulated` runs all."""
+    tests = [f"tests/gpu/{each}" for each in TESTS]
+    told = on_emulated_gpu("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *tests)
+    assert re.search(rf"\b{len(TESTS)} passed", told.stdout) and told.returncode == 0, told.stdout + told.stderr
+    assert "a kernel did nothing" not in told.stderr
