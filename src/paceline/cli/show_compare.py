@@ -7,28 +7,36 @@ from paceline.cli.tables import print_table
 from paceline.core.class_table import printable
 from paceline.core.units import count
 from paceline.report.blocks import Cell
-from paceline.report.compare import CompareResult, Trained
-from paceline.report.compare.page import ending, hours_heading, reaching
-from paceline.report.compare.sentences import level
+from paceline.report.compare import CompareResult, GroupResult, Trained
+from paceline.report.compare.page import ending, hours_heading, order, origin, reaching
+from paceline.report.compare.result import RunOutcome
+from paceline.report.compare.sentences import called_metric, level
+from paceline.report.sections import cells
+from paceline.report.words import clean
 
 _REACHING = ("group", "reached", "time", "epochs", "speed-up")
-_FACTORS = ("group", "speed-up", "= by hardware", "x by statistics")
-_ENDING = ("group", "accuracy", "against the first", "images/s")
+_ENDING = ("group", "last", "best", "loss", "against the first")
+_RUNS = ("directory", "group", "seed", "last", "best", "loss")
+_FACTORS = ("group", "speed-up", "= by images/s", "x by images needed")
 
 
 def show_comparison(result: CompareResult, runs: Sequence[Trained]) -> None:
     """Print a comparison of `runs`."""
-    groups = list(enumerate(result.groups))
+    groups = [(place, result.groups[place]) for place in result.ranked]
     if result.target is not None:
-        rows = [[*map(_told, reaching(each, index == 0))] for index, each in groups]
-        print_table(f"reaching {level(result.target)}", _REACHING, [row[:5] for row in rows], words=_REACHING)
+        rows = [[*map(_told, reaching(each, place == 0))] for place, each in groups]
+        title = f"reaching {level(result.target)}, {origin(result)}"
+        print_table(title, _REACHING, [row[:5] for row in rows], words=_REACHING)
         factors = [[row[0], *row[4:]] for row, (_, each) in zip(rows, groups, strict=True) if each.speedup is not None]
         if factors:
             why = "images/s on the way there, and images needed"
             print_table(f"what the speed-up is made of ({why})", _FACTORS, factors, words=_FACTORS)
-    headings = (*_ENDING, hours_heading(runs))
-    rows = [[*map(_told, ending(each, index == 0))] for index, each in groups]
-    print_table(f"at the end ({count(len(runs), 'run')})", headings, rows, words=headings)
+    rows = [[*map(_told, ending(each, place == 0))] for place, each in groups]
+    title = f"{called_metric(result.metric)} at the end ({count(len(runs), 'run')}){order(result)}"
+    print_table(title, _ENDING, [row[:5] for row in rows], words=_ENDING)
+    took = ("group", "images/s", hours_heading(runs))
+    print_table("what it took", took, [[row[0], *row[5:]] for row in rows], words=took)
+    print_table("runs", _RUNS, [_run(each, run) for _, each in groups for run in each.runs], words=_RUNS)
     paths = dict.fromkeys(path for each in result.groups for path in each.settings)
     if paths:
         settings = [(path, *(each.settings.get(path, "-") for each in result.groups)) for path in paths]
@@ -37,6 +45,13 @@ def show_comparison(result: CompareResult, runs: Sequence[Trained]) -> None:
     print_rows([("found" if index == 0 else "", said) for index, said in enumerate(result.sentences)], "")
     for said in result.notes:
         print(f"note: {printable(said)}")
+
+
+def _run(found: GroupResult, run: RunOutcome) -> list[str]:
+    """Return a run's directory, and whose it is."""
+    seed = "" if run.seed is None else str(run.seed)
+    last, best = (cells.of_accuracy(each).text for each in (run.accuracy, run.best))
+    return [clean(run.path), found.name, seed, last, best, cells.loss(run.loss).text]
 
 
 def _told(cell: Cell) -> str:

@@ -1,11 +1,12 @@
 """What a search may change: the moves of the list that could win something, or values that a person has named. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from paceline.core.errors import RecipeError
+from paceline.core.learning import only_learning
 from paceline.core.results import RunResult
 from paceline.lab.moves import WORTH, Move, Place, moves_for, named
 from paceline.lab.trial import vary
@@ -13,7 +14,7 @@ from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import read_value
 
-_FIXED = ("seed", "train.steps", "train.epochs", "train.eval", "measure.", "checkpoint.", "data.replay", "model.name")
+_FIXED = ("train.steps", "train.epochs", "train.eval", "measure.", "checkpoint.", "data.replay", "model.name")
 
 
 class Space(Protocol):
@@ -96,9 +97,30 @@ def _read(word: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def _check(path: str, values: tuple[Any, ...], recipe: Recipe, *, allow_batch: bool) -> None:
-    if path.startswith(_FIXED):
-        raise RecipeError(f"--vary: {path} is no setting to tune for speed (leave it out)")
-    if path == "data.batch_size" and not allow_batch:
-        raise RecipeError(f"--vary: {path} changes what is trained (add --allow-batch, and the rate follows)")
+    fields = list(dict.fromkeys(field for value in values for field in _fields(path, value)))
+    for field in fields:
+        if field.startswith(_FIXED):
+            raise RecipeError(f"--vary: {field} is no setting to tune for speed (leave it out)")
+        if field == "data.batch_size" and not allow_batch:
+            raise RecipeError(f"--vary: {field} changes what is trained (add --allow-batch, and the rate follows)")
+        if field.startswith("schedule."):  # here, as what is measured has another one, which may lack the field
+            _refuse_learning(field)
     for value in values:
         vary(recipe, Patch(((path, value),)))
+    for field in filter(only_learning, fields):
+        _refuse_learning(field)
+
+
+def _fields(path: str, value: Any) -> Iterator[str]:
+    """Yield the dotted paths of the fields that a value sets: a section is given as a mapping."""
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from _fields(f"{path}.{key}", each)
+    else:
+        yield path
+
+
+def _refuse_learning(field: str) -> NoReturn:
+    why = "changes what is learnt and not how fast, so that the fastest value is noise"
+    fix = "train a run for each value, and see which is more accurate with paceline compare"
+    raise RecipeError(f"--vary: {field} {why} ({fix})")

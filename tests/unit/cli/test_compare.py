@@ -41,6 +41,33 @@ def test_tables_and_the_statement_are_printed(runs, capsys):
     assert "Batch 2048 with warm-up reaches 75 % in 0.125 of the time of batch 128" in said
 
 
+def test_every_run_is_listed_by_its_directory_with_its_group_and_accuracies(made, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    named = [(0.1, 0, 0.7), (0.1, 1, 0.72), (0.5, 0, 0.01)]
+    paths = [Path(f"lr{lr}-s{seed}") for lr, seed, _ in named]
+    for path, (lr, seed, best) in zip(paths, named, strict=True):
+        made.write(path, made.Made(lr=lr, seed=seed, best=best))
+    assert work(paths) == 0
+    said = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    assert "lr0.1-s0 lr 0.1 0 70.00 % 70.00 % 0.3000" in said
+    assert "lr0.1-s1 lr 0.1 1 72.00 % 72.00 % 0.2800" in said
+    assert "lr0.5-s0 lr 0.5 0 1.00 % 1.00 % 0.9900" in said
+    assert "reaching 70 %, the highest that all runs reach that have learnt" in said
+    assert "top-1 at the end (3 runs), the highest first" in said
+
+
+def test_the_most_accurate_is_shown_first_where_not_all_reach_the_target(made, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    paths = [
+        made.write(tmp_path / f"b{batch}", made.Made(batch=batch, best=best)) for batch, best in ((1, 0.1), (2, 0.8))
+    ]
+    assert work(paths) == 0
+    said = capsys.readouterr().out
+    lines = [line.split()[1:3] for line in said.splitlines() if line.startswith("│ batch")]
+    assert lines == [["batch", "2"], ["batch", "1"]] * 3
+
+
 def test_groups_of_other_code_are_a_note(made, tmp_path, capsys):
     codes = {name: {"nets:Mixer": {"sha256": digit * 64}} for name, digit in (("before", "a"), ("after", "b"))}
     assert work([made.write(tmp_path / name, made.Made(own_parts=code)) for name, code in codes.items()]) == 0

@@ -327,13 +327,24 @@ def test_a_grid_counts_what_excludes_each_other_once(tmp_path: Path) -> None:
         ("train.precison=bf16", "precison"),
         ("train.precision=bf16,half", "half"),
         ("train.steps=10,20", "no setting to tune"),
-        ("seed=1,2", "no setting to tune"),
+        ("seed=1,2", "seed changes what is learnt and not how fast"),
+        ("optim.lr=0.01,0.1", r"^--vary: optim.lr changes what .* with paceline compare\)$"),
+        ("optim={name: sgd, lr: 0.5}", "optim.lr changes what is learnt"),
+        ("optim.learning_rate=1", "optim.learning_rate: is not a field"),
+        ("schedule.final=0.1", "schedule.final changes what is learnt"),
+        ("train.label_smoothing=0,0.1", "train.label_smoothing changes what is learnt"),
         ("data.batch_size=64,256", "--allow-batch"),
+        ("data={batch_size: 64}", "--allow-batch"),
     ],
 )
 def test_a_space_that_cannot_be_is_refused(word: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         by_hand(word)
+
+
+def test_what_makes_a_step_of_an_optimizer_shorter_is_tuned() -> None:
+    words = ["optim.implementation=loop,foreach", "optim.name=sgd,adam", "train.clip_norm=1,2"]
+    assert isinstance(by_hand(*words), ByHand)
 
 
 def test_a_batch_by_hand_has_its_learning_rate_follow() -> None:

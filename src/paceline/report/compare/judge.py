@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from paceline import __version__
 from paceline.core.interval import Interval, difference_of, mean_of, ratio_of
 from paceline.report.compare.notes import notes
+from paceline.report.compare.pace import pace_by
 from paceline.report.compare.read import Trained
-from paceline.report.compare.result import CompareResult, GroupResult, RunOutcome
+from paceline.report.compare.result import CompareResult, GroupResult, PaceBy, RunOutcome
 from paceline.report.compare.sentences import sentences
 from paceline.report.compare.settings import called, differing, shown
 from paceline.report.compare.target import Target, best_of, choose_target
@@ -27,6 +28,7 @@ class _Ratios:
     speedup: Interval | None = None
     hardware: Interval | None = None
     statistical: Interval | None = None
+    pace_by: PaceBy | None = None
 
 
 def compare_runs(
@@ -46,7 +48,7 @@ def compare_runs(
             each,
             sum(chosen.first_met(run) is not None for run in members),
             {path: shown(members[0].settings[path]) for path in paths if path in members[0].settings},
-            _Ratios() if index == 0 else _ratios(each, outcomes[0]),
+            _Ratios() if index == 0 else _ratios(each, outcomes[0], members, grouped[0]),
         )
         for index, (name, members, each) in enumerate(zip(names, grouped, outcomes, strict=True))
     )
@@ -56,7 +58,7 @@ def compare_runs(
         target_from=chosen.origin,
         groups=groups,
         sentences=tuple(sentences(groups, chosen.level, metric)),
-        notes=tuple(notes(grouped, names, chosen)),
+        notes=tuple(notes(grouped, names, chosen, metric)),
         command=tuple(command),
         paceline=__version__,
     )
@@ -96,6 +98,7 @@ def _outcome(run: Trained, target: Target) -> RunOutcome:
         status=run.status,
         accuracy=run.evals[-1].accuracy if run.evals else None,
         best=best_of(run),
+        loss=run.evals[-1].loss if run.evals else None,
         to_target_s=met.trained_s if met and met.trained_s else None,
         to_target_epochs=met.epoch if met and met.epoch else None,
         to_target_images=met.images_seen if met and met.images_seen else None,
@@ -134,6 +137,7 @@ def _group_result(
         reached=reached,
         accuracy=_mean_share(_known(outcomes, lambda run: run.accuracy)),
         best=_mean_share(_known(outcomes, lambda run: run.best)),
+        loss=_mean(_known(outcomes, lambda run: run.loss)),
         images_per_s=_geometric(_known(outcomes, lambda run: run.images_per_s)),
         to_target_s=_geometric(_known(outcomes, lambda run: run.to_target_s)),
         to_target_epochs=_geometric(_known(outcomes, lambda run: run.to_target_epochs)),
@@ -143,15 +147,20 @@ def _group_result(
         speedup=ratios.speedup,
         hardware=ratios.hardware,
         statistical=ratios.statistical,
+        pace_by=ratios.pace_by,
     )
 
 
-def _ratios(outcomes: Sequence[RunOutcome], reference: Sequence[RunOutcome]) -> _Ratios:
+def _ratios(
+    outcomes: Sequence[RunOutcome], reference: Sequence[RunOutcome], runs: Sequence[Trained], first: Sequence[Trained]
+) -> _Ratios:
+    hardware = _ratio([_known(group, _images_per_time) for group in (outcomes, reference)])
     return _Ratios(
         gap=_difference([_known(group, lambda run: run.accuracy) for group in (outcomes, reference)]),
         speedup=_ratio([_known(group, _per_time) for group in (outcomes, reference)]),
-        hardware=_ratio([_known(group, _images_per_time) for group in (outcomes, reference)]),
+        hardware=hardware,
         statistical=_ratio([_known(group, _per_images) for group in (outcomes, reference)]),
+        pace_by=None if hardware is None else pace_by(runs, first, hardware),
     )
 
 
@@ -182,6 +191,10 @@ def _mean_share(values: Sequence[float]) -> Interval | None:
     mean = mean_of(values)
     low, high = (None if bound is None else min(1.0, max(0.0, bound)) for bound in (mean.low, mean.high))
     return Interval(value=mean.value, low=low, high=high, n=mean.n)
+
+
+def _mean(values: Sequence[float]) -> Interval | None:
+    return mean_of(values) if values else None
 
 
 def _geometric(values: Sequence[float]) -> Interval | None:

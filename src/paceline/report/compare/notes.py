@@ -2,18 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 
-from paceline.core.units import count
+from paceline.core.units import accuracy, count
 from paceline.report.compare.code import mixed, other
 from paceline.report.compare.read import Trained
 from paceline.report.compare.settings import differing, shown
-from paceline.report.compare.target import Target
+from paceline.report.compare.target import LEAST_SHARE, Target, best_of, chance_of, near_chance
 
 _COUNTS = ("train_images", "val_images", "num_classes")
 _SOURCE = "data.source."
 
 
-def notes(groups: Sequence[Sequence[Trained]], names: Sequence[str], target: Target) -> Iterator[str]:
+def notes(
+    groups: Sequence[Sequence[Trained]], names: Sequence[str], target: Target, metric: str = "top1"
+) -> Iterator[str]:
     """Yield sentences, those that matter most first."""
+    if target.unlearnt:
+        yield _unlearnt(target, [run for each in groups for run in each], metric)
     yield from _data(groups, names)
     yield from _code(groups, names)
     for name, runs in zip(names, groups, strict=True):
@@ -27,6 +31,22 @@ def notes(groups: Sequence[Sequence[Trained]], names: Sequence[str], target: Tar
         )
     for run in runs:
         yield from (f"{run.name}: {problem}" for problem in run.problems)
+
+
+def _unlearnt(target: Target, runs: Sequence[Trained], metric: str) -> str:
+    """Return which runs the target does not go by, and the rule for that."""
+    chances = sorted({(near_chance(run, metric), chance_of(run, metric)) for run in runs} - {(0.0, 0.0)})
+    near = "near chance" + "".join(f" ({_percent(level)}, where guessing gives {_percent(g)})" for level, g in chances)
+    if target.level is None:
+        return f"No run has learnt, as none has a best above what is {near}: no target is compared (set --target)."
+    names = _listed([f"{run.name} (at best {accuracy(best_of(run) or 0.0)})" for run in target.unlearnt])
+    half = f"half of the best run's ({accuracy(LEAST_SHARE * max(best_of(run) or 0.0 for run in runs))})"
+    rule = f"its best is below {half}, or no higher than what is {near}" if chances else f"its best is below {half}"
+    return f"The target does not go by {names}: a run counts as not having learnt where {rule}."
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g} %"
 
 
 def _data(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator[str]:
@@ -82,5 +102,8 @@ def _group(name: str, runs: Sequence[Trained], target: Target) -> Iterator[str]:
 
 
 def _of(names: Sequence[str]) -> str:
-    listed = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-    return f"{listed} {'was' if len(names) == 1 else 'were'}"
+    return f"{_listed(names)} {'was' if len(names) == 1 else 'were'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")

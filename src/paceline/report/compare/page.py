@@ -1,6 +1,7 @@
 """A comparison as a page: what was found, tables of the groups, their curves over one another, and what differs."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import isclose
 from typing import Final
 
@@ -12,7 +13,7 @@ from paceline.report.compare.curves import curves
 from paceline.report.compare.judge import group
 from paceline.report.compare.read import Trained
 from paceline.report.compare.result import CompareResult, GroupResult
-from paceline.report.compare.sentences import level
+from paceline.report.compare.sentences import called_metric, level, pace_by
 from paceline.report.sections import cells, intervals
 
 _NOT_REACHED: Final = Cell("not reached")
@@ -63,10 +64,18 @@ def _figures(result: CompareResult) -> Iterator[Figure]:
 
 def _tables(result: CompareResult, hours: str) -> Iterator[Block]:
     if result.target is not None:
-        yield Table(f"Reaching {level(result.target)} ({_origin(result)})", _REACHING, _rows(result, reaching))
+        yield Table(f"Reaching {level(result.target)} ({origin(result)})", _REACHING, _rows(result, reaching))
+    elif result.target_from == "chance":
+        yield cells.missing("No run has learnt: there is no target to reach.")
     else:
         yield cells.missing("No run was evaluated: there is no target to reach.")
-    yield Table("At the end", (*_ENDING, Column(hours)), _rows(result, ending))
+    title = f"{called_metric(result.metric).capitalize()} at the end{order(result)}"
+    yield Table(title, (*_ENDING, Column(hours)), _rows(result, ending))
+
+
+def order(result: CompareResult) -> str:
+    """Return how tables are sorted, where that is not as the runs were named; as the end of a title."""
+    return "" if result.all_reach or len(result.groups) == 1 else ", the highest first"
 
 
 _REACHING: Final = (
@@ -75,12 +84,14 @@ _REACHING: Final = (
     Column("time"),
     Column("epochs"),
     Column("speed-up"),
-    Column("by hardware"),
-    Column("by statistics"),
+    Column("by images/s"),
+    Column("by images needed"),
 )
 _ENDING: Final = (
     Column("group", is_number=False),
-    Column("accuracy"),
+    Column("last"),
+    Column("best"),
+    Column("loss"),
     Column("against the first"),
     Column("images/s"),
 )
@@ -92,8 +103,8 @@ def _labels(result: CompareResult) -> list[str]:
 
 
 def _rows(result: CompareResult, told: Callable[[GroupResult, bool], list[Cell]]) -> list[list[Cell]]:
-    rows = [told(each, index == 0)[1:] for index, each in enumerate(result.groups)]
-    return [[Cell(label), *row] for label, row in zip(_labels(result), rows, strict=True)]
+    labels = _labels(result)
+    return [[Cell(labels[place]), *told(result.groups[place], place == 0)[1:]] for place in result.ranked]
 
 
 def reaching(found: GroupResult, is_first: bool) -> list[Cell]:
@@ -104,19 +115,35 @@ def reaching(found: GroupResult, is_first: bool) -> list[Cell]:
     ratios = [_REFERENCE] * 3
     if not is_first:
         ratios = [intervals.of_ratio(_told(each)) for each in (found.speedup, found.hardware, found.statistical)]
+        ratios[1] = _caused(ratios[1], pace_by(found))
     took = [intervals.of_seconds(_told(found.to_target_s)), intervals.of_number(_told(found.to_target_epochs))]
     return [Cell(found.name), reached, *took, *ratios]
 
 
 def ending(found: GroupResult, is_first: bool) -> list[Cell]:
-    """Return a group's name, its last accuracy, how far from the first group's that is, its speed and its hours."""
+    """Return a group's name, its last and best accuracy and its loss, how far from the first, its speed and hours."""
     return [
         Cell(found.name),
         intervals.of_accuracy(_told(found.accuracy)),
+        intervals.of_accuracy(_told(found.best)),
+        _loss(_told(found.loss)),
         Cell("the first") if is_first else _gap(found),
         intervals.of_rate(_told(found.images_per_s)),
         intervals.of_number(_told(found.gpu_hours)),
     ]
+
+
+def _caused(ratio: Cell, by: str) -> Cell:
+    """Return a ratio of images/s with what it is from, where that is known."""
+    why = {"hardware": "other hardware", "noise": "noise", "scatter": "within noise"}.get(by, "")
+    return replace(ratio, note=", ".join(filter(None, (ratio.note, why))))
+
+
+def _loss(found: Interval | None) -> Cell:
+    cell = cells.loss(None if found is None else found.value)
+    if found is None or found.low is None or found.high is None:
+        return cell
+    return replace(cell, note=f"{found.low:,.4f} to {found.high:,.4f}")
 
 
 def _told(found: Interval | None) -> Interval | None:
@@ -135,12 +162,15 @@ def _gap(found: GroupResult) -> Cell:
     return Cell(f"{100 * gap.value:+.2f} points", gap.value, note=bounds)
 
 
-def _origin(result: CompareResult) -> str:
+def origin(result: CompareResult) -> str:
+    """Return where the target is from, in words."""
     match result.target_from:
         case "asked":
             return "as asked for"
         case "recipes":
             return "at which the recipes stop"
+        case "lowest_learnt":
+            return "the highest that all runs reach that have learnt"
         case _:
             return "the highest that all runs reach"
 
@@ -158,7 +188,7 @@ def _settings(result: CompareResult) -> Block:
 
 def _runs(result: CompareResult) -> Table:
     words = [Column("run", is_number=False), Column("group"), Column("status", is_number=False)]
-    columns = [*words, *map(Column, ("seed", "accuracy", "best", "to target", "images/s"))]
+    columns = [*words, *map(Column, ("seed", "accuracy", "best", "loss", "to target", "images/s"))]
     rows = [
         [
             cells.text(run.path),
@@ -167,10 +197,10 @@ def _runs(result: CompareResult) -> Table:
             Cell("") if run.seed is None else Cell(str(run.seed), run.seed),
             cells.of_accuracy(run.accuracy),
             cells.of_accuracy(run.best),
+            cells.loss(run.loss),
             intervals.maybe_seconds(run.to_target_s),
             cells.plain(run.images_per_s),
         ]
-        for number, found in enumerate(result.groups, start=1)
-        for run in found.runs
+        for number, run in ((place + 1, run) for place in result.ranked for run in result.groups[place].runs)
     ]
     return Table("", columns, rows, num_open=20, more="more runs")

@@ -26,12 +26,16 @@ _FILES: Final = ("recipe.yaml", "result.json", "plan.json")
 
 @dataclass(frozen=True)
 class Judged:
-    """An evaluation: the accuracy that is compared, 0 to 1, and after how much training; 0 where that is not known."""
+    """An evaluation: the accuracy that is compared, 0 to 1, and after how much training; 0 where that is not known.
+
+    `loss` is None where it was no number.
+    """
 
     accuracy: float
     epoch: float
     images_seen: float
     trained_s: float
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Trained:
     """A run as it is compared. What is missing is empty; `problems` says what could not be read, a line each.
 
     `settings` are the recipe's, as text by dotted path, without its seed; beside them `ranks`, `device` and versions.
-    `code` has the parts that are a user's own.
+    `hardware` are ranks, processor, cores and GPUs, as far as they are known. `code` has the parts that are a user's
+    own.
     """
 
     path: Path
@@ -47,6 +52,7 @@ class Trained:
     seed: int | None = None
     ranks: int | None = None
     has_gpu: bool = False
+    hardware: dict[str, str] = field(default_factory=dict)
     result: RunResult | None = None
     plan: dict[str, Any] = field(default_factory=dict)
     evals: tuple[Judged, ...] = ()
@@ -93,6 +99,7 @@ def read_trained(path: Path, metric: str) -> Trained:
         seed=int(seed) if seed.isdecimal() else None,
         ranks=ranks,
         has_gpu=has_gpu,
+        hardware=_hardware(machine, ranks, has_gpu),
         result=result,
         plan=plan,
         evals=tuple(_judged(islice(reader.records(rundir.evals), _MAX_EVALS), metric)),
@@ -110,7 +117,7 @@ def _judged(records: Iterable[dict[str, Any]], metric: str) -> Iterator[Judged]:
             epoch, images, trained_s = (
                 max(0.0, finite(record.get(key)) or 0.0) for key in ("epoch", "images_seen", "trained_s")
             )
-            yield Judged(accuracy, epoch, images, trained_s)
+            yield Judged(accuracy, epoch, images, trained_s, finite(record.get("ema_loss", record.get("loss"))))
 
 
 def _device(result: RunResult | None, machine: dict[str, Any], settings: dict[str, str]) -> tuple[str, bool]:
@@ -121,6 +128,13 @@ def _device(result: RunResult | None, machine: dict[str, Any], settings: dict[st
     if isinstance(gpus, list) and gpus and used != "cpu":
         return clean(gpus[0], 60), True
     return clean(machine.get("cpu", ""), 60), used == "cuda"
+
+
+def _hardware(machine: dict[str, Any], ranks: int | None, has_gpu: bool) -> dict[str, str]:
+    """Return what a run was computed on; GPUs only where it used them."""
+    names = ("cpu", "logical_cores", *(("cuda_devices",) if has_gpu else ()))
+    known = {name: clean(machine[name]) for name in names if machine.get(name)}
+    return {**known, **({"ranks": str(ranks)} if ranks else {})}
 
 
 def _code(rundir: RunDir, result: RunResult | None, reader: Reader) -> Code:

@@ -29,6 +29,11 @@ def level(target: float) -> str:
     return accuracy(target).replace(".00 %", " %")
 
 
+def called_metric(metric: str) -> str:
+    """Return an accuracy as people call it: `top-1`."""
+    return metric.replace("_", " ").replace("top", "top-")
+
+
 def _reaching(group: GroupResult, reference: GroupResult, target: str) -> str:
     """Return the sentence that comparisons are made for: `A reaches 75 % in 0.14 of the time of B.`"""
     if group.best is None:
@@ -37,9 +42,8 @@ def _reaching(group: GroupResult, reference: GroupResult, target: str) -> str:
         return f"{_begin(group.name)} does not reach {target}: its best is {accuracy(group.best.value)}."
     if group.speedup is None:
         took = f" (after {seconds(group.to_target_s.value)})" if group.to_target_s else ""
-        return (
-            f"{_begin(group.name)} reaches {target}{took}, of which {reference.name} does not tell how long it takes."
-        )
+        tells = "of which {} does not tell how long it takes" if reference.reached else "which {} does not reach"
+        return f"{_begin(group.name)} reaches {target}{took}, {tells.format(reference.name)}."
     fraction = _inverse(group.speedup)
     times = "of" if fraction.value < 1 else "times"
     said = f"{_begin(group.name)} reaches {target} in {number(fraction.value)} {times} the time of {reference.name}"
@@ -49,13 +53,22 @@ def _reaching(group: GroupResult, reference: GroupResult, target: str) -> str:
 
 
 def _split(group: GroupResult) -> str:
-    """Return what a speed-up is made of."""
+    """Return what a speed-up is made of; hardware is named as the cause where it is another one alone."""
     assert group.speedup is not None and group.hardware is not None and group.statistical is not None
-    hardware, statistical = group.hardware.value, group.statistical.value
-    return (
-        f"{group.speedup.value:.2f}x as fast, {hardware:.2f}x by hardware (images/s) times "
-        f"{statistical:.2f}x by statistics (images needed)."
-    )
+    hardware, statistical = f"{group.hardware.value:.2f}x", f"{group.statistical.value:.2f}x"
+    made = {
+        "hardware": f"{hardware} by hardware (images/s) times {statistical} by statistics (images needed)",
+        "noise": f"{hardware} by images/s, which is noise as no setting that differs changes them, times "
+        f"{statistical} by images needed",
+        "scatter": f"{hardware} by images/s, which is within noise, times {statistical} by images needed",
+    }.get(pace_by(group), f"{hardware} by images/s times {statistical} by images needed")
+    return f"{group.speedup.value:.2f}x as fast, {made}."
+
+
+def pace_by(group: GroupResult) -> str:
+    """Return what a group's ratio of images/s is from, "" where there is nothing to explain: it is shown as one."""
+    is_shown = group.hardware is not None and f"{group.hardware.value:.2f}" != "1.00"
+    return group.pace_by if group.pace_by is not None and (is_shown or group.pace_by == "hardware") else ""
 
 
 def _sure(fraction: Interval) -> str:
@@ -71,7 +84,7 @@ def _ending(group: GroupResult, reference: GroupResult, metric: str) -> Iterator
     """Yield how accuracies at the end compare."""
     if group.gap is None or group.accuracy is None:
         return
-    gap, what = group.gap, metric.replace("_", " ").replace("top", "top-")
+    gap, what = group.gap, called_metric(metric)
     where = "above" if gap.value >= 0 else "below"
     said = (
         f"{_begin(group.name)} ends at {accuracy(group.accuracy.value)} {what}, "

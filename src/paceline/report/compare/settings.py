@@ -11,6 +11,11 @@ _LONGEST: Final = 120
 _MAX_DEPTH: Final = 20
 _NOTHING: Final = ("0ep", "0st", "0img", "0%", "0s", "0min", "0h", "0", "0.0", "off", "")
 _WARMUP: Final = "schedule.warmup"
+_TELLING: Final = ("optim.lr", "train.epochs", "train.steps")
+"""What says more of a run than others do, which come before it in a recipe."""
+_AUTO: Final = "auto"
+_QUIET: Final = ("log.", "checkpoint.", "measure.", "data.worker_timeout", "parallel.timeout")
+"""What tells runs apart without changing what they train, nor how fast: it names them only where nothing else does."""
 _FIRST: Final = ("model.name", "data.batch_size", _WARMUP, "ranks", "train.precision", "optim.name")
 """What a run is called after wherever it differs; other settings only where these do not tell runs apart."""
 
@@ -50,12 +55,36 @@ def called(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> list[
     """
     paths = differing(groups)
     spoken = [path for path in _FIRST if path in paths]
-    others = sorted((path for path in paths if path not in spoken), key=lambda path: any(path not in g for g in groups))
+    others = sorted((path for path in paths if path not in spoken), key=lambda path: _is_late(path, groups))
     for number in range(len(others) + 1):
         names = _named(groups, [*spoken, *others[:number]])
         if _tell_apart(names):
             return names
     return [clean(f"{name} ({folder})" if name else folder, 80) for name, folder in zip(names, folders, strict=True)]
+
+
+def _is_late(path: str, groups: Sequence[Mapping[str, str]]) -> tuple[bool, bool, bool]:
+    """Return the order of paths: those that tell most, those that all groups have, the others, and quiet ones last."""
+    return path.startswith(_QUIET), path not in _TELLING, any(path not in settings for settings in groups)
+
+
+def _told(path: str, settings: Mapping[str, str], groups: Sequence[Mapping[str, str]]) -> str:
+    """Return the word for a setting; where it is `auto` only as another is given in its place, the word for that.
+
+    Such as `train.steps=14` for `train.epochs`: of two fields of one section, each is `auto` where the other is not.
+    """
+    if settings.get(path) != _AUTO:
+        return _word(path, settings.get(path, ""))
+    section = path.rpartition(".")[0]
+    for place, value in settings.items():
+        if place.rpartition(".")[0] == section and value != _AUTO and _replaces(place, path, groups):
+            return _word(place, value)
+    return _word(path, _AUTO)
+
+
+def _replaces(place: str, path: str, groups: Sequence[Mapping[str, str]]) -> bool:
+    """Whether all groups have either of two settings, and leave the other one to it."""
+    return all((settings.get(place) == _AUTO) != (settings.get(path) == _AUTO) for settings in groups)
 
 
 def _named(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> list[str]:
@@ -69,10 +98,10 @@ def _named(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> list[st
         words = [
             _warmup(settings.get(_WARMUP, ""), is_only=len(lengths) == 1, says_none=says_none)
             if path == _WARMUP
-            else _word(path, settings.get(path, ""))
+            else _told(path, settings, groups)
             for path in paths
         ]
-        names.append(clean(", ".join(filter(None, words)).replace(", with", " with"), 100))
+        names.append(clean(", ".join(filter(None, dict.fromkeys(words))).replace(", with", " with"), 100))
     return names
 
 

@@ -2,21 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final
 
 from paceline.core.errors import RecipeError
 from paceline.core.goal import Goal
 from paceline.report.compare.read import Judged, Trained
+from paceline.report.compare.result import From
 
-From = Literal["asked", "recipes", "lowest_best", "nothing"]
+_NEAR: Final = 0.2
+"""Of the accuracy of guessing, or of what is wrong in that where this is less, by which a run may lie above it and have
+learnt nothing: a network that calls all images alike scatters about it."""
+LEAST_SHARE: Final = 0.5
+"""Of the best accuracy of all runs, below which a run's best is no level to hold the others to."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """An accuracy to reach, None where no run was evaluated, and where it is from."""
+    """An accuracy to reach, None where no run was evaluated or none has learnt, and where it is from.
+
+    `unlearnt` are the runs that it does not go by, as they have not learnt.
+    """
 
     level: float | None
     origin: From
+    unlearnt: tuple[Trained, ...] = ()
 
     def first_met(self, run: Trained) -> Judged | None:
         """Return the evaluation with which a run has met it, None where none does.
@@ -35,7 +44,9 @@ def choose_target(runs: Sequence[Trained], metric: str, asked: float | None) -> 
     """Return the accuracy to reach.
 
     It is the one that was asked for, or the lowest at which recipes stop (`train.stop.top1`), or the lowest of the
-    runs' best accuracies, which is the highest that all of them reach. Raise `RecipeError` for what is no accuracy.
+    runs' best accuracies, which is the highest that all of them reach. The last goes by runs that have learnt: those
+    whose best is near chance, or less than half of the best of all, would make a race of who is bad first. Raise
+    `RecipeError` for what is no accuracy.
     """
     if asked is not None:
         if not 0 < asked <= 1:
@@ -45,8 +56,33 @@ def choose_target(runs: Sequence[Trained], metric: str, asked: float | None) -> 
         stops = [stop for stop in map(_stop, runs) if stop is not None]
         if stops:
             return Target(min(stops), "recipes")
-    bests = [best for best in map(best_of, runs) if best is not None]
-    return Target(min(bests), "lowest_best") if bests else Target(None, "nothing")
+    bests = [(run, best) for run in runs if (best := best_of(run)) is not None]
+    if not bests:
+        return Target(None, "nothing")
+    least = LEAST_SHARE * max(best for _, best in bests)
+    is_level = [best >= least and best > near_chance(run, metric) for run, best in bests]
+    levels = [best for (_, best), has_learnt in zip(bests, is_level, strict=True) if has_learnt]
+    unlearnt = tuple(run for (run, _), has_learnt in zip(bests, is_level, strict=True) if not has_learnt)
+    if not levels:
+        return Target(None, "chance", unlearnt)
+    return Target(min(levels), "lowest_learnt" if unlearnt else "lowest_best", unlearnt)
+
+
+def near_chance(run: Trained, metric: str) -> float:
+    """Return the accuracy up to which a run has learnt nothing: a fifth above that of guessing, 12 % of ten classes.
+
+    0 where it is not known how many classes there are.
+    """
+    chance = chance_of(run, metric)
+    return chance + _NEAR * min(chance, 1 - chance)
+
+
+def chance_of(run: Trained, metric: str) -> float:
+    """Return the accuracy of guessing among the run's classes, 0 where it is not known how many they are."""
+    classes = run.plan.get("num_classes")
+    if not isinstance(classes, int) or classes < 1:
+        return 0.0
+    return min(1.0, (5 if metric == "top5" else 1) / classes)
 
 
 def best_of(run: Trained) -> float | None:

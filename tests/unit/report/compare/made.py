@@ -50,6 +50,9 @@ class Made:
     recipe: str = RECIPE
     torch: str = "2.15.0"
     own_parts: dict[str, Any] | None = None
+    cores: int = 160
+    spread: tuple[float, float] = (1.0, 2.0)
+    num_classes: int = 100
 
 
 def write(folder: Path, run: Made) -> Path:
@@ -57,9 +60,11 @@ def write(folder: Path, run: Made) -> Path:
     folder.mkdir(parents=True)
     text = run.recipe.format(hash="0123456789ab", seed=run.seed, batch=run.batch, lr=run.lr, warmup=run.warmup)
     (folder / "recipe.yaml").write_text(text)
-    plan = {"world_size": run.ranks, "train_images": run.train_images, "val_images": 10_000, "num_classes": 100}
+    plan = {"world_size": run.ranks, "train_images": run.train_images, "val_images": 10_000,
+            "num_classes": run.num_classes}  # fmt: skip
     (folder / "plan.json").write_text(json.dumps(plan))
-    machine = {"torch": run.torch, "paceline": "0.1.0", "cpu": "POWER9", "cuda_devices": [GPU] * run.ranks}
+    machine = {"torch": run.torch, "paceline": "0.1.0", "cpu": "POWER9", "logical_cores": run.cores,
+               "cuda_devices": [GPU] * run.ranks}  # fmt: skip
     (folder / "machine.json").write_text(json.dumps(machine))
     evals = [_evaluation(run, epoch) for epoch in range(1, run.epochs + 1)]
     lines(folder / "evals.jsonl", evals)
@@ -94,6 +99,6 @@ def _result(run: Made) -> dict[str, Any]:
              "to_target_s": None}  # fmt: skip
     return {"status": run.status, "recipe_hash": "0123456789ab", "world_size": run.ranks, "epochs": run.epochs,
             "steps": 100, "images_seen": run.epochs * run.train_images, "eval": None, "best": None,
-            "throughput": {"images_per_s": run.images_per_s, "spread": (1.0, 2.0), "n": 9, "excluded_s": 0.0},
+            "throughput": {"images_per_s": run.images_per_s, "spread": run.spread, "n": 9, "excluded_s": 0.0},
             "time": times, "stages": {}, "verdict": {}, "lr": "0.1", "weights_sha256": "0" * 64,
             "provenance": {"device": "cuda", **({"own_parts": run.own_parts} if run.own_parts else {})}}  # fmt: skip

@@ -81,6 +81,25 @@ def test_markdown_has_the_sentence_the_tables_and_the_notes(made, page_of, tmp_p
     assert "b was not finished" in text and "GPU-hours" in text
 
 
+def test_where_not_all_reach_the_target_tables_have_the_most_accurate_first(made, page_of, tmp_path):
+    """Their numbers, and the curves, stay in the order in which the runs were named."""
+    paths = [made.write(tmp_path / f"b{batch}", made.Made(batch, best=best, num_classes=10))
+             for batch, best in ((1, 0.1), (2, 0.5), (3, 0.7))]  # fmt: skip
+    page = page_of(*paths)
+    text = to_markdown(page)
+    assert "Reaching 50 % (the highest that all runs reach that have learnt)" in text
+    assert "**Top-1 at the end, the highest first**" in text
+    assert re.findall(r"^\| (\d: batch \d) \|", text, re.MULTILINE) == ["3: batch 3", "2: batch 2", "1: batch 1"] * 2
+    assert "| 3: batch 3 | 70.00 % | 70.00 % | 0.3000 | +60.00 points |" in text
+    assert [line.group for line in charts(page)[0].lines] == ["1: batch 1", "2: batch 2", "3: batch 3"]
+    assert re.findall(r"/b(\d) \| (\d) \|", text) == [("3", "3"), ("2", "2"), ("1", "1")]
+
+
+def test_runs_that_have_all_learnt_nothing_have_a_page(made, page_of, tmp_path):
+    paths = [made.write(tmp_path / f"b{batch}", made.Made(batch, best=0.01)) for batch in (1, 2)]
+    assert "No run has learnt: there is no target to reach." in to_markdown(page_of(*paths))
+
+
 def test_runs_that_nobody_evaluated_have_a_page(made, page_of, tmp_path):
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(batch=64))]
     for path in paths:

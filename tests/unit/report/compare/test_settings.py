@@ -29,6 +29,20 @@ def test_what_only_one_group_has_differs():
             ["with 2ep of warm-up", "with 5ep of warm-up"],
         ),
         ([{"train.ema": "off"}, {"train.ema.decay": "0.9"}], ["train.ema=off", "no train.ema"]),
+        (
+            [{"train.epochs": "auto", "train.steps": "14"}, {"train.epochs": "2.0", "train.steps": "auto"}],
+            ["train.steps=14", "train.epochs=2.0"],
+        ),
+        (
+            [{"data.workers": "auto", "log.every": "1st"}, {"data.workers": "4", "log.every": "2st"}],
+            ["data.workers=auto", "data.workers=4"],
+        ),
+        (
+            [{"checkpoint.every": "1ep", "train.compile": "off"}, {"checkpoint.every": "2ep", "train.compile": "on"}],
+            ["train.compile=off", "train.compile=on"],
+        ),
+        ([{"data.workers": "2", "optim.lr": "0.1"}, {"data.workers": "1", "optim.lr": "0.2"}], ["lr 0.1", "lr 0.2"]),
+        ([{"checkpoint.every": "1ep"}, {"checkpoint.every": "2ep"}], ["checkpoint.every=1ep", "checkpoint.every=2ep"]),
         ([{}, {}], ["x", "y"]),
     ],
 )
@@ -41,3 +55,15 @@ def test_no_more_words_are_said_than_tell_groups_apart():
               {"data.batch_size": "1", "optim.lr": "0.2", "log.every": "2st"},
               {"data.batch_size": "2", "optim.lr": "0.2", "log.every": "2st"}]  # fmt: skip
     assert called(groups, ["x", "y", "z"]) == ["batch 1, lr 0.1", "batch 1, lr 0.2", "batch 2, lr 0.2"]
+
+
+def test_of_three_groups_one_that_says_its_length_in_steps_is_called_after_them():
+    groups = [{"train.epochs": "2.0", "train.steps": "auto"}, {"train.epochs": "auto", "train.steps": "14"},
+              {"train.epochs": "3.0", "train.steps": "auto"}]  # fmt: skip
+    assert called(groups, ["x", "y", "z"]) == ["train.epochs=2.0", "train.steps=14", "train.epochs=3.0"]
+
+
+def test_two_groups_of_steps_are_told_apart_by_them():
+    groups = [{"train.epochs": "2.0", "train.steps": "auto"}, {"train.epochs": "auto", "train.steps": "14"},
+              {"train.epochs": "auto", "train.steps": "28"}]  # fmt: skip
+    assert called(groups, ["x", "y", "z"]) == ["train.epochs=2.0", "train.steps=14", "train.steps=28"]

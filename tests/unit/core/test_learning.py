@@ -1,0 +1,67 @@
+"""Settings that change what is learnt, and not how fast."""
+
+import types
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from paceline.core.learning import only_learning
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+from paceline.train.resume import not_free
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["seed", "optim.lr", "optim.weight_decay", "optim.betas", "schedule.warmup", "schedule.name",
+     "train.label_smoothing", "train.class_weights.cat", "train.stop.top1", "model.weights"],
+)  # fmt: skip
+def test_what_is_judged_by_accuracy_is_about_learning_alone(path: str) -> None:
+    assert only_learning(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["optim.name", "optim.implementation", "optim.args.depth", "data.batch_size", "data.workers", "data.augment",
+     "train.precision", "train.ema.every", "model.width", "log.every", "seeds", "optimizer"],
+)  # fmt: skip
+def test_what_may_change_the_speed_or_nothing_is_not(path: str) -> None:
+    assert not only_learning(path)
+
+
+def test_every_name_in_the_list_is_a_field_of_the_schema() -> None:
+    from paceline.core import learning
+
+    fields = set(_fields(Recipe, ""))
+    assert set(learning._LEARNT) | set(learning._PACED) <= fields
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["seed=1", "optim.lr=0.5", "optim.nesterov=false", "schedule.final=0.1", "train.label_smoothing=0.2",
+     "train.stop.top1=0.9", "model.zero_init_residual=true", "data.mean=[0.5]"],
+)  # fmt: skip
+def test_what_is_about_learning_is_not_free_to_change_in_the_middle_of_a_run(word: str) -> None:
+    path = word.partition("=")[0]
+    assert only_learning(path)
+    assert not_free(load("digits").recipe, load("digits", Patch.parse([word])).recipe)
+
+
+def _fields(section: Any, prefix: str) -> Iterator[str]:
+    """Yield the dotted paths of a section, of all of its variants."""
+    for each in _sections(section):
+        for name, field in each.model_fields.items():
+            yield f"{prefix}{name}"
+            yield from _fields(field.annotation, f"{prefix}{name}.")
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        if issubclass(annotation, BaseModel):
+            yield annotation
+    else:
+        for each in get_args(annotation):
+            yield from _sections(each)

@@ -1,0 +1,78 @@
+"""Which accuracy runs are held to where nobody has named one: of runs that have learnt."""
+
+import pytest
+
+from paceline.report.compare import read_trained
+from paceline.report.compare.target import chance_of, choose_target, near_chance
+
+
+@pytest.fixture
+def bests(made, compared, tmp_path):
+    """Return a function that compares runs of these best accuracies, with a learning rate each."""
+
+    def work(*accuracies, num_classes=10, metric="top1", target=None):
+        runs = [
+            made.write(tmp_path / f"r{index}", made.Made(lr=1.0 + index, best=best, num_classes=num_classes))
+            for index, best in enumerate(accuracies)
+        ]
+        return compared(*runs, metric=metric, target=target)
+
+    return work
+
+
+def test_a_run_that_has_diverged_to_chance_is_not_what_all_are_held_to(bests):
+    found = bests(0.72, 0.51, 0.1003)
+    assert (found.target, found.target_from) == (0.51, "lowest_learnt")
+    assert [each.reached for each in found.groups] == [1, 1, 0]
+    assert "lr 3.0 does not reach 51 %: its best is 10.03 %." in found.sentences
+    assert found.notes == (
+        "The target does not go by r2 (at best 10.03 %): a run counts as not having learnt where its best is below "
+        "half of the best run's (36.00 %), or no higher than what is near chance (12 %, where guessing gives 10 %).",
+    )
+
+
+@pytest.mark.parametrize(
+    "accuracies, classes, target",
+    [
+        ((0.72, 0.36), 10, 0.36),
+        ((0.72, 0.35), 10, 0.72),
+        ((0.2, 0.12), 10, 0.2),
+        ((0.2, 0.121), 10, 0.121),
+        ((0.95, 0.6), 2, 0.95),
+        ((0.95, 0.61), 2, 0.61),
+    ],
+)
+def test_half_of_the_best_and_a_fifth_above_chance_are_the_least(bests, accuracies, classes, target):
+    assert bests(*accuracies, num_classes=classes).target == target
+
+
+def test_where_no_run_has_learnt_there_is_no_target_and_why(bests):
+    found = bests(0.1, 0.11)
+    assert (found.target, found.target_from) == (None, "chance")
+    assert [each.to_target_s for each in found.groups] == [None, None]
+    assert found.notes == (
+        "No run has learnt, as none has a best above what is near chance (12 %, where guessing gives 10 %): no target "
+        "is compared (set --target).",
+    )
+
+
+def test_a_target_that_was_asked_for_is_obeyed_wherever_it_lies(bests):
+    found = bests(0.72, 0.1003, target=0.1)
+    assert (found.target, found.target_from, found.notes) == (0.1, "asked", ())
+
+
+def test_a_first_group_that_has_not_learnt_is_said_not_to_reach_what_others_do(bests):
+    found = bests(0.1, 0.8)
+    assert found.sentences[0] == "lr 2.0 reaches 80 % (after 2:40 min), which lr 1.0 does not reach."
+
+
+def test_guesses_of_five_are_right_five_times_as_often(made, tmp_path):
+    run = read_trained(made.write(tmp_path / "a", made.Made(num_classes=8)), "top5")
+    assert (chance_of(run, "top1"), chance_of(run, "top5")) == (1 / 8, 5 / 8)
+    assert near_chance(run, "top5") == pytest.approx(0.7)  # rounding
+
+
+def test_of_how_many_classes_nothing_is_known_any_accuracy_is_above_chance(made, tmp_path):
+    path = made.write(tmp_path / "a", made.Made(best=0.02))
+    (path / "plan.json").unlink()
+    assert choose_target([read_trained(path, "top1")], "top1", None).level == 0.02
