@@ -30,9 +30,14 @@ def inspect(
     src: Source = None,
     overrides: Overrides = None,
     look_at_all: Annotated[bool, typer.Option("--all", help="Look into every image, not 2,000 of a split.")] = False,
+    held_out: Annotated[bool, typer.Option("--held-out", help="List the validation images, one a line.")] = False,
     as_json: Json = False,
 ) -> int:
     """Say what a data set is like: classes, sizes, formats, bytes."""
+    if held_out:
+        from paceline.cli.data_held_out import list_held_out
+
+        return list_held_out(src, overrides or [], look_at_all=look_at_all, as_json=as_json)
     from paceline.cli.data_inspect import inspect_data as work
 
     return work(src, overrides or [], look_at_all=look_at_all, as_json=as_json)
@@ -114,7 +119,7 @@ def verify(
     workers: Workers = "auto",
     as_json: Json = False,
 ) -> int:
-    """Read and decode every image of a data set, and list those that cannot be."""
+    """Read and decode every image; list what cannot be decoded, and what is there more than once."""
     from paceline.cli.data_verify import verify as work
 
     return work(words or [], workers, against=against, as_json=as_json)

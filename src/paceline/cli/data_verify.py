@@ -1,16 +1,20 @@
 """`paceline data verify`: read and decode every image of a data set before a run does, and list the bad ones.
 
+Images that are there more than once are told too. They end no run, and so are no error.
+
 With `--against`, prove that a pack holds what it was made of instead: the words then say how that is read.
 """
 
 import json
 from dataclasses import asdict
+from typing import Any
 
 from paceline.cli.data_progress import build_progress
 from paceline.cli.data_words import Asked, count_workers, read_source
-from paceline.core.dataset import ArraySource, Datasets
+from paceline.core.dataset import ArraySource, Datasets, Split
 from paceline.core.errors import DataError
 from paceline.core.units import count
+from paceline.data.copies import Pair
 from paceline.data.pack.check import Checked, check_pack
 from paceline.data.sources.build import build_datasets
 from paceline.data.verify import BadFile, Verified
@@ -31,14 +35,14 @@ def verify(words: list[str], workers: str, *, against: str | None = None, as_jso
     data = read_source(src, overrides).data
     datasets = build_datasets(data.source, may_download=False, skip_bad=True)
     if isinstance(datasets.train, ArraySource) and isinstance(datasets.val, ArraySource):
-        _show(Verified(_num_images(datasets)), "held in memory, nothing to decode", as_json=as_json)
+        _show(datasets, Verified(_num_images(datasets)), "held in memory, nothing to decode", as_json=as_json)
         return 0
     found = Verified(0)
     with build_progress("images") as progress:
         for found in check(datasets, num_workers, data.worker_timeout):
             progress(found.images, _num_images(datasets), f"{len(found.bad):,} bad")
         rate = found.images / progress.elapsed_s
-    _show(found, f"{rate:,.0f} images/s, {count(num_workers, 'worker')}", as_json=as_json)
+    _show(datasets, found, f"{rate:,.0f} images/s, {count(num_workers, 'worker')}", as_json=as_json)
     if found.bad:
         raise DataError(
             f"{found.bad[0].image.name}: {found.bad[0].image.reason} ({count(len(found.bad), 'bad image')} of "
@@ -51,13 +55,47 @@ def _num_images(datasets: Datasets) -> int:
     return len(datasets.train) + len(datasets.val)
 
 
-def _show(found: Verified, how: str, *, as_json: bool) -> None:
+def _show(datasets: Datasets, found: Verified, how: str, *, as_json: bool) -> None:
+    copies = found.copies
+    pairs = [_pair(pair, datasets) for pair in copies.first] if copies else []
     if as_json:
-        print(json.dumps({"images": found.images, "bad": [_row(file) for file in found.bad]}, indent=2))
+        told = {"images": found.images, "bad": [_row(file) for file in found.bad]}
+        print(json.dumps({**told, "copies": {**asdict(copies), "first": pairs} if copies else None}, indent=2))
         return
     for file in found.bad:
         print(f"{file.split:5}  {file.image.name}: {file.image.reason}")
+    for pair in pairs:
+        print(f"same   {_told(pair)}")
     print(f"{count(found.images, 'image')}, {len(found.bad):,} bad ({how})")
+    if copies and copies.images:
+        verb = "is" if copies.images == 1 else "are"
+        print(
+            f"{count(copies.images, 'image')} {verb} there more than once, {copies.samples:,} times in all: "
+            f"{copies.across_splits:,} in both splits, {copies.in_two_classes:,} in two classes"
+        )
+
+
+def _pair(pair: Pair, datasets: Datasets) -> dict[str, Any]:
+    """Return two samples that are the same as plain values; by their numbers those of training come first."""
+    num_train = len(datasets.train)
+    places: list[tuple[Split, str]] = [
+        ("train", datasets.train.name_of(number))
+        if number < num_train
+        else ("val", datasets.val.name_of(number - num_train))
+        for number in (pair.first, pair.second)
+    ]
+    return {
+        "images": [{"split": split, "path": name} for split, name in places],
+        "in_both_splits": pair.in_both_splits,
+        "in_two_classes": pair.in_two_classes,
+    }
+
+
+def _told(pair: dict[str, Any]) -> str:
+    named = " and ".join(f"{image['path']} ({image['split']})" for image in pair["images"])
+    kinds = {"in both splits": pair["in_both_splits"], "in two classes": pair["in_two_classes"]}
+    told = ", ".join(kind for kind, is_so in kinds.items() if is_so)
+    return f"{named}: {told}" if told else named
 
 
 def _row(file: BadFile) -> dict[str, str | int]:

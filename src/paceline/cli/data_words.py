@@ -73,7 +73,15 @@ def _refuse_unknown(src: str) -> None:
 def _of_recipe(name: str, overrides: list[str]) -> Asked:
     loaded = load(name, Patch.parse(overrides))
     tell_code(loaded, under="data.")
-    return Asked(loaded.name, loaded.recipe.data, is_recipe=True)
+    is_other = any(word.partition("=")[0] in ("data.source", "data.source.name") for word in overrides)
+    called = _called(loaded.recipe.data.source) if is_other else loaded.name
+    return Asked(called, loaded.recipe.data, is_recipe=True)
+
+
+def _called(source: SourceSection) -> str:
+    """Return what a user would call a source that was put in the place of a recipe's: where it lies, or its name."""
+    told = source.model_dump(exclude_defaults=True)
+    return next((printable(told[key]) for key in ("root", "train_root", "train") if key in told), source.name)
 
 
 def _settings(src: str, overrides: list[str]) -> Iterator[tuple[str, str]]:

@@ -4,9 +4,12 @@ import csv
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from paceline.core.errors import PacelineError
 
+UNEVEN: Final = 10
+"""How many times the images of the rarest class the most frequent one may have before accuracy hides the rare ones."""
 _CORNER = "true\\predicted"
 _COLUMNS = ("class", "images", "correct", "accuracy")
 
@@ -36,16 +39,32 @@ class ClassTable:
     classes: tuple[ClassCount, ...]
     confusion: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some class has more than `UNEVEN` times the images of another; those without images do not count."""
+        return uneven(each.images for each in self.classes)
+
+
+def uneven(counts: Iterable[int]) -> bool:
+    """Return whether the largest of `counts` is more than `UNEVEN` times the smallest one that is not 0."""
+    some = [each for each in counts if each]
+    return bool(some) and max(some) > UNEVEN * min(some)
+
 
 def printable(name: str) -> str:
     """Return `name` with undecodable bytes of a folder's name written out, so that any file and terminal takes it."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def badness(each: ClassCount) -> tuple[float, int]:
+    """Return what sorts classes the worst first: by accuracy, and of equals that of more images, which says more."""
+    return each.accuracy, -each.images
+
+
 def worst(classes: Iterable[ClassCount], number: int) -> list[ClassCount]:
-    """Return up to `number` classes of the lowest accuracy, the lowest first; none that has no mistake."""
+    """Return up to `number` classes of the lowest accuracy, as `badness` orders them; none that has no mistake."""
     mistaken = [each for each in classes if each.correct < each.images]
-    return sorted(mistaken, key=lambda each: each.accuracy)[:number]
+    return sorted(mistaken, key=badness)[:number]
 
 
 def classes_csv(table: ClassTable) -> str:

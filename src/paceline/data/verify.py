@@ -1,4 +1,7 @@
-"""Read and decode every image of a data set, in worker processes, and say which cannot be. Torch-free."""
+"""Read and decode every image of a data set, in worker processes, and say which cannot be. Torch-free.
+
+Which of them hold the same bytes is found on the way.
+"""
 
 import multiprocessing
 import os
@@ -9,11 +12,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from paceline.core.dataset import Datasets, Source, Split
+from paceline.core.dataset import Datasets, Sample, Source, Split
 from paceline.core.errors import DataError
 from paceline.core.process import die_with_parent
 from paceline.core.units import Duration
 from paceline.data.bad import BadImage
+from paceline.data.copies import Copies, Digests
 from paceline.data.decode import decode
 from paceline.data.workers import Trail
 
@@ -31,10 +35,14 @@ class BadFile:
 
 @dataclass(frozen=True)
 class Verified:
-    """How many images were looked at so far, and those of them that cannot be read, in no order."""
+    """How many images were looked at so far, and those of them that cannot be read, in no order.
+
+    `copies` are found when all were looked at; None before, and where nothing was.
+    """
 
     images: int
     bad: tuple[BadFile, ...] = ()
+    copies: Copies | None = None
 
 
 def verify(datasets: Datasets, workers: int, timeout: Duration) -> Iterator[Verified]:
@@ -43,7 +51,7 @@ def verify(datasets: Datasets, workers: int, timeout: Duration) -> Iterator[Veri
     Each worker takes every `workers`-th image. One that an image kills, or that comes no further for `timeout`, is
     replaced, and the image it was at counts as bad.
     """
-    images = _Images(datasets)
+    images = _Images(datasets, Digests(len(datasets.train) + len(datasets.val)))
     with closing(_Crew(images, max(1, min(workers, len(images))), timeout)) as crew:
         seen = 0
         bad: list[BadFile] = []
@@ -53,25 +61,33 @@ def verify(datasets: Datasets, workers: int, timeout: Duration) -> Iterator[Veri
                 bad += told.bad
             yield Verified(seen, tuple(bad))
     assert seen == len(images), f"{seen} of {len(images)} images were looked at"
-    yield Verified(seen, tuple(sorted(bad, key=lambda file: (file.split, file.image.index))))
+    ordered = tuple(sorted(bad, key=lambda file: (file.split, file.image.index)))
+    yield Verified(seen, ordered, images.digests.copies(len(datasets.train)))
 
 
 def trouble(source: Source, index: int) -> str:
     """Return why sample `index` cannot be read or decoded; empty where it can."""
     try:
-        content, _ = source.read(index)
-        if isinstance(content, bytes):
-            decode(content, channels=3 if source.info.channels == 3 else 1, name=source.name_of(index))
+        _decoded(source, index)
     except DataError as error:
         return BadImage.of(index, "", error).reason
     return ""
 
 
+def _decoded(source: Source, index: int) -> Sample:
+    """Return sample `index` as it is read, once it could be decoded. Raise `DataError` where it cannot."""
+    content, label = source.read(index)
+    if isinstance(content, bytes):
+        decode(content, channels=3 if source.info.channels == 3 else 1, name=source.name_of(index))
+    return content, label
+
+
 @dataclass(frozen=True)
 class _Images:
-    """The images of both splits as one row: those of training come first."""
+    """The images of both splits as one row: those of training come first. What each holds is noted in `digests`."""
 
     datasets: Datasets
+    digests: Digests
 
     def __len__(self) -> int:
         return len(self.datasets.train) + len(self.datasets.val)
@@ -79,8 +95,11 @@ class _Images:
     def check(self, number: int) -> tuple[BadFile, ...]:
         """Read and decode an image; return it if that cannot be done."""
         source, _, index = self._place(number)
-        reason = trouble(source, index)
-        return (self.blame(number, reason),) if reason else ()
+        try:
+            self.digests.note(number, *_decoded(source, index))
+        except DataError as error:
+            return (self.blame(number, BadImage.of(index, "", error).reason),)
+        return ()
 
     def blame(self, number: int, reason: str) -> BadFile:
         """Return an image as bad for `reason`."""

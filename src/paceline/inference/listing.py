@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import DataError
-from paceline.data.sources.class_tree import IMAGE_EXTENSIONS
+from paceline.data.sources.image_names import is_image_name
 from paceline.data.sources.listed import fault_of
 from paceline.data.sources.places import expanded, is_folder
 
@@ -59,7 +59,7 @@ def _below(folder: Path, above: tuple[_Identity, ...]) -> Iterator[Path | Unread
         yield Unread(folder, f"cannot be listed: {reason}; make it readable or leave it out")
         return
     for entry in entries:
-        if _is_image(entry.name):
+        if is_image_name(entry.name):
             fault = fault_of(entry)
             yield (
                 Unread(Path(entry.path), f"cannot be read: {fault}; remove it or replace it")
@@ -79,8 +79,3 @@ def _entries(folder: Path, above: tuple[_Identity, ...]) -> tuple[_Identity, lis
     with os.scandir(folder) as found:
         entries = [entry for entry in found if not entry.name.startswith(".")]
     return identity, sorted(entries, key=lambda entry: os.fsencode(entry.name))
-
-
-def _is_image(name: str) -> bool:
-    _, dot, extension = name.rpartition(".")
-    return bool(dot) and extension.lower() in IMAGE_EXTENSIONS

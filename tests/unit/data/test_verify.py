@@ -14,10 +14,10 @@ from paceline.core.dataset import DatasetInfo, Datasets
 from paceline.core.errors import DataError
 from paceline.core.units import Duration
 from paceline.data.bad import ImageError
+from paceline.data.copies import Copies, Pair
 from paceline.data.verify import verify
 
 INFO = DatasetInfo("made", "train", 0, ("a",), 3, None, (0.5,) * 3, (0.25,) * 3)
-GOOD = b"P6 1 1 255\nabc"
 SOON = Duration(2, "s")
 
 
@@ -28,6 +28,7 @@ class Made:
     name: str
     num: int
     acts: dict = field(default_factory=dict)
+    tells: dict = field(default_factory=dict)
     info = INFO
 
     def __len__(self):
@@ -35,7 +36,7 @@ class Made:
 
     def read(self, index):
         self.acts.get(index, int)()
-        return GOOD, 0
+        return self.tells.get(index, (b"P6 1 1 255\n" + f"{self.name}{index:07}".encode(), 0))
 
     def name_of(self, index):
         return f"{self.name}/{index}.ppm"
@@ -80,6 +81,21 @@ def test_any_data_error_is_a_reason():
         raise DataError("t/5.ppm: is gone (find it)")
 
     assert found(Made("t", 10, {5: other}), Made("v", 3)) == [("train", 5, "t/5.ppm", "t/5.ppm: is gone (find it)")]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_is_there_twice_is_found_across_workers_splits_and_classes(workers):
+    a, b, c = (b"P6 1 1 255\n" + color for color in (b"aaa", b"bbb", b"ccc"))
+    train = Made("t", 100, {9: refuse}, {4: (a, 0), 71: (a, 0), 8: (b, 0), 99: (b, 1), 9: (c, 0), 10: (c, 0)})
+    val = Made("v", 7, {}, {2: (a, 0), 6: (b, 1)})
+    last = list(verify(Datasets(train, val), workers, SOON))[-1]
+    assert last.copies == Copies(
+        images=2,
+        samples=6,
+        across_splits=2,
+        in_two_classes=1,
+        first=(Pair(8, 99, in_both_splits=True, in_two_classes=True), Pair(4, 102, True, False)),
+    )
 
 
 # matrix: 17

@@ -24,12 +24,11 @@ from paceline.data.pack.assemble import Names
 from paceline.data.pack.format import KIND_FILE, KIND_RECORD
 from paceline.data.pack.ordered import in_order
 from paceline.data.pack.reader import PackSource
-from paceline.data.sources.class_tree import IMAGE_EXTENSIONS
+from paceline.data.sources.image_names import IMAGE_EXTENSIONS, JPEG_EXTENSIONS
 from paceline.data.sources.places import printable
 
 _FILES_A_TASK = 16
 _MAX_NAME_BYTES = 200
-_JPEG_EXTENSIONS = frozenset({"jpg", "jpeg"})
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class _Files:
         extension = os.fsdecode(name.rpartition(b".")[2]).lower()
         source = self.source
         if isinstance(source, PackSource) and source.kinds[index] == KIND_RECORD:
-            return name if extension in _JPEG_EXTENSIONS else name + b".jpg"
+            return name if extension in JPEG_EXTENSIONS else name + b".jpg"
         if isinstance(source, PackSource) and source.kinds[index] == KIND_FILE:
             return name if extension in IMAGE_EXTENSIONS else name + _extension_of(data)
         return name + b".png"

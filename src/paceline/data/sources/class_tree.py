@@ -4,17 +4,25 @@ import os
 import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.core.units import count
+from paceline.data.sources.image_names import is_image_name, told_kinds
 from paceline.data.sources.listed import fault_of, refuse_faults
 from paceline.data.sources.places import printable
 
-IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm"})
+Use = Literal["training", "validation", "evaluation"]
+"""What the images of a tree are for."""
+_WHAT_FOR: Final[dict[Use, str]] = {
+    "training": "to train on",
+    "validation": "to validate by",
+    "evaluation": "to evaluate by",
+}
+_SAVE_AS: Final = "save what are photographs as .jpg or .png"
 _Identity = tuple[int, int]
 
 
@@ -42,28 +50,35 @@ class _Findings:
     others: list[str] = field(default_factory=list)
 
 
-def scan_classes(root: Path, *, setting: str, skip_bad: bool = False) -> ClassTree:
+def scan_classes(root: Path, *, setting: str, use: Use = "training", skip_bad: bool = False) -> ClassTree:
     """Return the class folders of `root` and the images below them, at any depth; hidden files do not count.
 
-    Raise `DataError`, naming `setting` or the path, where `root` or a class has no images, where two classes have one
-    name, or where something that is called like an image cannot be read: a folder, a pipe, a dangling link, an empty
-    file or one without permission. With `skip_bad` the latter count as images, for whoever reads them to skip.
+    Raise `DataError`, naming `setting` or the path, where `root` has no images for `use` or a class has none, where
+    two classes have one name, or where something that is called like an image cannot be read: a folder, a pipe, a
+    dangling link, an empty file or one without permission. With `skip_bad` the latter count as images, for whoever
+    reads them to skip.
     """
     identity, top = _list(root, setting)
     folders = sorted((entry.name for entry in top if _kind(entry) == "folder"), key=os.fsencode)
-    loose = [entry.path for entry in top if _is_image(entry.name) and _kind(entry) != "folder"]
+    loose = [entry.path for entry in top if is_image_name(entry.name) and _kind(entry) != "folder"]
     found = _Findings()
     paths: list[bytes] = []
     sizes = []
+    empty: dict[str, list[str]] = {}
     for name in folders:
+        num_others = len(found.others)
         _walk(f"{root}/{name}", f"{name}/", found, (identity,))
         paths += sorted(found.images)
         sizes.append(len(found.images))
+        if not found.images:
+            empty[name] = found.others[num_others:]
         found.images.clear()
     if not skip_bad:
         refuse_faults(printable(root), found.faults)
     _refuse_same(root, folders)
-    _refuse_empty(root, folders, sizes, num_loose=len(loose), setting=setting)
+    if not any(sizes):
+        raise DataError(f"{setting}: {printable(root)} has no images {_WHAT_FOR[use]}: {_state(empty, loose, use)}")
+    _refuse_empty(root, empty)
     labels = np.repeat(np.arange(len(folders), dtype=np.int32), sizes)
     return ClassTree(root, tuple(folders), paths, labels, _notes(root, folders, loose, found.others))
 
@@ -71,11 +86,6 @@ def scan_classes(root: Path, *, setting: str, skip_bad: bool = False) -> ClassTr
 def has_folders(root: Path) -> bool:
     """Whether `root` has sub-folders that are not hidden. Raise `DataError` where it cannot be listed."""
     return any(_kind(entry) == "folder" for entry in _list(root)[1])
-
-
-def _is_image(name: str) -> bool:
-    stem, dot, extension = name.rpartition(".")
-    return bool(stem and dot) and extension.lower() in IMAGE_EXTENSIONS
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["file", "folder", "neither"]:
@@ -109,7 +119,7 @@ def _walk(folder: str, relative: str, found: _Findings, above: tuple[_Identity, 
         raise DataError(f"{printable(folder)}: links back to a folder above it; remove the link")
     for entry in entries:
         name = entry.name
-        match _is_image(name), _kind(entry):
+        match is_image_name(name), _kind(entry):
             case True, _:
                 found.images.append(os.fsencode(relative + name))
                 fault = fault_of(entry)
@@ -133,26 +143,36 @@ def _refuse_same(root: Path, folders: list[str]) -> None:
             )
 
 
-def _refuse_empty(root: Path, folders: list[str], sizes: list[int], *, num_loose: int, setting: str) -> None:
-    if any(sizes):
-        if 0 in sizes:
-            empty = printable(f"{root}/{folders[sizes.index(0)]}")
-            raise DataError(f"{empty}: is a class folder without images; remove it or put images in it")
-        return
-    if num_loose:
-        state = f"{count(num_loose, 'image')} in it, in no class folder; make one folder for each class"
-    elif folders:
-        state = f"{count(len(folders), 'folder')} in it, all without images; expected ROOT/CLASS/*.jpg"
-    else:
-        state = "no class folders in it; expected ROOT/CLASS/*.jpg"
-    raise DataError(f"{setting}: {printable(root)} has no images to train on: {state}")
+def _state(empty: dict[str, list[str]], loose: list[str], use: Use) -> str:
+    """Return what lies in a folder that has no image in any class, and what to do."""
+    if loose:
+        state = f"{count(len(loose), 'image')} in it, in no class folder; make one folder for each class"
+        return f"{state}, or take `paceline predict`, which needs none" if use == "evaluation" else state
+    if not empty:
+        return "no class folders in it; expected ROOT/CLASS/*.jpg"
+    kinds = _kinds([path for others in empty.values() for path in others])
+    state = f"{count(len(empty), 'folder')} in it, all without images"
+    return f"{state}, with {kinds}; {_SAVE_AS}" if kinds else f"{state}; expected ROOT/CLASS/*.jpg"
+
+
+def _refuse_empty(root: Path, empty: dict[str, list[str]]) -> None:
+    """Refuse the first of the classes without images, which are given with the files that they have."""
+    for name, others in empty.items():
+        place, kinds = printable(f"{root}/{name}"), _kinds(others)
+        if not kinds:
+            raise DataError(f"{place}: is a class folder without images; remove it or put images in it")
+        raise DataError(f"{place}: is a class folder without images, with {kinds}; remove it, or {_SAVE_AS}")
+
+
+def _kinds(paths: list[str]) -> str:
+    return told_kinds(path.rpartition("/")[2] for path in paths)
 
 
 def _notes(root: Path, folders: list[str], loose: list[str], others: list[str]) -> tuple[str, ...]:
     notes = []
     if len(folders) == 1:
         notes.append(f"{printable(root)} has one class only ({printable(folders[0])}); is it one level too high?")
-    for paths, why in ((loose, "lying in no class folder"), (others, "not named like an image (.jpg, .png, ...)")):
+    for paths, why in ((loose, "lying in no class folder"), (others, f"not named like an image ({_kinds(others)})")):
         if paths:
             first = printable(min(paths, key=os.fsencode))
             notes.append(f"left out {count(len(paths), 'file')} {why}, such as {first}")

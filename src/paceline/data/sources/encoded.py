@@ -43,10 +43,14 @@ class EncodedSource:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def listed_as(self, index: int) -> str:
+        """Return the path of sample `index` as it is listed: below `root`, or absolute."""
+        start = int(self.ends[index - 1]) if index else 0
+        return os.fsdecode(self.paths[start : int(self.ends[index])])
+
     def path_of(self, index: int) -> Path:
         """Return where sample `index` is."""
-        start = int(self.ends[index - 1]) if index else 0
-        return Path(self.root, os.fsdecode(self.paths[start : int(self.ends[index])]))
+        return Path(self.root, self.listed_as(index))
 
     def name_of(self, index: int) -> str:
         """Return the path of sample `index`, as it is printed."""

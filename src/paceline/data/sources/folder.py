@@ -29,7 +29,7 @@ def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
     if val_root is None:
         train, val = _split(train, section)
     else:
-        val = _renumber(scan_classes(val_root, setting="data.source.val_root", skip_bad=skip_bad), train)
+        val = _renumber(_val_tree(val_root, skip_bad=skip_bad), train)
         if train_root.samefile(val_root):
             note = "validation reads the training images: its accuracy says nothing about new ones"
             val = replace(val, notes=(*val.notes, note))
@@ -45,13 +45,17 @@ def load_validation_folder(section: Folder, *, skip_bad: bool = False) -> Encode
     if val_root is None:
         _, val = _split(_train_tree(train_root, section, skip_bad=skip_bad), section)
     else:
-        val = scan_classes(val_root, setting="data.source.val_root", skip_bad=skip_bad)
+        val = _val_tree(val_root, skip_bad=skip_bad)
     return _source(val, "val", section)
 
 
 def _train_tree(root: Path, section: Folder, *, skip_bad: bool) -> ClassTree:
     setting = "data.source.root" if section.train_root == "auto" else "data.source.train_root"
     return scan_classes(root, setting=setting, skip_bad=skip_bad)
+
+
+def _val_tree(root: Path, *, skip_bad: bool) -> ClassTree:
+    return scan_classes(root, setting="data.source.val_root", use="validation", skip_bad=skip_bad)
 
 
 def folder_roots(section: Folder) -> tuple[Path, Path | None]:

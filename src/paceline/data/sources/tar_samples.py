@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.errors import DataError
 from paceline.core.units import count
-from paceline.data.sources.class_tree import IMAGE_EXTENSIONS
+from paceline.data.sources.image_names import IMAGE_EXTENSIONS
 from paceline.data.sources.open_files import MAX_SAMPLE_BYTES
 from paceline.data.sources.places import printable
 from paceline.data.sources.tar_labels import LabelReader

@@ -19,7 +19,7 @@ def load_test_folder(section: Folder, *, skip_bad: bool = False) -> EncodedSourc
     """
     root = _root(section)
     setting = "data.source.root" if section.val_root == "auto" else "data.source.val_root"
-    tree = scan_classes(root, setting=setting, skip_bad=skip_bad)
+    tree = scan_classes(root, setting=setting, use="evaluation", skip_bad=skip_bad)
     class_names = tuple(printable(name) for name in tree.class_names)
     info = files_info("folder", "val", len(tree.paths), class_names, section.channels, tree.notes)
     return EncodedSource.pack(info, os.fspath(root.absolute()), tree.paths, tree.labels)

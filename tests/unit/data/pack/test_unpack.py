@@ -10,6 +10,7 @@ from paceline.data.identity import dataset_digest
 from paceline.data.pack.unpack import unpack
 from paceline.data.sources.encoded import EncodedSource
 from paceline.data.sources.folder import load_folder
+from paceline.data.sources.image_names import JPEG_EXTENSIONS
 from paceline.recipe.schema.source import Folder
 
 
@@ -35,6 +36,15 @@ def test_files_come_back_under_their_names_with_their_pixels(core, folder, photo
         if file.name in ("d.png", "e.jpg", "j.gif"):
             assert before == after
     assert dataset_digest(load_folder(Folder(root=str(tmp_path / "out")))) == dataset_digest(photos)
+
+
+def test_a_jpeg_keeps_its_name_whatever_a_jpeg_is_called(core, photos, packed, tmp_path, make_photo, monkeypatch):
+    names = [f"cat/{extension}.{extension}".encode() for extension in sorted(JPEG_EXTENSIONS)]
+    source = EncodedSource.pack(photos.train.info, str(tmp_path), names, np.zeros(len(names), dtype=np.int32))
+    monkeypatch.setattr(EncodedSource, "read_bytes", lambda self, index: make_photo(index))
+    unpack(packed(Datasets(source, photos.val)), tmp_path / "out", silent, 1)
+    files = (tmp_path / "out" / "train").rglob("*.*")
+    assert sorted(str(path.relative_to(tmp_path / "out/train")).encode() for path in files) == names
 
 
 def test_pixels_come_back_as_png(core, pixels, packed, tmp_path):

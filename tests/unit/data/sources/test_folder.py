@@ -71,23 +71,25 @@ def test_the_split_moves_with_the_folder_and_changes_with_the_seed(grow, tmp_pat
 
 def test_extensions_in_any_case_nested_files_and_links_count_and_hidden_ones_do_not(grow, tmp_path):
     root = grow({"train/cat": 1, "train/cat/deep/er": 1, "train/cat/.cache": 1, "val/cat": 1})
-    for extension in ("jpg", "JPEG", "Png", "bmp", "gif", "webp", "tif", "TIFF", "ppm", "pgm"):
+    for extension in ("jpg", "JPEG", "jfif", "JPE", "jfi", "Png", "bmp", "gif", "webp", "tif", "TIFF", "ppm", "pgm"):
         (root / f"train/cat/x.{extension}").write_bytes(b"x")
     (root / "train/cat/.hidden.jpg").touch()
     (root / "train/.hidden").mkdir()
     (root / "train/cat/link.jpg").symlink_to(root / "train/cat/0.png")
     (root / "train/dog").symlink_to(root / "val/cat")
     train = load_folder(Folder(root=str(root))).train
-    assert labels(train) == {0: 13, 1: 1}
+    assert labels(train) == {0: 16, 1: 1}
     assert f"{root}/train/cat/deep/er/0.png" in names(train)
 
 
 def test_what_is_left_out_is_noted(grow):
     root = grow({"train/cat": 1, "train": 2, "train/dog": 1, "val/cat": 1})
-    (root / "train/cat/notes.txt").touch()
+    for name in ("cat/1.heic", "cat/Thumbs.db", "dog/2.HEIC", "dog/3.heic", "dog/Thumbs.db", "dog/notes.txt"):
+        (root / "train" / name).touch()
     assert load_folder(Folder(root=str(root))).train.info.notes == (
         f"left out 2 files lying in no class folder, such as {root}/train/0.png",
-        f"left out 1 file not named like an image (.jpg, .png, ...), such as {root}/train/cat/notes.txt",
+        f"left out 6 files not named like an image (3 .heic, 2 Thumbs.db, 1 notes.txt), such as "
+        f"{root}/train/cat/1.heic",
     )
 
 
@@ -184,6 +186,32 @@ def test_validation_without_training_is_not_taken_for_a_class(grow, refusal):
 def test_a_folder_without_images_says_what_it_has(tree, state, grow, tmp_path, refusal):
     message = refusal(load_folder, Folder(root=str(grow(tree))))
     assert message.startswith(f"data.source.root: {tmp_path} has no images to train on: {state}")
+
+
+def test_a_folder_whose_images_cannot_be_read_says_what_they_are(grow, tmp_path, refusal):
+    grow({"cat": 0, "dog": 0})
+    for number in range(3):
+        (tmp_path / f"dog/{number}.heic").touch()
+    assert refusal(load_folder, Folder(root=str(tmp_path))) == (
+        f"data.source.root: {tmp_path} has no images to train on: 2 folders in it, all without images, with 3 .heic; "
+        f"save what are photographs as .jpg or .png"
+    )
+
+
+def test_a_folder_to_validate_by_is_not_one_to_train_on(grow, refusal):
+    root = grow({"train/cat": 1, "other": 2})
+    message = refusal(load_folder, Folder(root=str(root), val_root=f"{root}/other"))
+    assert message.startswith(f"data.source.val_root: {root}/other has no images to validate by: 2 images in it, in no")
+
+
+def test_a_class_of_other_files_says_what_they_are(grow, refusal):
+    root = grow({"cat": 1, "dog": 1, "eel/deep": 0})
+    for name in ("1.heic", "deep/2.heic", "notes.txt"):
+        (root / "eel" / name).touch()
+    assert refusal(load_folder, Folder(root=str(root))) == (
+        f"{root}/eel: is a class folder without images, with 2 .heic, 1 notes.txt; remove it, or save what are "
+        f"photographs as .jpg or .png"
+    )
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

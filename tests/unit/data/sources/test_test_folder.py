@@ -43,6 +43,14 @@ def test_a_folder_without_images_is_refused(grow, refusal, tmp_path):
     assert "data.source.root: is not set" in refusal(load_test_folder, Folder())
 
 
+def test_images_without_class_folders_are_for_predicting_and_not_for_evaluating(grow, refusal):
+    root = grow({".": 3})
+    assert refusal(load_test_folder, Folder(root=str(root))) == (
+        f"data.source.root: {root} has no images to evaluate by: 3 images in it, in no class folder; make one folder "
+        f"for each class, or take `paceline predict`, which needs none"
+    )
+
+
 def test_the_folder_that_was_trained_on_is_known_by_any_path_to_it(grow, tmp_path, monkeypatch):
     root = grow({"photos/cat": 1, "whole/train/cat": 1, "whole/val/cat": 1})
     (tmp_path / "link").symlink_to("photos")

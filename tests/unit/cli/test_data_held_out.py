@@ -1,0 +1,100 @@
+"""`paceline data inspect --held-out`: what it lists is what a run is validated by, and nothing that it learns from."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paceline.cli.data_held_out import list_held_out
+from paceline.core.errors import DataError, RecipeError
+from paceline.core.rundir import RunDir
+from paceline.core.world import World
+from paceline.data.sources.encoded import EncodedSource
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.train.job import Invocation
+from paceline.train.run import run
+
+SPLIT = ("data.source.val_fraction=0.25", "data.source.split_seed=3")
+SMALL = (
+    *("data.image_size=12", "data.batch_size=6", "data.augment=[]", "data.workers=0", "model.name=resnet18_cifar"),
+    *("model.width=0.125", "train.epochs=1", "parallel.device=cpu", "parallel.threads=1"),
+    *("log.tensorboard=off", "measure.telemetry=off", "log.report=off", "log.worst=0"),
+)
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """Return a folder of 24 images in two classes, without a validation folder."""
+    random = np.random.default_rng(0)
+    for number in range(24):
+        path = tmp_path / f"photos/{('cat', 'dog')[number % 2]}/deep/{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(256, size=(14, 14, 3), dtype=np.uint8)).save(path)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def listed(capsys):
+    """Return a function that gives the lines that are printed of a source."""
+
+    def lines(src, *words):
+        assert list_held_out(str(src), list(words), as_json=False) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+def test_a_run_learns_from_all_but_what_is_listed_and_is_validated_by_that(photographs, listed, tmp_path, monkeypatch):
+    read = {"train": set(), "val": set()}
+    whole = EncodedSource.read_bytes
+
+    def noting(source, index):
+        read[source.info.split].add(source.listed_as(index))
+        return whole(source, index)
+
+    words = (f"data.source.root={photographs}", *SPLIT, *SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(EncodedSource, "read_bytes", noting)
+        run(
+            load("folder", Patch.parse(words)).recipe, World.single(), RunDir(tmp_path / "run"), invocation=Invocation()
+        )
+    found = listed(tmp_path / "run")
+    assert len(found) == 6 and set(found) == read["val"]
+    everything = {str(path.relative_to(photographs)) for path in photographs.rglob("*.png")}
+    assert read["train"] == everything - set(found) and len(read["train"]) == 18
+    assert listed(photographs, *SPLIT) == found != listed(photographs)
+
+    photographs.rename(tmp_path / "moved")
+    assert listed(tmp_path / "run", f"data.source.root={tmp_path}/moved") == found
+    (tmp_path / "moved" / found[0]).unlink()
+    with pytest.raises(DataError, match=r"^data\.source: is not the data set that .*step-00000003 was trained on"):
+        listed(tmp_path / "run", f"data.source.root={tmp_path}/moved")
+
+
+def test_json_has_the_names_and_where_they_are(photographs, capsys, listed):
+    names = listed(photographs)
+    assert list_held_out(str(photographs), [], as_json=True) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["held_out"] == names and len(names) == 2
+    assert said["source"]["root"] == str(photographs) and len(said["digest"]) == 16
+
+
+def test_a_validation_folder_is_listed_too(photographs, tmp_path, listed):
+    (tmp_path / "split").mkdir()
+    for name in ("train", "val"):
+        (tmp_path / "split" / name).symlink_to(photographs)
+    assert sorted(listed(tmp_path / "split")) == sorted(
+        str(p.relative_to(photographs)) for p in photographs.rglob("*.png")
+    )
+
+
+def test_pixels_in_memory_have_no_names_to_list():
+    with pytest.raises(RecipeError, match=r"^--held-out: digits is pixels in memory"):
+        list_held_out(None, [], as_json=False)
+
+
+def test_looking_into_all_images_is_not_listing_them():
+    with pytest.raises(RecipeError, match=r"^--all: looks into images"):
+        list_held_out("digits", [], look_at_all=True, as_json=False)
