@@ -9,19 +9,29 @@ NATIVE := $(VENV)/.native
 CORE := setup.py $(wildcard csrc/*.c csrc/*.h)
 BUILD_CORE := setup.py --quiet build_ext --inplace
 
-.PHONY: demo test test-gpu lint types format docs wheel sbom lock locked clean native native-sanitised fuzz
+.PHONY: demo test test-gpu test-gpu-emulated lint types format docs wheel sbom lock locked clean native native-sanitised fuzz
 
 demo: $(READY) $(NATIVE)
 	$(BIN)/paceline train --ranks 2 parallel.device=cpu
 
-# The units in two processes of one thread each; then the rest, one after the other, which start processes of their own
-# and watch the clock. Where the first fails, the second is run all the same.
+# In three parts. The units, in two processes of one thread each; then, by files in two processes as well, what starts
+# programs and only looks at what comes of them, the longest first; then the rest, one after the other, which watches the
+# clock, or has hosts of its own. Where one part fails, the next is run all the same. A test in none of the lists is in
+# the rest. Threads that spin while they wait would keep the core from the other process.
 UNITS := tests/unit tests/architecture
+NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
+PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume) \
+  $(call NAMED,integration,compile completion emulated exact export_photographs failures frozen kubernetes ladder presets) \
+  $(call NAMED,integration,real_data release remote report_page resume same_samples trackers) \
+  $(call NAMED,numerics,agreement bad_numbers checkpoints judging many_ranks reducing remembering strategies) \
+  $(call NAMED,numerics,sync_norm watching)
+IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 test: $(READY_DEV) $(NATIVE)
 	@rm -rf build/tests
 	@failed=0; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(UNITS) --numprocesses 2 --dist loadscope --junitxml build/tests/units.xml || failed=1; \
-	$(BIN)/python -m pytest $(UNITS:%=--ignore=%) --junitxml build/tests/rest.xml || failed=1; \
+	$(IN_TWO) $(UNITS) --dist loadscope --junitxml build/tests/units.xml || failed=1; \
+	$(IN_TWO) $(PAIRS) --dist loadfile --no-loadscope-reorder --junitxml build/tests/pairs.xml || failed=1; \
+	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(PAIRS)) --junitxml build/tests/rest.xml || failed=1; \
 	$(BIN)/python .ci/tests.py $$(ls build/tests/*.xml) || failed=1; \
 	exit $$failed
 
@@ -29,6 +39,10 @@ test: $(READY_DEV) $(NATIVE)
 test-gpu:
 	-@$(PYTHON) $(BUILD_CORE)
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -W ignore::pytest.PytestConfigWarning tests/gpu
+
+# Without a GPU: on one made of host memory (tests/emulated). Some of these are in `make test`.
+test-gpu-emulated: $(READY_DEV)
+	$(BIN)/python tests/emulated/run.py $(BIN)/python -m pytest -m "gpu and not silicon" tests/gpu
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .

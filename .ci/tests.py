@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-PARTS = ("units", "rest")
+PARTS = ("units", "pairs", "rest")
 
 
 def main() -> int:

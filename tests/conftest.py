@@ -1,6 +1,7 @@
 """What tests of every kind share: real data where a machine has it, and the program, as users start it and at once."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ import pytest
 FORKING = Path(__file__).with_name("forking.py")
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 240
-PARTS = ("model", "optimizer", "average", "precision")
+PARTS = ("model", "optimizer", "average", "precision", "compression")
 POLL_S = 0.005
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 INSTALL = ("apt-get", "install", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core")
@@ -240,17 +241,30 @@ class Installed:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """Return a release and a Python that has it; for programs, `installed_in` is quicker and keeps PYTHONPATH away."""
     pytest.importorskip("build", reason="nothing can be built: pip install build")
-    folder = tmp_path_factory.mktemp("release")
+    top = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        top = top.parent  # which the processes of one call of pytest share
+    with (top / "release.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _release_in(top / "release")
+
+
+def _release_in(folder: Path) -> Installed:
+    """Return the release in `folder`, which is made there if nobody has."""
     python = folder / "venv" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python), "install"]
-    # The wheel is built from the source distribution, and not from what else lies about here.
-    _finish(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(ROOT))
+    made = folder / "made"
+    if not made.exists():
+        # The wheel is built from the source distribution, and not from what else lies about here.
+        _finish(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(ROOT))
+        _finish(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
+        (wheel,) = (folder / "dist").glob("*.whl")
+        _finish(*pip, "install", "--no-deps", "--no-index", "--no-compile", str(wheel))
+        (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
+        # A folder that a .pth file names has its own .pth files left unread: an editable install there is not seen.
+        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        made.touch()
     (sdist,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
-    _finish(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
-    _finish(*pip, "--no-deps", "--no-index", "--no-compile", str(wheel))
-    (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
-    # A folder that a .pth file names has its own .pth files left unread: an editable install there is not seen.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return Installed(sdist, wheel, python)
 
 
@@ -312,8 +326,8 @@ def real_data():
 def state_digest() -> Callable[[Path], Mapping[str, str]]:
     """Return a function from a run directory, or a checkpoint of it, to the digests of the state that is in it.
 
-    They are of the tensors of model, optimizer, average and precision, each where there is one, as the manifest of the
-    newest checkpoint has them, and of the values beside them less what depends on the clock.
+    They are of the tensors of model, optimizer, average, precision and compression, each where there is one, as the
+    manifest of the newest checkpoint has them, and of the values beside them less what depends on the clock.
     """
 
     def digests(run: Path) -> dict[str, str]:
@@ -324,7 +338,8 @@ def state_digest() -> Callable[[Path], Mapping[str, str]]:
         assert {"model", "optimizer"} <= found.keys()
         values = json.loads((checkpoint / "state.json").read_text())
         progress = {key: value for key, value in values["train"].items() if not key.endswith("_s") and key != "spent"}
-        text = json.dumps([progress, values["schedule"], values["scale"]], sort_keys=True).encode()
+        others = [values.get(key) for key in ("schedule", "scale", "compression")]
+        text = json.dumps([progress, *others], sort_keys=True).encode()
         return {**found, "values": hashlib.sha256(text).hexdigest(), "step": checkpoint.name}
 
     return digests

@@ -2,13 +2,15 @@
 
 The wheel is that of a release, in an environment in which the checkout is not found; what it depends on comes from the
 Python that runs the tests. Where it needs a network, a page is not followed, and what would take too long as it
-stands is typed by `test_commands.py`.
+stands is typed by `test_commands.py`. Pages that start many programs have them started at once, by `typing_hand.py`.
 """
 
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -17,26 +19,32 @@ import pytest
 
 from .commands import ROOT, Block, Mark, read_blocks
 from .told import missing_line
+from .typing_hand import Hand, hand_of, own_cores
 
 TUTORIAL = ROOT / "docs" / "tutorial"
 PAGES = ("1-first-run.md", "2-your-photographs.md", "3-use-it.md", "4-eight-gpus.md", "5-sixteen-nodes.md")
+AT_ONCE = ("2-your-photographs.md", "4-eight-gpus.md", "5-sixteen-nodes.md")
+"""Pages whose programs need not import torch each time. What the wheel has installed is typed on the others."""
 LIMIT_S = 300
-FROM_PACKAGES = {"torchrun": "from torch.distributed.run import main; main()"}
-"""Commands that come with what paceline depends on, which lies elsewhere here."""
 
 
 @pytest.fixture(scope="module")
 def reader(installed, tmp_path_factory) -> Mapping[str, str]:
     """Return the variables of a reader who has activated the environment."""
-    bin = tmp_path_factory.mktemp("bin")
-    for name, program in FROM_PACKAGES.items():
-        (bin / name).write_text(f"#!{installed.python}\n{program}\n")
-        (bin / name).chmod(0o755)
     kept = ("LANG", "LC_ALL", "TERM", "TMPDIR")
-    path = os.pathsep.join([str(installed.scripts), str(bin), os.defpath])
+    path = os.pathsep.join([str(installed.scripts), os.defpath])
     # On cores that others use too, threads that spin while they wait make a second of training a minute.
     own = {"PATH": path, "HOME": str(tmp_path_factory.mktemp("home")), "COLUMNS": "100", "OMP_WAIT_POLICY": "passive"}
     return {**{name: os.environ[name] for name in kept if name in os.environ}, **own}
+
+
+@pytest.fixture(scope="module")
+def hand(installed_in) -> Iterator[Hand]:
+    """Return what types commands as that reader does, and has the wheel's programs start at once."""
+    with tempfile.TemporaryDirectory(prefix="docs") as name:
+        folder = Path(name)  # a short one
+        with hand_of(installed_in(folder).python, folder) as hand:
+            yield hand
 
 
 def type_in(
@@ -46,6 +54,7 @@ def type_in(
     command = ["bash", "-e", "-c", text]
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     own = {"cwd": folder, "env": {**environ}, "start_new_session": True}
+    own["preexec_fn"] = partial(os.sched_setaffinity, 0, own_cores())
     with subprocess.Popen(command, text=True, **own, **streams) as shell:
         try:
             said, _ = shell.communicate(timeout=limit_s)
@@ -74,14 +83,15 @@ def test_what_has_no_end_is_ended_with_all_it_has_started_and_what_it_said_is_to
 
 
 @pytest.mark.timeout(900)  # here the wheel is built
-def test_the_wheel_is_what_is_tried(installed, reader: Mapping[str, str], tmp_path: Path) -> None:
-    ended = type_in("python -c 'import paceline; print(paceline.__file__)'", tmp_path, reader)
-    assert ended.returncode == 0, ended.stdout
-    assert Path(ended.stdout.strip()).is_relative_to(installed.scripts.parent)
+def test_the_wheel_is_what_is_tried(installed, reader: Mapping[str, str], hand: Hand, tmp_path: Path) -> None:
+    for types in (type_in, hand.types):
+        ended = types("python -c 'import paceline; print(paceline.__file__)'", tmp_path, reader)
+        assert ended.returncode == 0, ended.stdout
+        assert Path(ended.stdout.strip()).is_relative_to(installed.scripts.parent)
 
 
 @pytest.mark.timeout(900)
-def test_the_tutorial_word_for_word(reader: Mapping[str, str], tmp_path: Path) -> None:
+def test_the_tutorial_word_for_word(reader: Mapping[str, str], hand: Hand, tmp_path: Path) -> None:
     """From the first page to the last step of a CPU, in one folder, with the pages' output as the expected one."""
     for package in ("onnx", "onnxruntime", "onnxscript"):
         if find_spec(package) is None:
@@ -96,7 +106,8 @@ def test_the_tutorial_word_for_word(reader: Mapping[str, str], tmp_path: Path) -
             if block.mark.kind in ("needs", "with"):
                 continue
             typed += 1
-            ended = type_in(block.text, tmp_path, reader)
+            types = hand.types if page in AT_ONCE else type_in
+            ended = types(block.text, tmp_path, reader)
             assert ended.returncode == int(block.mark.said or 0), f"{block.place}\n{ended.stdout}"
             missing = missing_line(shown, ended.stdout)
             assert missing is None, f"{block.place}: shows {missing!r}, which was not said:\n{ended.stdout}"

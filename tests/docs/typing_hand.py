@@ -50,7 +50,7 @@ class Hand:
     typed: list[list[str]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     running: set[int] = field(default_factory=set)
-    cores: Iterator[int] = field(default_factory=lambda: cycle(sorted(os.sched_getaffinity(0))))
+    cores: Iterator[int] = field(default_factory=lambda: cycle(own_cores()))
 
     def types(
         self, text: str, folder: Path, environ: Mapping[str, str], mark: Mark = NO_MARK
@@ -123,6 +123,13 @@ class Hand:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def own_cores() -> list[int]:
+    """Return the cores that programs of this process may have: all, or its share where pytest runs in several."""
+    cores = sorted(os.sched_getaffinity(0))
+    number, processes = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    return cores[int(number.removeprefix("gw")) % len(cores) :: int(processes)]
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+STEPS = 40
 WORDS = (
     *("train", "synthetic", "model.width=0.1", "data.source.num_images=240", "data.source.num_val_images=24"),
-    *("data.batch_size=12", "data.augment=[pad_crop,flip]", "data.workers=0", "train.steps=60", "train.ema.decay=0.9"),
+    *("data.batch_size=12", "data.augment=[pad_crop,flip]", "data.workers=0", "train.ema.decay=0.9"),
     *("checkpoint.every=10st", "log.every=1st", "log.samples=true", "log.tensorboard=off", "log.report=off"),
-    *("parallel.threads=1", "--json"),
+    *("parallel.threads=1", f"train.steps={STEPS}", "--json"),
 )
 TIMEOUT_S = 4.0
 EXPLAINS_S = 6.0
@@ -81,7 +82,7 @@ def test_a_link_that_is_cut_for_five_seconds_is_survived(hosts, run: Path, whole
     time.sleep(0.5)  # what is on its way arrives
     stood_at = steps_of(run)
     time.sleep(4.5)
-    assert steps_of(run) == stood_at < 60
+    assert steps_of(run) == stood_at < STEPS
     hosts.mend("host2")
     ends = hosts.ended(*agents)
     assert [end.code for end in ends] == [0, 0], ends
@@ -102,7 +103,7 @@ def test_a_link_that_stays_cut_ends_both_hosts_and_the_run_goes_on_afterwards(ho
         assert line.startswith(f"error: rank {rank} of 2: rank {1 - rank} does not answer (last heard of "), line
         assert "or its machine is cut off)" in line
     assert not hosts.busy("host1") and not hosts.busy("host2")
-    assert steps_of(run) < 60
+    assert steps_of(run) < STEPS
     hosts.mend("host2")
     ends = hosts.ended(*hosts.by_hand(("host1", "host2"), *words))
     assert [end.code for end in ends] == [0, 0], ends

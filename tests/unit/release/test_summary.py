@@ -32,27 +32,29 @@ def summary(tmp_path: Path):
 
 
 def test_all_parts_are_added_up(summary) -> None:
-    assert summary(units=(PASSED, PASSED), rest=(PASSED, SKIPPED)) == (
+    assert summary(units=(PASSED, PASSED), pairs=(PASSED,), rest=(PASSED, SKIPPED)) == (
         0,
-        ["===== all parts: 3 passed, 1 skipped in 3.00s ====="],
+        ["===== all parts: 4 passed, 1 skipped in 4.50s ====="],
     )
 
 
 def test_what_has_failed_is_named(summary) -> None:
-    assert summary(units=(PASSED, FAILED), rest=(ERROR,)) == (
+    assert summary(units=(PASSED, FAILED), pairs=(PASSED,), rest=(ERROR,)) == (
         1,
-        ["FAILED a.b::fails", "FAILED a.b::breaks", "===== all parts: 2 failed, 1 passed in 3.00s ====="],
+        ["FAILED a.b::fails", "FAILED a.b::breaks", "===== all parts: 2 failed, 2 passed in 4.50s ====="],
     )
 
 
 @pytest.mark.parametrize("cases", [(SKIPPED, SKIPPED), ()])
 def test_a_part_of_which_no_test_has_run_is_a_failure(summary, cases: tuple[str, ...]) -> None:
-    code, lines = summary(units=(PASSED,), rest=cases)
+    code, lines = summary(units=(PASSED,), pairs=(PASSED,), rest=cases)
     assert code == 1
     assert lines[0] == f"error: the part 'rest' of the tests has run none: {len(cases)} were skipped"
     assert len(lines) == 2
 
 
-def test_a_part_that_is_not_there_is_a_failure(summary) -> None:
-    code, lines = summary(units=(PASSED,))
-    assert (code, lines[0]) == (1, "error: the part 'rest' of the tests has not come to an end")
+@pytest.mark.parametrize("missing", ["units", "pairs", "rest"])
+def test_a_part_that_is_not_there_is_a_failure(summary, missing: str) -> None:
+    there = {name: (PASSED,) for name in ("units", "pairs", "rest") if name != missing}
+    code, lines = summary(**there)
+    assert (code, lines[0]) == (1, f"error: the part '{missing}' of the tests has not come to an end")
