@@ -77,7 +77,7 @@ def test_batch_norm_over_all_ranks_is_one_run_however_ranks_are_joined(
     paceline, tmp_path: Path, lines_of, strategy: str
 ) -> None:
     words = [*WORDS, "model.norm=sync_batch", "train.precision=fp64", "train.clip_norm=1", "train.ema=on"]
-    words += ["train.epochs=1"]
+    words += ["train.epochs=1", "optim.layer_decay=0.8", 'train.class_weights={"1": 5, "4": 2}']
     words += ["data.augment=[pad_crop,{name: flip, mode: alternating},mixup]", "train.eval_train=on"]
     found = {}
     for ranks in (1, 2):

@@ -120,23 +120,34 @@ def _training(recipe: Recipe, record: Record) -> list[tuple[str, str]]:
         ("augmentation", ", ".join(each.name for each in recipe.data.augment) or "none"),
         ("precision", recipe.train.precision),
         ("step", f"{record.step:,}"),
-        *(_ended(record.result) if record.result else []),
-        *([("energy", _energy(record.energy_wh))] if record.energy_wh is not None else []),
+        *(_ended(record, record.result) if record.result else []),
+        *([("energy", _energy(record.energy_wh) + _of_the_run(record))] if record.energy_wh is not None else []),
         *(_machine(record.machine) if record.machine else []),
     ]
 
 
-def _ended(result: RunResult) -> list[tuple[str, str]]:
+def _ended(record: Record, result: RunResult) -> list[tuple[str, str]]:
+    run = f"{count(round(result.epochs, 2), 'epoch')}, {count(result.images_seen, 'image')}, {result.status}"
     wall_s = result.goodput.wall_s if result.goodput else result.time.wall_s
     return [
         ("learning rate", _plain(result.lr)),
-        (
-            "trained",
-            f"{count(round(result.epochs, 2), 'epoch')}, {count(result.images_seen, 'image')}, {result.status}",
-        ),
-        ("time", f"{seconds(wall_s)} of wall clock"),
+        ("trained", f"{_seen(record)}; the run: {run}" if _of_the_run(record) else run),
+        ("time", f"{seconds(wall_s)} of wall clock{_of_the_run(record)}"),
         ("ranks", str(result.world_size)),
     ]
+
+
+def _seen(record: Record) -> str:
+    """Return how much training is in the checkpoint: epochs and images, or steps where those are not known."""
+    steps_per_epoch, images = record.plan.get("steps_per_epoch"), record.images_seen
+    epochs = [count(round(record.step / steps_per_epoch, 2), "epoch")] if steps_per_epoch else []
+    return ", ".join([*epochs, *([] if images is None else [count(images, "image")])]) or count(record.step, "step")
+
+
+def _of_the_run(record: Record) -> str:
+    """Return what is to be said of a number of the whole run, where the checkpoint is not its last step."""
+    is_before = record.result is not None and record.step != record.result.steps
+    return " (of the whole run)" if is_before else ""
 
 
 def _energy(energy_wh: float) -> str:

@@ -5,7 +5,8 @@ run directory, so the data set need not be there. Reading files in numbers is `r
 `ranking`.
 """
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,22 +19,17 @@ from paceline.core.rundir import RunDir
 from paceline.data.decode import decode
 from paceline.data.placement import Placement
 from paceline.data.sizing import Sizing, Stretch, as_tensor, build_eval_sizing
-from paceline.models.zoo import build_model
 from paceline.recipe.load import load
 from paceline.recipe.plan import eval_image_size
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.train import PrecisionName
 from paceline.recipe.trust import permitted
-from paceline.train.average import Average
-from paceline.train.averaged import averaged
-from paceline.train.checkpoint import Checkpoints, Keep, load_model, load_model_tensors, model_tensors
+from paceline.train.checkpoint import Checkpoints, Keep
 from paceline.train.facts import Facts, read_facts
+from paceline.train.judged import judged_network, precision_on
 from paceline.train.precision import Precision, build_precision, set_numerics
 from paceline.train.views import Views, build_views
 
 _NO_DRAWS = np.empty(0)
-_ON_CPU: dict[str, PrecisionName] = dict.fromkeys(("tf32", "fp16", "fp16_master", "fp16_pure"), "fp32")
-"""What stands in on a CPU for a number format that only GPUs compute in."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,8 @@ class Classifier:
     """A run's trained network in evaluation mode; `classes` are in the order of its logits.
 
     `sizing`, `place`, `precision` and `views` are what evaluation shows it images by; the model is where `place` is.
-    `own_code` says that code which the run names may run.
+    `own_code` says that code which the run names may run. `judged_at` is the size of images in the run's evaluation,
+    where `preprocessing` has another.
     """
 
     model: nn.Module
@@ -73,6 +70,7 @@ class Classifier:
     precision: Precision
     views: Views
     own_code: bool = False
+    judged_at: int | None = None
 
     @property
     def device(self) -> torch.device:
@@ -124,7 +122,7 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
     precision = _precision(recipe, where)
     preprocessing = _preprocessing(recipe, facts)
     path = Checkpoints(rundir.checkpoints, Keep(1)).named(checkpoint)
-    model = _network(recipe, facts, precision, where, path)
+    model = judged_network(recipe, facts, precision, where, path, _memory_format(recipe))
     return Classifier(
         model=model,
         classes=facts.info.class_names,
@@ -140,6 +138,37 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
     )
 
 
+def at_size(classifier: Classifier, image_size: int) -> Classifier:
+    """Return `classifier` for images of `image_size` pixels squared, of which as large a share is cut out as before.
+
+    Raise `RecipeError` where its network cannot take them.
+    """
+    told, recipe = classifier.preprocessing, classifier.recipe
+    if image_size == told.image_size:
+        return classifier
+    # On the CPU in float32, as what is exported: no kernel of a GPU, and no 16 bits, are to blame.
+    model = copy.deepcopy(classifier.model).to("cpu", torch.float32)
+    try:
+        with torch.inference_mode():
+            shape = tuple(model(torch.zeros(1, told.channels, image_size, image_size)).shape)
+    except Exception as error:  # whatever a network makes of it
+        reason = " ".join(str(error).split())[:150]
+        raise _no_size(classifier, image_size, f": {reason}") from None
+    if shape != (1, len(classifier.classes)):
+        raise _no_size(classifier, image_size, f", for which it gives {list(shape)} and not a number a class")
+    resize = None if told.resize is None else round(image_size / recipe.data.eval_crop)
+    wanted = replace(told, image_size=image_size, resize=resize)
+    return replace(classifier, preprocessing=wanted, judged_at=classifier.judged_at or told.image_size)
+
+
+def _no_size(classifier: Classifier, image_size: int, why: str) -> RecipeError:
+    size = classifier.preprocessing.image_size
+    return RecipeError(
+        f"--image-size: {classifier.recipe.model.name} cannot take images of {image_size} x {image_size} pixels{why} "
+        f"(leave it out: the run's are {size} x {size})"
+    )
+
+
 def _device(name: str) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if name not in ("auto", "cpu", "cuda"):
@@ -151,9 +180,7 @@ def _device(name: str) -> torch.device:
 
 def _precision(recipe: Recipe, device: torch.device) -> Precision:
     """Return the number format the run was evaluated in, or float32 where `device` lacks it."""
-    name = recipe.train.precision
-    if device.type == "cpu":
-        name = _ON_CPU.get(name, name)
+    name = precision_on(recipe.train.precision, device)
     # Timing cuDNN's algorithms takes longer than a few images do, and its choice may change the last bits.
     set_numerics(name, device, benchmark=False)
     return build_precision(name, device)
@@ -171,29 +198,6 @@ def _preprocessing(recipe: Recipe, facts: Facts) -> Preprocessing:
         std=info.std if data.std == "auto" else data.std,
         is_pixels=facts.is_pixels,
     )
-
-
-def _network(recipe: Recipe, facts: Facts, precision: Precision, device: torch.device, checkpoint: Path) -> nn.Module:
-    """Return the network with the judged weights of `checkpoint`, in evaluation mode, its parameters at rest.
-
-    `model.norm=sync_batch` is a plain batch norm here: in evaluation they are the same.
-    """
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(recipe.model, num_classes=facts.info.num_classes, channels=facts.info.channels)
-    precision.lower(model)
-    model.to(device).to(memory_format=_memory_format(recipe))
-    load_model(checkpoint, model)
-    _take_average(averaged(recipe, model, precision, checkpoint), model)
-    return model.eval().requires_grad_(False)
-
-
-def _take_average(average: Average, model: nn.Module) -> None:
-    """Put the averaged weights into `model` for good, where there are any."""
-    if not average.exists:
-        return
-    with average.swapped():
-        judged = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
-    load_model_tensors(judged, model)
 
 
 def _memory_format(recipe: Recipe) -> torch.memory_format:

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, assert_never
 
@@ -18,7 +18,7 @@ from paceline.inference.network import Network, build_network
 from paceline.inference.onnx import Onnx
 from paceline.inference.parity import Parity, check, compare, sample_images
 from paceline.inference.program import Program
-from paceline.inference.record import read_record
+from paceline.inference.record import Record, read_record
 
 FormName = Literal["onnx", "torch", "safetensors"]
 
@@ -70,7 +70,7 @@ def export_classifier(classifier: Classifier, form: Form, out: Path, *, with_pre
     check_place(out, form.suffix)
     sample = sample_images(classifier)
     network = build_network(classifier, with_preprocessing=with_preprocessing)
-    record = read_record(classifier.run, classifier.checkpoint)
+    record = _of_this_size(classifier, read_record(classifier.run, classifier.checkpoint))
     with _unseen(out) as unseen:
         written = unseen / out.name
         with _told(f"--out: {out}", "cannot be written", "name another, make room, or use another --format"):
@@ -92,6 +92,18 @@ def export_classifier(classifier: Classifier, form: Form, out: Path, *, with_pre
             num_bytes = sum(each.stat().st_size for each in (written.rglob("*") if written.is_dir() else (written,)))
             _show({card: card_of(out, form.suffix), written: out} if form.suffix else {written: out})
     return Exported(out, card_of(out, form.suffix), num_bytes, parity, (*_ends(network, classifier), *form.facts))
+
+
+def _of_this_size(classifier: Classifier, record: Record) -> Record:
+    """Return `record`, of which accuracy says that it was measured at another size, where it was."""
+    judged, before, now = record.judged, classifier.judged_at, classifier.preprocessing.image_size
+    if judged is None or before is None:
+        return record
+    of = (
+        f"{judged.of} at {before} x {before} pixels, another size than the {now} x {now} of this file, at which it "
+        "was not measured,"
+    )
+    return replace(record, judged=replace(judged, of=of))
 
 
 def _ends(network: Network, classifier: Classifier) -> tuple[tuple[str, str], ...]:

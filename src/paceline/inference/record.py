@@ -52,6 +52,8 @@ class Judged:
 class Record:
     """What is known: `plan` and `machine` as their files have it (empty where they are not there).
 
+    `step` is the checkpoint's, and `images_seen` how many images it was trained on, each as often as it was seen (None
+    where it was not evaluated); `result` is of the whole run.
     `energy_wh` is what all GPUs of the run's nodes took, in watt hours; None where that was not measured.
     """
 
@@ -60,6 +62,7 @@ class Record:
     plan: Mapping[str, Any]
     machine: Mapping[str, Any]
     result: RunResult | None
+    images_seen: int | None = None
     energy_wh: float | None = None
 
 
@@ -79,6 +82,7 @@ def read_record(run: Path, checkpoint: Path) -> Record:
         plan=_json(rundir.path / "plan.json"),
         machine=_json(rundir.path / "machine.json"),
         result=result,
+        images_seen=row.get("images_seen") if row else None,
         energy_wh=measured_wh(rundir, result) if result else None,
     )
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from paceline.core.dataset import ArraySource, DatasetInfo, Source
 from paceline.core.errors import DataError
 from paceline.data.decode import look
+from paceline.data.labels import labels_of
 from paceline.data.pack.format import KIND_FILE, KIND_PIXELS, KIND_RECORD
 from paceline.data.pack.reader import PackSource
 from paceline.data.sources.encoded import EncodedSource
-from paceline.data.sources.lmdb import LmdbSource
 from paceline.lab.part import Part
 
 PIXELS: Final = "pixels"
@@ -174,16 +174,8 @@ def _file_bytes(path: Path) -> int:
 
 def class_counts(source: Source, labels_seen: Sequence[int] = ()) -> NDArray[np.int64]:
     """Return how many images each class has, int64 [C]: of all, or of `labels_seen` where others must be read."""
-    match source:
-        case (
-            ArraySource(labels=labels)
-            | EncodedSource(labels=labels)
-            | PackSource(labels=labels)
-            | LmdbSource(labels=labels)
-        ):
-            counted = labels
-        case _:
-            counted = np.array(labels_seen, dtype=np.int64)
+    known = labels_of(source)
+    counted = np.array(labels_seen, dtype=np.int64) if known is None else known
     return np.bincount(counted, minlength=source.info.num_classes).astype(np.int64)
 
 

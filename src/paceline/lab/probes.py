@@ -20,7 +20,7 @@ FREE_COMMUNICATION: Final = "free-communication"
 FREE_MODEL: Final = "free-model"
 
 _OF_SYNC: Final = ("compression", "powersgd_rank", "static_graph", "check_replicas")
-_OF_MODEL: Final = ("norm", "width", "zero_init_residual", "drop_path", "weights")
+_OF_MODEL: Final = ("norm", "width", "zero_init_residual", "drop_path", "weights", "freeze")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Start from pretrained weights: read a file of tensors and copy them into a network that may differ at its ends.
+"""Pretrained weights: read a file of tensors, and copy tensors into a network that may differ at its ends.
 
 Reads safetensors, and torch's `.pth` and `.pt` through `weights_only`, which rebuilds tensors and plain containers
 and calls nothing else. Does not download, and does not rename tensors from one code base's names to another's.
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.schema.model import Model
+from paceline.models.classifier import filters
 
 _NESTS = ("state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")
@@ -23,26 +23,22 @@ _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 """Further outputs of torchvision's googlenet and inception_v3, which are built without them."""
 
 
-def start_from_weights(section: Model, model: nn.Module) -> str | None:
-    """Load `section.weights` into `model`, in place, and say in a sentence what was loaded; None when it is off.
-
-    Raise `RecipeError` as `load_weights` does.
-    """
-    if section.weights == "off":
-        return None
-    return f"model.weights: {section.weights}: {load_weights(model, section.weights, section.name)}"
-
-
 def load_weights(model: nn.Module, path: str, name: str) -> str:
     """Copy the tensors of the file at `path` into `model`, called `name`, in place; return what was loaded.
 
     The file is a state dict, or holds one under `state_dict` or `model`; the prefixes of DDP and `torch.compile`
-    are taken off. A classifier for another number of classes keeps its fresh weights. For a model of one channel,
-    a first convolution of more is summed over them: a grey image is one whose channels are equal. Tensors take
-    the model's dtype and device. Raise `RecipeError` for a file that cannot be read and for any other difference;
-    `model` is then unchanged.
+    are taken off. Raise `RecipeError` for a file that cannot be read, and as `copy_weights` does.
     """
-    given = _without_wrappers(_read(path))
+    return copy_weights(model, _without_wrappers(_read(path)), path, name)
+
+
+def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name: str) -> str:
+    """Copy the tensors `given`, which are from `path`, into `model`, called `name`, in place; return what was copied.
+
+    A classifier for another number of classes keeps its fresh weights. For a model of one channel, a first convolution
+    of more is summed over them: a grey image is one whose channels are equal. Tensors take the model's dtype and
+    device. Raise `RecipeError` for any other difference; `model` is then unchanged.
+    """
     wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(_COUNTER)}
     given = {key: tensor for key, tensor in given.items() if not key.endswith(_COUNTER)}
     given = {key: tensor for key, tensor in given.items() if key in wanted or not key.startswith(_AUXILIARY)}
@@ -55,6 +51,7 @@ def load_weights(model: nn.Module, path: str, name: str) -> str:
             raise RecipeError(f"model.weights: {path}: has {key!r}, which the model has not {hint}")
     summed = _sum_input_channels(model, given)
     fresh = _fresh_classifier(model, given)
+    _check_trained(model, fresh)
     for key, tensor in wanted.items():
         if key not in fresh and given[key].shape != tensor.shape:
             sizes = f"{_spoken(given[key].shape)} instead of {_spoken(tensor.shape)}"
@@ -70,7 +67,7 @@ def _read(path: str) -> Mapping[str, Tensor]:
     """Return the tensors of a file by name."""
     file = Path(os.path.expanduser(path))  # noqa: PTH111 - the method raises where there is no home
     if not file.is_file():
-        raise RecipeError(f"model.weights: {path}: no such file (give a .safetensors or .pth)")
+        raise RecipeError(f"model.weights: {path}: no such file (give a .safetensors, a .pth or a run directory)")
     read = _READERS.get(file.suffix)
     if read is None:
         raise RecipeError(f"model.weights: {path}: is no file of weights by its name (give a .safetensors or .pth)")
@@ -129,11 +126,7 @@ def _fresh_classifier(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str
 
     The classifier is the last linear or convolutional layer, and others that change its number of outputs as it does.
     """
-    layers = {
-        name: module.weight
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d) and f"{name}.weight" in given
-    }
+    layers = {name: weight for name, weight in filters(model).items() if f"{name}.weight" in given}
     outputs = {
         name: (given[f"{name}.weight"].shape[0], weight.shape[0])
         for name, weight in layers.items()
@@ -145,6 +138,13 @@ def _fresh_classifier(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str
     heads = [name for name, change in outputs.items() if change == (old, new)]
     reason = f"the classifier starts fresh ({old} -> {new} classes)"
     return {key: reason for name in heads for key in (f"{name}.weight", f"{name}.bias") if key in given}
+
+
+def _check_trained(model: nn.Module, fresh: Mapping[str, str]) -> None:
+    """Refuse to freeze what starts fresh: it would stay as it was drawn."""
+    for name, parameter in model.named_parameters():
+        if name in fresh and not parameter.requires_grad:
+            raise RecipeError(f"model.freeze: {fresh[name]}, but {name!r} is frozen (leave it out of model.freeze)")
 
 
 def _spoken(shape: torch.Size) -> str:

@@ -4,6 +4,7 @@ A user's own network may do what that device cannot, such as look at a value; th
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.models.freezing import set_training, what_is_trained
+from paceline.models.modes import modes, thawed
 from paceline.models.zoo import build_model
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.model import Model
@@ -22,32 +25,49 @@ _FEW: Final = 2
 """Images that a network is tried with on the CPU."""
 
 
-def check_model(section: Model, plan: Plan, *, half_on_cpu: str = "") -> None:
-    """Raise `RecipeError` in one line when the network cannot take the images of `plan`, or gives no logits for them.
+def check_model(section: Model, plan: Plan, *, half_on_cpu: str = "") -> tuple[str, ...]:
+    """Return what a user should know of the network, in sentences, where it can be trained.
+
+    Raise `RecipeError` in one line when the network cannot take the images of `plan`, or gives no logits for them.
 
     Every size of training images is tried in training and the size of evaluation in evaluation. Also refuse a layout
     that the network has no use for and, where it is to be trained on a CPU in the 16 bits that are called
     `half_on_cpu`, filters whose gradient is wrong there.
     """
     try:
-        _check(section, plan, torch.device("meta"), half_on_cpu)
+        return _check(section, plan, torch.device("meta"), half_on_cpu)
     except RecipeError:
         if not is_own_model(section.name):
             raise
         few = replace(plan, micro_batch=min(plan.micro_batch, _FEW), eval_batch=min(plan.eval_batch, _FEW))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            _check(section, few, torch.device("cpu"), half_on_cpu)
+            return _check(section, few, torch.device("cpu"), half_on_cpu)
 
 
-def _check(section: Model, plan: Plan, device: torch.device, half_on_cpu: str) -> None:
+def _check(section: Model, plan: Plan, device: torch.device, half_on_cpu: str) -> tuple[str, ...]:
     sizes = sorted({size for _, size in plan.train_sizes})
     with _refusal(section, _shape(plan, plan.micro_batch, sizes[0])):
         model = _build(section, plan, device)
+        as_made = modes(model)
+        set_training(section, model, plan.num_classes)
+    notes = (_undone(section, thawed(as_made, model)), what_is_trained(section, model))
     check_memory_format(section, model)
     with _Strides(half_on_cpu) if half_on_cpu else contextlib.nullcontext():
         for size in sizes:
-            _try(section, model.train(), _shape(plan, plan.micro_batch, size), plan.num_classes, device)
+            _try(section, model, _shape(plan, plan.micro_batch, size), plan.num_classes, device)
     _try(section, model.eval(), _shape(plan, plan.eval_batch, plan.eval_image_size), plan.num_classes, device)
+    return tuple(filter(None, notes))
+
+
+def _undone(section: Model, names: Sequence[str]) -> str | None:
+    """Say of which modules the network itself ended training mode while it was made, without effect on training."""
+    if not names:
+        return None
+    which = f"{names[0] or 'itself'} and {len(names) - 1} more modules" if names[1:] else names[0] or "itself"
+    return (
+        f"model.name: {section.name} puts {which} into evaluation mode as it is made, and training puts all back "
+        "(do so in train(), or set model.freeze)"
+    )
 
 
 class _Strides(TorchFunctionMode):
@@ -129,7 +149,9 @@ def _refusal(section: Model, shape: tuple[int, ...]) -> Iterator[None]:
 
 def _build(section: Model, plan: Plan, device: torch.device) -> nn.Module:
     try:
-        with device:
+        with device, warnings.catch_warnings():
+            # A network that reads its own weights, one warning a tensor: here there is nothing to copy them to.
+            warnings.filterwarnings("ignore", r"for .*: copying from a non-meta parameter in the checkpoint")
             return build_model(section, num_classes=plan.num_classes, channels=plan.channels)
     except NotImplementedError:
         # torchvision's regnets compute their widths with tensors, and read them.

@@ -6,12 +6,14 @@ section, so that a recipe says what is trained. Does not read pretrained weights
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
 
 from paceline.core.errors import RecipeError, near_miss
 from paceline.models.empty import Empty
+from paceline.models.freezing import freeze
 from paceline.models.resnet_cifar import ResNet, basic_block, bottleneck_block
 from paceline.models.speednet import SpeedNet
 from paceline.models.surgery import adapt_input_channels, check_can_synchronise, set_drop_path
@@ -46,9 +48,10 @@ _RESIDUAL = tuple(name for name in _OURS if name not in _WITHOUT)
 def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module:
     """Build the untrained network that maps float [N, channels, H, W] to logits [N, num_classes].
 
-    Weights depend on torch's global generator alone; `section.weights` is left to `start_from_weights`. Raise
-    `RecipeError` for an unknown name, for timm where it is not installed, for a user's own network that cannot be made,
-    and for a setting that would have no effect on the named network.
+    Weights depend on torch's global generator alone; `section.weights` is left to `train.beginning`. What
+    `section.freeze` names asks for no gradient. Raise `RecipeError` for an unknown name, for timm where it is not
+    installed, for a user's own network that cannot be made, and for a setting that would have no effect on the named
+    network.
     """
     library, colon, name = section.name.partition(":")
     match library, colon:
@@ -62,6 +65,7 @@ def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module
             model = _build_ours(section, num_classes, channels)
     if section.norm == "sync_batch":
         check_can_synchronise(model, section.name)
+    freeze(section, model, num_classes)
     return model
 
 
@@ -69,8 +73,11 @@ def _build_ours(section: Model, num_classes: int, channels: int) -> nn.Module:
     name = section.name
     known = _OURS | _PROBES
     if name not in known:
+        in_full = _of_a_library(name)
+        if in_full:
+            raise RecipeError(f"model.name: {name!r} is not a model (did you mean {in_full!r}?)")
         bare = name.partition(":")[2]
-        raise _unknown(name, [*known, f"torchvision:{bare}", f"timm:{bare}"])
+        raise _unknown(name, [*known, *([f"torchvision:{bare}", f"timm:{bare}"] if bare else [])])
     without = _WITHOUT.get(name, ())
     for field in without:
         if _is_set(section, field):
@@ -78,6 +85,22 @@ def _build_ours(section: Model, num_classes: int, channels: int) -> nn.Module:
             raise _no_effect(section, field, f"one of {', '.join(others)}")
     settings = {field: getattr(section, field) for field in OF_OUR_NETWORKS if field not in without}
     return known[name](num_classes=num_classes, channels=channels, **settings)
+
+
+def _of_a_library(bare: str) -> str:
+    """Return the name in full of a network that is named without its library, or an empty string."""
+    from torchvision import models
+
+    libraries = {"torchvision": models.list_models(module=models)}
+    if find_spec("timm"):
+        import timm
+
+        libraries["timm"] = timm.list_models()
+    for library, names in libraries.items():
+        name = next((each for each in names if each.casefold() == bare.casefold()), "")
+        if name:
+            return f"{library}:{name}"
+    return ""
 
 
 def _build_own(section: Model, num_classes: int, channels: int) -> nn.Module:

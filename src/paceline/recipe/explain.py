@@ -8,6 +8,7 @@ from pydantic_core import ErrorDetails
 
 from paceline.core.errors import near_miss
 from paceline.core.units import count
+from paceline.recipe.fields import paths_of
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.own import OWN
 
@@ -106,6 +107,9 @@ def _not_a_field(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
     if owners:
         chosen, fields = loc[-1], ", ".join(known)
         return f"has no effect with {chosen}, only with {', '.join(owners)} ({chosen} has {fields})"
+    elsewhere = paths_of(leaf) if leaf != "name" else []
+    if elsewhere:
+        return f"is not a field (did you mean {' or '.join(map(repr, elsewhere))}?)"
     return "is not a field" + (near_miss(leaf, known) or f" (one of {', '.join(known)})")
 
 

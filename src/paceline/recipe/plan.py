@@ -179,6 +179,8 @@ def lr_sentence(recipe: Recipe, peak_lr: float) -> str:
         scaled = f"{optim.lr:g} at {batch_size}, not scaled"
     else:
         scaled = f"{optim.lr:g} at {optim.base_batch_size} -> {peak_lr:.4g} at {batch_size}, {optim.lr_scaling}"
+    if optim.layer_decay != "off":
+        scaled = f"{scaled}, each layer before the classifier {optim.layer_decay:g} times that of the next"
     if isinstance(recipe.schedule, OneCycle):
         return f"{scaled}, rising for {_spoken(recipe.schedule.peak_at)}"
     warmup = recipe.schedule.warmup

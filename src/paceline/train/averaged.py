@@ -7,7 +7,7 @@ from torch import nn
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import ScheduleFree
 from paceline.train.average import Average, NoAverage, build_average
-from paceline.train.optim import build_optimizer
+from paceline.train.optim import build_optimizer, layers_of
 from paceline.train.persist import load_average
 from paceline.train.precision import Precision
 
@@ -22,7 +22,8 @@ def averaged(recipe: Recipe, model: nn.Module, precision: Precision, checkpoint:
     if recipe.train.ema == "off" and not keeps_average:
         return NoAverage()
     named = precision.weights.named(model)
-    optimizer = build_optimizer(recipe.optim, named, precision.device_type) if keeps_average else None
+    layers, device = layers_of(recipe.optim, model), precision.device_type
+    optimizer = build_optimizer(recipe.optim, named, device, layers) if keeps_average else None
     average = build_average(recipe.train.ema, model, optimizer, named)
     load_average(checkpoint, average, optimizer)
     return average

@@ -54,8 +54,8 @@ def open_telemetry(parts: Parts, job: Job, strategy: Strategy, warn: Callable[[s
 class Books:
     """Where rank 0 writes: records, checkpoints and what goes along with them, the ledger, and bad images.
 
-    `code` says which code a user's own parts are, where there are any. The other ranks have the same, and nothing comes
-    of it.
+    `origin` says which code a user's own parts are, where there are any, and what weights the run began with, where
+    they were not fresh. The other ranks have the same, and nothing comes of it.
     """
 
     sinks: Sinks
@@ -63,17 +63,27 @@ class Books:
     facts: Mapping[str, Any]
     ledger: Ledger
     list_bad_image: Callable[[dict[str, str | int]], None]
-    code: Mapping[str, Any]
+    origin: Mapping[str, Any]
 
 
-def open_books(parts: Parts, job: Job, persistent: Persistent, machine: dict[str, Any], state: TrainState) -> Books:
-    """Write what is known before the first step, and return where the rest goes; rank 0 alone writes."""
+def open_books(
+    parts: Parts,
+    job: Job,
+    persistent: Persistent,
+    machine: dict[str, Any],
+    state: TrainState,
+    beginning: Mapping[str, Any],
+) -> Books:
+    """Write what is known before the first step, and return where the rest goes; rank 0 alone writes.
+
+    `beginning` is what there is to record of the weights that the run began with.
+    """
     recipe, rundir, section = parts.recipe, job.rundir, parts.recipe.checkpoint
     own = code_identity(recipe)
-    code: dict[str, Any] = {"own_parts": own} if own else {}
-    facts: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": parts.world.world_size, **code}
+    origin: dict[str, Any] = {**({"own_parts": own} if own else {}), **beginning}
+    facts: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": parts.world.world_size, **origin}
     if not parts.world.is_main:
-        return Books(Sinks(()), NoWriter(), facts, NoLedger(), lambda row: None, code)
+        return Books(Sinks(()), NoWriter(), facts, NoLedger(), lambda row: None, origin)
     check_disk(rundir, section, expected_bytes(persistent, recipe.optim), job.warn)
     ledger = build_ledger(
         rundir,
@@ -100,7 +110,7 @@ def open_books(parts: Parts, job: Job, persistent: Persistent, machine: dict[str
     )
     facts = {**facts, "dataset": dataset_digest(parts.datasets)}
     sinks.started(parts.plan, state.step)  # nothing fails between this and whoever closes them
-    return Books(sinks, writer, facts, ledger, rundir.add_bad_image, code)
+    return Books(sinks, writer, facts, ledger, rundir.add_bad_image, origin)
 
 
 def checkpoints_of(parts: Parts, rundir: RunDir) -> Checkpoints:

@@ -14,6 +14,7 @@ from paceline.core.results import EvalResult
 from paceline.data.bad import BadImage
 from paceline.data.loader import Loader
 from paceline.data.placement import Placement
+from paceline.models.modes import evaluating
 from paceline.parallel.strategy import Strategy
 from paceline.train.metrics import Tally, answers
 from paceline.train.mistakes import build_mistakes
@@ -84,9 +85,7 @@ class Evaluator:
         """
         left, met, new = False, 0, 0
         tally, mistakes = Tally.zeros(len(self.class_names), self.device), build_mistakes(self.worst, self.device)
-        was_training = model.training
-        model.eval()
-        with self.strategy.evaluating(model), torch.inference_mode():
+        with evaluating(model), self.strategy.evaluating(model), torch.inference_mode():
             for batch in self.loader.batches(0, self.num_batches):
                 left = self.leaves()
                 if left:
@@ -101,7 +100,6 @@ class Evaluator:
                 found = answers(logits, placed.labels)
                 tally.add(found)
                 mistakes.add(found, batch.indices)
-        model.train(was_training)
         whole = tally.over(self.strategy.sum)
         noted = torch.tensor([left, met, new], dtype=torch.int64, device=self.device)
         left_ranks, all_met, all_new = self.strategy.sum(noted).tolist()

@@ -1,7 +1,8 @@
 """Build the optimizer that a recipe asks for: torch's own where torch has it, else one of ours, or a user's."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,35 +10,81 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.core.errors import RecipeError
+from paceline.core.units import count
+from paceline.models.depth import number_layers
 from paceline.recipe.own import OPTIMIZER, Own
 from paceline.recipe.schema import optim as schema
-from paceline.train.optimizers.groups import Group, muon_groups, parameter_groups
+from paceline.train.optimizers.groups import Group, by_layer, muon_groups, parameter_groups
 from paceline.train.optimizers.lamb import Lamb
 from paceline.train.optimizers.lars import Lars
 from paceline.train.optimizers.muon import Muon
 from paceline.train.optimizers.novograd import NovoGrad
 from paceline.train.optimizers.schedule_free import ScheduleFree
 
-_OF_GROUPS = {"name", "lr_scaling", "base_batch_size", "weight_decay", "decay_norm_and_bias", "norm_and_bias_lr"}
+_OF_GROUPS = {
+    *("name", "lr_scaling", "base_batch_size"),
+    *("weight_decay", "decay_norm_and_bias", "norm_and_bias_lr", "layer_decay"),
+}
 """Fields that the learning rate's schedule, or the sorting into groups, has used up."""
 _FUSED_DEVICES = ("cpu", "cuda")
 """Where torch has fused kernels; measured on a CPU, they are the fastest (benchmarks/optimizers.py)."""
+Divide = Callable[[list[Group]], list[Group]]
+"""Make more groups of some, where layers learn at rates of their own."""
+
+
+def layers_of(section: schema.OptimSection, model: nn.Module) -> dict[str, int]:
+    """Return the layers that `build_optimizer` needs of `model`, before it is sharded; nothing where it needs none.
+
+    Raise `RecipeError` where the last layer is the only one that is trained.
+    """
+    if section.layer_decay == "off":
+        return {}
+    layers = number_layers(model)
+    trained = {layers[name] for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if trained == {max(layers.values(), default=0)}:
+        raise RecipeError(
+            f"optim.layer_decay: {section.layer_decay:g} has no effect, as the last layer alone is trained (set "
+            f"optim.layer_decay=off)"
+        )
+    return layers
+
+
+def layers_told(section: schema.OptimSection, optimizer: torch.optim.Optimizer, layers: Mapping[str, int]) -> str:
+    """Return how many of `layers` the groups of `optimizer` are of, and from which rate; nothing where there are none.
+
+    Such as `optim.layer_decay: 14 layers of 14 learn, at 0.0238 (layer 0) to 1 (layer 13) times the rate`.
+    """
+    if not layers or section.layer_decay == "off":
+        return ""
+    learn, last = {group["layer"] for group in optimizer.param_groups}, max(layers.values())
+    ends = (f"{section.layer_decay ** (last - layer):.3g} (layer {layer})" for layer in (min(learn), max(learn)))
+    return f"optim.layer_decay: {count(len(learn), 'layer')} of {last + 1} learn, at {' to '.join(ends)} times the rate"
 
 
 def build_optimizer(
-    section: schema.OptimSection, named_parameters: Iterable[tuple[str, nn.Parameter]], device_type: str
+    section: schema.OptimSection,
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    device_type: str,
+    layers: Mapping[str, int] | None = None,
 ) -> torch.optim.Optimizer:
     """Return the optimizer of the trainable ones of `named_parameters`, at the learning rate `section.lr`.
 
-    `device_type` is where they are, cpu or cuda. The order of groups and parameters follows from that of the model.
-    Every group has an `lr_factor`, see `set_lr`. Raise `RecipeError` for a network that trains nothing, and for a
-    setting that has no effect on these parameters, or that sharded ones (of FSDP) do not allow.
+    `device_type` is where they are, cpu or cuda, and `layers` are `layers_of` the model. The order of groups and
+    parameters follows from that of the model. Every group has an `lr_factor`, see `set_lr`. Raise `RecipeError` for a
+    network that trains nothing, and for a setting that has no effect on these parameters, or that sharded ones (of
+    FSDP) do not allow.
     """
-    parameters = [parameter for _, parameter in named_parameters if parameter.requires_grad]
+    named = list(named_parameters)
+    parameters = [parameter for _, parameter in named if parameter.requires_grad]
     if not parameters:
         raise RecipeError("model.name: the network has no parameter that is trained (give it one with requires_grad)")
     is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
-    optimizer = _build(section, parameters, device_type, is_sharded=is_sharded)
+    divide: Divide = list
+    if section.layer_decay != "off":
+        assert layers, "layer_decay needs the layers of the model"
+        numbers = {parameter: layers[name] for name, parameter in named}
+        divide = partial(by_layer, layers=numbers, decay=section.layer_decay)
+    optimizer = _build(section, parameters, device_type, divide, is_sharded=is_sharded)
     set_lr(optimizer.param_groups, section.lr)
     return optimizer
 
@@ -70,18 +117,18 @@ def reads_lr_on_device(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _build(
-    section: schema.OptimSection, parameters: list[nn.Parameter], device_type: str, *, is_sharded: bool
+    section: schema.OptimSection, parameters: list[nn.Parameter], device_type: str, divide: Divide, *, is_sharded: bool
 ) -> torch.optim.Optimizer:
     match section:
         case schema.Sgd() | schema.Adam():
             kernels = _kernels(section, device_type, is_sharded=is_sharded)
-            return _torchs(section, parameter_groups(section, parameters), kernels)
+            return _torchs(section, divide(parameter_groups(section, parameters)), kernels)
         case schema.Muon():
-            return _muon(section, parameters, is_sharded=is_sharded)
+            return _muon(section, parameters, divide, is_sharded=is_sharded)
         case schema.OwnOptim():
-            return _own(section, parameter_groups(section, parameters))
+            return _own(section, divide(parameter_groups(section, parameters)))
         case _:
-            return _others(section, parameter_groups(section, parameters))
+            return _others(section, divide(parameter_groups(section, parameters)))
 
 
 def _torchs(section: schema.Sgd | schema.Adam, groups: list[Group], kernels: dict[str, bool]) -> torch.optim.Optimizer:
@@ -111,10 +158,10 @@ def _others(
             return ScheduleFree(groups, **options)
 
 
-def _muon(section: schema.Muon, parameters: list[nn.Parameter], *, is_sharded: bool) -> Muon:
+def _muon(section: schema.Muon, parameters: list[nn.Parameter], divide: Divide, *, is_sharded: bool) -> Muon:
     if is_sharded:
         raise RecipeError("optim.name: muon needs whole matrices, and these are sharded (set parallel.strategy=ddp)")
-    groups = muon_groups(section, parameters)
+    groups = divide(muon_groups(section, parameters))
     # Who asks for float64 does not want directions of two digits.
     dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.bfloat16
     steps, rescale = section.newton_schulz_steps, section.rescale

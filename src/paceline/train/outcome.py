@@ -1,8 +1,11 @@
 """From what a run measured to its result."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import fsum
-from typing import Any
+from typing import Any, Self
+
+from torch import Tensor, nn
 
 from paceline.core.dataset import ArraySource
 from paceline.core.limits import rank_cores
@@ -22,6 +25,7 @@ from paceline.measure.rate import Stopwatch
 from paceline.measure.throughput import throughput
 from paceline.measure.verdict import Settings, Verdict, verdict
 from paceline.train.attempts import Ledger
+from paceline.train.checkpoint import weights_sha256
 from paceline.train.meter import Measured
 from paceline.train.parts import Parts
 from paceline.train.state import TrainState
@@ -36,10 +40,26 @@ class Around:
     finish_s: float
 
 
+@dataclass(frozen=True)
+class Weights:
+    """The weights that a run ends with: how many, how many of those are trained, and a digest of what is saved."""
+
+    parameters: int
+    trained: int
+    sha256: str
+
+    @classmethod
+    def of(cls, model: nn.Module, tensors: Mapping[str, Tensor]) -> Self:
+        """Return those of `model`, of which `tensors` are saved, whole."""
+        sizes = [(each.numel(), each.requires_grad) for each in model.parameters()]
+        trained = sum(size for size, is_trained in sizes if is_trained)
+        return cls(sum(size for size, _ in sizes), trained, weights_sha256(tensors))
+
+
 def summarise(
     parts: Parts,
     state: TrainState,
-    weights_sha256: str,
+    weights: Weights,
     measured: Measured,
     watch: Stopwatch,
     *,
@@ -56,12 +76,12 @@ def summarise(
     """
     recipe, plan, last, summary = parts.recipe, parts.plan, state.last, measured.summary
     rates = throughput(summary.step_s, plan.batch_size, summary.excluded_s)
-    pauses = summary.pauses
-    wall_s = around.startup_s + watch.here_s
-    eval_s, checkpoint_s = pauses.get("evaluate", 0.0), pauses.get("checkpoint", 0.0)
+    times = _times(summary.pauses, state, watch, around)
     return RunResult(
         status=status,
         recipe_hash=recipe.hash,
+        parameters=weights.parameters,
+        trained_parameters=weights.trained,
         world_size=parts.world.world_size,
         epochs=state.step / plan.steps_per_epoch,
         steps=state.step,
@@ -73,19 +93,14 @@ def summarise(
         train_eval=last and last.train,
         gap=last and last.gap,
         best=state.best,
+        best_step=state.best_step if state.best else None,
+        best_epoch=state.best_step / plan.steps_per_epoch if state.best else None,
         throughput=ThroughputResult(**asdict(rates)),
-        time=TimeResult(
-            wall_s=wall_s,
-            startup_s=around.startup_s,
-            train_s=watch.here_s - eval_s - checkpoint_s - around.finish_s,
-            eval_s=eval_s,
-            checkpoint_s=checkpoint_s,
-            to_target_s=state.target_s,
-        ),
+        time=times,
         goodput=ledger.goodput(watch.elapsed_s, summary, around.finish_s),
         checkpoints=checkpoints,
         stages={name: StageResult(**asdict(summary.stages[name])) for name in STAGES if name in summary.stages},
-        account=account(summary, wall_s, around),
+        account=account(summary, times.wall_s, around),
         memory=measured.memory,
         loader=measured.loader,
         communication=measured.communication,
@@ -93,8 +108,20 @@ def summarise(
         straggler=measured.straggler,
         verdict=_verdict(parts, measured).to_dict(),
         lr=plan.lr_sentence,
-        weights_sha256=weights_sha256,
+        weights_sha256=weights.sha256,
         provenance=provenance,
+    )
+
+
+def _times(pauses: Mapping[str, float], state: TrainState, watch: Stopwatch, around: Around) -> TimeResult:
+    eval_s, checkpoint_s = pauses.get("evaluate", 0.0), pauses.get("checkpoint", 0.0)
+    return TimeResult(
+        wall_s=around.startup_s + watch.here_s,
+        startup_s=around.startup_s,
+        train_s=watch.here_s - eval_s - checkpoint_s - around.finish_s,
+        eval_s=eval_s,
+        checkpoint_s=checkpoint_s,
+        to_target_s=state.target_s,
     )
 
 

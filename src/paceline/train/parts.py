@@ -20,6 +20,7 @@ from paceline.data.processes import PREFETCH
 from paceline.data.replay import NUM_REPLAYED, ReplayedLoader, as_it_is
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.measure.timing import now_s
+from paceline.models.freezing import set_training
 from paceline.models.whitening import fit_to_data, wants_data
 from paceline.models.zoo import build_model
 from paceline.parallel.strategy import Strategy
@@ -102,7 +103,7 @@ class Parts:
         return build_precision(train.precision, self.device)
 
     def model(self, precision: Precision, *, is_new: bool) -> nn.Module:
-        """Return the model on the device, its weights drawn from the recipe's seed alone.
+        """Return the model on the device, in training mode, its weights drawn from the recipe's seed alone.
 
         A new one is also fitted to the training images, where it has layers that are; another gets its weights
         from a checkpoint.
@@ -115,6 +116,7 @@ class Parts:
         model.to(self.device)
         if self.recipe.model.norm == "sync_batch":
             model = synchronise_norms(model, self.device)
+        set_training(self.recipe.model, model, self.plan.num_classes)  # by then its norms are those that are trained
         return model.to(memory_format=self._memory_format)
 
     @property

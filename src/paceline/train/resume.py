@@ -49,7 +49,8 @@ def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
     before = load(str(rundir.path)).recipe
     refused = not_free(before, recipe)
     if refused:
-        raise RecipeError(f"--resume: {rundir.path} was started with {', '.join(refused)} (resume it as it was)")
+        fix = f"resume it as it was, or start a new run from its weights: model.weights={rundir.path}"
+        raise RecipeError(f"--resume: {rundir.path} was started with {', '.join(refused)} ({fix})")
     changes = changed(before.to_dict(), recipe.to_dict())
     return [f"resumed with {path}={new}, which was {old}" for path, old, new in changes]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
+from paceline.core.dataset import Source
 from paceline.core.results import EvalReport, RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.stages import FINISH
@@ -19,7 +20,6 @@ from paceline.measure.machine import describe_machine
 from paceline.measure.rate import Stopwatch
 from paceline.measure.spans import require_nvtx
 from paceline.measure.timing import Timer, now_s
-from paceline.models.pretrained import start_from_weights
 from paceline.models.trial import check_model
 from paceline.parallel.agreement import Agreement, build_agreement
 from paceline.parallel.device import choose_device, generators, set_threads
@@ -34,10 +34,11 @@ from paceline.recipe.trust import permitted
 from paceline.train.average import build_average
 from paceline.train.averaged import averaged
 from paceline.train.bad_images import BadImages
+from paceline.train.beginning import Beginning, begin, begun, checkpoint_to_start_from
 from paceline.train.books import Books, checkpoints_of, open_books, open_telemetry
 from paceline.train.cadence import Cadence
 from paceline.train.captured import build_step, choose_graphs
-from paceline.train.checkpoint import load_model, model_tensors, weights_sha256
+from paceline.train.checkpoint import load_model, model_tensors
 from paceline.train.compiled import compiled
 from paceline.train.deadline import Deadline, build_deadline
 from paceline.train.engine import StepSeed, Trainer
@@ -45,13 +46,14 @@ from paceline.train.graph import Graphs
 from paceline.train.guard import Reporter, build_guard
 from paceline.train.job import Invocation, Job
 from paceline.train.journal import Journal
+from paceline.train.leave import kept_nowhere
 from paceline.train.logsink import build_trace
-from paceline.train.loss import CrossEntropy
+from paceline.train.loss import CrossEntropy, build_loss
 from paceline.train.meter import Measured, Meter, build_meter
-from paceline.train.optim import build_optimizer
+from paceline.train.optim import build_optimizer, layers_of, layers_told
 from paceline.train.optimizers.counters import build_counters
 from paceline.train.orders import Council
-from paceline.train.outcome import Around, summarise
+from paceline.train.outcome import Around, Weights, summarise
 from paceline.train.parts import Parts
 from paceline.train.persist import Persistent
 from paceline.train.precision import Precision, half_on_cpu
@@ -89,7 +91,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         ended = finished(rundir) if resume and world.is_main else None
         result = met.share("ended", ended.model_dump_json() if ended else "")
         if result:
-            return RunResult.model_validate_json(result)
+            return RunResult.model_validate_json(result).of(rundir.path)
         whereabouts = Whereabouts()
         held.enter_context(watched(met, recipe.parallel, whereabouts, interrupts, rundir.stacks(world.rank)))
         job = Job(rundir, invocation, met, whereabouts)
@@ -97,11 +99,12 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         if world.is_main:
             require_sinks(recipe.log)
         with _parts(recipe, met, partial(read_own, recipe), world.world_size, whereabouts.waits) as parts:
-            check_model(recipe.model, parts.plan, half_on_cpu=half_on_cpu(recipe.train.precision, parts.device))
+            half = half_on_cpu(recipe.train.precision, parts.device)
+            parts = parts.noting(*check_model(recipe.model, parts.plan, half_on_cpu=half))
             start_from = _start(parts, job) if resume else ""
             if start_from and world.is_main:
                 changes = [*changes, *other_code(Path(start_from), recipe)]
-            return _train(parts.noting(*changes), job, start_from=start_from)
+            return _train(parts.noting(*changes), job, start_from=start_from).of(rundir.path)
 
 
 def evaluate(
@@ -111,13 +114,15 @@ def evaluate(
     *,
     own: Recipe,
     say: Callable[[str], None],
+    keep: Callable[[EvalReport, Source], None] = kept_nowhere,
     own_code: bool = False,
 ) -> EvalReport:
     """Evaluate the weights in `checkpoint`, raw and averaged, on the data of `recipe`, as one rank of `world`.
 
     They are of a run of `own`. Where `recipe` names another data set, its classes are matched with theirs by name, and
-    rank 0 has to `say` so. Raise `RecipeError` for a network or data set that is code which the run names, unless
-    `own_code` says that it may run; other code that it names is not imported.
+    rank 0 has to `say` so. It may `keep` the report with the images that it is of, while they can be read. Raise
+    `RecipeError` for a network or data set that is code which the run names, unless `own_code` says that it may run;
+    other code that it names is not imported.
     """
     read = partial(read_judged, recipe, own, checkpoint, say if world.is_main else silent)
     with meeting(world, recipe.parallel) as met, contextlib.ExitStack() as held:
@@ -135,6 +140,8 @@ def evaluate(
         strategy = build_strategy(Parallel(), world, parts.device)  # weights are whole here, however they were trained
         report = parts.judge(precision, strategy, averaged(recipe, model, precision, checkpoint))(model)
         assert report is not None, "nothing ends an evaluation that stands alone"
+        if world.is_main:
+            keep(report, parts.datasets.val)
         return report
 
 
@@ -170,19 +177,22 @@ def _start(parts: Parts, job: Job) -> str:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A model that is ready to train: what it is called through, what persists, and where it goes on from.
+    """A model that is ready to train: what it is called through and judged by, what persists, where it goes on from.
 
-    `graphs` are what its steps are captured by; None where they run as they are.
+    `graphs` are what its steps are captured by; None where they run as they are. `beginning` is what weights it began
+    with.
     """
 
     replica: nn.Module
+    criterion: CrossEntropy
     persistent: Persistent
     state: TrainState
     compile_s: float
     graphs: Graphs | None
+    beginning: Beginning
 
 
-def _ready(parts: Parts, start_from: str) -> tuple[Parts, _Ready]:
+def _ready(parts: Parts, met: Meeting, start_from: str) -> tuple[Parts, _Ready]:
     """Make the model, or load it from the checkpoint `start_from`, and all that moves it; return the plan's notes too.
 
     The first pass of each size is made ahead where it is unlike the others: compiling, and how ddp orders its buckets.
@@ -194,12 +204,16 @@ def _ready(parts: Parts, start_from: str) -> tuple[Parts, _Ready]:
     model = parts.model(precision, is_new=not start_from)
     if start_from:
         load_model(Path(start_from), model)
+        beginning = begun(start_from)
     else:
-        parts = parts.noting(start_from_weights(recipe.model, model))
+        weights = checkpoint_to_start_from(recipe.model.weights) if parts.world.is_main else ""
+        beginning = begin(recipe.model, model, met.share("weights", weights))
     now = now_s if measure.communication == "on" else None
     strategy = build_strategy(recipe.parallel, parts.world, parts.device, now, measure.warmup_steps)
+    layers = layers_of(recipe.optim, model)
     replica = compiled(strategy.prepare(model), recipe.train.compile, len(parts.plan.train_sizes))
-    persistent = _persistent(parts, model, precision, strategy)
+    persistent = _persistent(parts, model, precision, strategy, layers)
+    criterion, weighted = build_loss(recipe.train, parts.datasets.train, parts.device)
     state = persistent.restore(Path(start_from)) if start_from else TrainState()
     step = partial(rehearsal, model, replica, parts.placement(precision.dtype), precision, parts.plan)
     compiling = Timer()
@@ -208,16 +222,18 @@ def _ready(parts: Parts, start_from: str) -> tuple[Parts, _Ready]:
             for first in (state.step, *(begin for begin, _ in parts.plan.train_sizes if begin > state.step)):
                 step(first)
     strategy.rehearse(partial(step, state.step))
+    lost = persistent.recall(Path(start_from)) if start_from else ""
     graphs, why_not = choose_graphs(recipe, parts.world, parts.device, persistent.optimizer)
-    return parts.noting(why_not), _Ready(replica, persistent, state, compiling.total_s, graphs)
+    notes = (beginning.note, layers_told(recipe.optim, persistent.optimizer, layers), weighted, lost, why_not)
+    return parts.noting(*notes), _Ready(replica, criterion, persistent, state, compiling.total_s, graphs, beginning)
 
 
 def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
-    parts, ready = _ready(parts, start_from)
+    parts, ready = _ready(parts, job.met, start_from)
     recipe, world, persistent, state = parts.recipe, parts.world, ready.persistent, ready.state
     strategy = persistent.strategy
     machine = describe_machine()
-    books = open_books(parts, job, persistent, machine, state)  # what is refused before leaves nothing behind
+    books = open_books(parts, job, persistent, machine, state, ready.beginning.facts)  # before, nothing is left behind
     with contextlib.ExitStack() as until_journal:
         until_journal.callback(books.sinks.close)
         job.met.share("opened", "yes")  # the others write into the folder that rank 0 has made
@@ -244,12 +260,12 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
             finishing = Timer()
             with finishing.turn():
                 measured = meter.read()
-                sha256 = weights_sha256(strategy.gather(model_tensors(persistent.model)))
+                weights = Weights.of(persistent.model, strategy.gather(model_tensors(persistent.model)))
 
         result = summarise(
             parts,
             state,
-            sha256,
+            weights,
             measured,
             watch,
             status=status,
@@ -262,7 +278,7 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
                 "launcher": world.launcher,
                 "command": job.invocation.command,
                 **job.invocation.provenance,
-                **books.code,
+                **books.origin,
                 **({"telemetry_missing": telemetry.missing} if telemetry.missing else {}),
             },
         )
@@ -320,7 +336,7 @@ def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: 
     alarm = Alarm(plan.checkpoint_every_s if world.is_main else 0.0)
     plain = PlainStep(
         replica=ready.replica,
-        criterion=CrossEntropy(recipe.train.label_smoothing),
+        criterion=ready.criterion,
         precision=precision,
         strategy=strategy,
         place=parts.placement(precision.dtype),
@@ -349,11 +365,13 @@ def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: 
     )
 
 
-def _persistent(parts: Parts, model: nn.Module, precision: Precision, strategy: Strategy) -> Persistent:
-    """Build what moves the weights of a prepared `model`, and has a state of its own."""
+def _persistent(
+    parts: Parts, model: nn.Module, precision: Precision, strategy: Strategy, layers: dict[str, int]
+) -> Persistent:
+    """Build what moves the weights of a prepared `model`, and has a state of its own; `layers` are `layers_of` it."""
     recipe = parts.recipe
     named = precision.weights.named(model)
-    optimizer = build_optimizer(recipe.optim, named, parts.device.type)
+    optimizer = build_optimizer(recipe.optim, named, parts.device.type, layers)
     average = build_average(recipe.train.ema, model, optimizer, named)
     schedule, counters = build_schedule(recipe.schedule, parts.plan), build_counters(recipe.optim, optimizer)
     return Persistent(model, optimizer, schedule, precision, average, strategy, counters)

@@ -16,7 +16,7 @@ from paceline.parallel.device import choose_device
 from paceline.recipe.schema import Recipe
 from paceline.train.average import build_average
 from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, Writer, model_tensors, optimizer_tensors
-from paceline.train.optim import build_optimizer
+from paceline.train.optim import build_optimizer, layers_of
 from paceline.train.parts import Parts
 
 
@@ -69,7 +69,7 @@ def _tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, torch.Te
     precision = parts.precision()
     model = parts.model(precision, is_new=False)
     named = list(precision.weights.named(model))
-    optimizer = build_optimizer(recipe.optim, named, device.type)
+    optimizer = build_optimizer(recipe.optim, named, device.type, layers_of(recipe.optim, model))
     average = build_average(recipe.train.ema, model, optimizer, named)
     for _, parameter in named:
         parameter.grad = torch.zeros_like(parameter)

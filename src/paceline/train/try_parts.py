@@ -13,7 +13,7 @@ from paceline.recipe.own import told
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import OwnOptim
-from paceline.train.optim import build_optimizer
+from paceline.train.optim import build_optimizer, layers_of
 from paceline.train.optimizers.counters import build_counters
 
 
@@ -30,7 +30,7 @@ def try_parts(recipe: Recipe, plan: Plan) -> None:
 
 
 def _try_optimizer(section: OwnOptim, model: nn.Module) -> None:
-    optimizer = build_optimizer(section, model.named_parameters(), "cpu")
+    optimizer = build_optimizer(section, model.named_parameters(), "cpu", layers_of(section, model))
     counters = build_counters(section, optimizer)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None

@@ -95,6 +95,20 @@ def test_a_run_that_left_nothing_but_its_recipe_has_a_card(classifier):
     assert "hardware" not in card and "## Licence" in card
 
 
+def test_a_checkpoint_of_the_middle_tells_how_much_training_it_has_seen(classifier):
+    run = SimpleNamespace(
+        epochs=3.0, images_seen=1152, steps=36, status="completed", lr="0.1", world_size=1,
+        goodput=None, time=SimpleNamespace(wall_s=9.0),
+    )  # fmt: skip
+    told = {"result": run, "plan": {"steps_per_epoch": 12}, "images_seen": 384}
+    middle = written(classifier, **told, energy_wh=700)
+    assert "| trained | 1 epoch, 384 images; the run: 3 epochs, 1,152 images, completed |" in middle
+    assert "| time | 9.00 s of wall clock (of the whole run) |" in middle and middle.count("(of the whole run)") == 2
+    assert "| trained | 12 steps; the run: 3 epochs" in written(classifier, **{**told, "plan": {}, "images_seen": None})
+    assert "| trained | 3 epochs, 1,152 images, completed |" in (last := written(classifier, **told, step=36))
+    assert "of the whole run" not in last
+
+
 def test_views_that_are_not_exported_are_told(classifier):
     data = classifier.recipe.data.model_copy(update={"eval_views": 6})
     recipe = classifier.recipe.model_copy(update={"data": data})

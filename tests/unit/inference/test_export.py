@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.data.sources.synthetic import load_synthetic
-from paceline.inference.classifier import load_classifier
+from paceline.inference.classifier import at_size, load_classifier
 from paceline.inference.export import card_of, check_place, export_classifier
 from paceline.inference.hub import Hub
 from paceline.inference.network import build_network
@@ -288,3 +288,41 @@ def test_a_name_is_only_a_name_in_the_lines_of_a_card(form):
     name = 'a"+open("x")+"\n`{}.pt2'
     texts = [each.value for each in ast.walk(ast.parse(form.usage(name))) if isinstance(each, ast.Constant)]
     assert any(isinstance(each, str) and name in each for each in texts)
+
+
+def test_another_size_is_checked_at_that_size_and_the_card_says_where_accuracy_was_measured(classifier, tmp_path):
+    larger = at_size(classifier, 24)
+    assert sample_images(larger).images.shape == (32, 3, 24, 24)
+    exported = export_classifier(larger, Program(), tmp_path / "a.pt2", with_preprocessing=True)
+    assert exported.parity.difference <= 1e-6 and exported.parity.of == "validation images"
+    assert dict(exported.facts)["images"].startswith("uint8 [batch, 24, 24, 3]")
+    images = torch.randint(256, (2, 24, 24, 3), dtype=torch.uint8)
+    expected = larger.model(larger.place.normalise(images.permute(0, 3, 1, 2)))
+    # float32 sums in another order.
+    torch.testing.assert_close(Program().open(exported.path)(images), expected, atol=1e-5, rtol=1e-5)
+    said = "Of the weights at 16 x 16 pixels, another size than the 24 x 24 of this file, at which it was not measured,"
+    assert said in exported.card.read_text() and "resized to 24 x 24 pixels" in exported.card.read_text()
+
+
+def test_the_runs_own_size_is_no_other(classifier, tmp_path):
+    assert at_size(classifier, 16) is classifier
+    exported = export_classifier(classifier, Wrong(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
+    assert "Of the weights on 200 validation images." in exported.card.read_text()
+
+
+def test_as_large_a_share_of_a_photograph_is_cut_out_at_another_size(classifier):
+    photographs = replace(classifier, preprocessing=replace(classifier.preprocessing, resize=18))
+    assert at_size(photographs, 64).preprocessing.resize == round(64 / classifier.recipe.data.eval_crop) == 73
+
+
+def test_a_network_that_cannot_take_a_size_is_one_line(classifier):
+    fixed = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 4))
+    said = r"^--image-size: resnet18_cifar cannot take images of 24 x 24 pixels: .*mat1 and mat2 .* \(leave it out: "
+    with pytest.raises(RecipeError, match=said) as caught:
+        at_size(replace(classifier, model=fixed), 24)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith("the run's are 16 x 16)")
+    maps = torch.nn.Conv2d(3, 4, 16)
+    with pytest.raises(
+        RecipeError, match=r"24 x 24 pixels, for which it gives \[1, 4, 9, 9\] and not a number a class"
+    ):
+        at_size(replace(classifier, model=maps), 24)

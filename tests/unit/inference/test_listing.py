@@ -17,6 +17,7 @@ def tree(tmp_path: Path) -> Path:
         "a/10.jpeg",
         "a/deep/x.webp",
         "c.tif",
+        "d.JFIF",
         "notes.txt",
         ".hidden.jpg",
         ".git/y.jpg",
@@ -32,7 +33,7 @@ def names(words: list[str], lines: tuple[bytes, ...] = ()) -> list[str]:
 
 
 def test_a_folder_is_walked_in_the_order_of_names(tree: Path) -> None:
-    expected = ["a/10.jpeg", "a/2.jpg", "a/deep/x.webp", "b.PNG", "c.tif"]
+    expected = ["a/10.jpeg", "a/2.jpg", "a/deep/x.webp", "b.PNG", "c.tif", "d.JFIF"]
     assert names([str(tree)]) == [f"{tree}/{name}" for name in expected]
 
 

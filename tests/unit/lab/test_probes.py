@@ -140,6 +140,12 @@ def test_what_slows_steps_down_is_measured_in_one_run_aside(ranks, trace, said, 
             ["model.name=empty", "train.compile=off", "model.width=1.0", "model.drop_path=0.0"],
         ),
         ("folder-finetune", (), "free-model", ["model.name=empty", "model.weights=off"]),
+        (
+            "digits",
+            ("model.freeze=backbone", "model.width=1.0"),
+            "free-model",
+            ["model.name=empty", "model.freeze=off"],
+        ),
         ("cifar10-94", (), "free-model", ["model.name=empty", "optim.name=sgd", "optim.lr=0.00024"]),
     ],
 )

@@ -1,6 +1,8 @@
 """A user's own network: made by its contract, tried before training, refused in one line."""
 
+import dataclasses
 import sys
+import warnings
 
 import pytest
 import torch
@@ -88,3 +90,61 @@ def test_what_is_no_network_and_settings_of_ours_are_refused(section) -> None:
     for fields in ({"width": 2.0}, {"norm": "group"}, {"drop_path": 0.1}, {"zero_init_residual": True}):
         with pytest.raises(RecipeError, match=rf"model.{next(iter(fields))}: .* has no effect on parts_of_nets:Net"):
             build_model(section(**fields), num_classes=3, channels=1)
+
+
+class Loads(Net):
+    """A network that brings weights of its own, and may warn of something else, or be made in evaluation mode."""
+
+    def __init__(self, num_classes, in_channels, warns=False, evaluates=False):
+        super().__init__(num_classes, in_channels)
+        self.norm = nn.Sequential(nn.BatchNorm2d(in_channels), nn.ReLU())
+        with torch.device("cpu"):
+            own = {name: torch.ones(tensor.shape) for name, tensor in self.state_dict().items()}
+        self.load_state_dict(own)
+        if warns:
+            warnings.warn("for sale: an old network", stacklevel=1)
+        if evaluates:
+            self.norm.eval()
+
+    def forward(self, images):
+        assert images.is_meta, "it is tried without memory"
+        return super().forward(self.norm(images))
+
+
+def test_a_network_that_brings_weights_is_tried_without_a_word_of_theirs(section) -> None:
+    sys.modules["parts_of_nets"].Loads = Loads
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert check_model(section("Loads"), PLAN) == ()
+        check_model(section("Loads", args={"warns": True}), PLAN)
+    assert [str(each.message) for each in caught] == ["for sale: an old network"]
+    with warnings.catch_warnings(record=True) as caught, torch.device("meta"):
+        warnings.simplefilter("always")
+        Loads(3, 1)
+    assert len(caught) == 7, "torch no longer warns: nothing need be silenced"
+
+
+def test_evaluation_mode_that_training_ends_is_told(section) -> None:
+    sys.modules["parts_of_nets"].Loads = Loads
+    assert check_model(section("Loads", args={"evaluates": True}), PLAN) == (
+        "model.name: parts_of_nets:Loads puts norm and 2 more modules into evaluation mode as it is made, and training "
+        "puts all back (do so in train(), or set model.freeze)",
+    )
+    frozen = check_model(section("Loads", args={"evaluates": True}, freeze=["norm.*"]), PLAN)
+    assert frozen == ("model.freeze: 195 parameters of 197 are trained",)
+
+
+def test_a_batch_of_one_can_be_trained_on_where_no_norm_counts(section) -> None:
+    class Norms(Net):
+        def __init__(self, num_classes, in_channels):
+            super().__init__(num_classes, in_channels)
+            self.norm = nn.BatchNorm1d(64)
+
+        def forward(self, images):
+            return self.linear(self.norm(images.flatten(1)))
+
+    sys.modules["parts_of_nets"].Norms = Norms
+    one = dataclasses.replace(PLAN, micro_batch=1, eval_batch=1)
+    with pytest.raises(RecipeError, match="Expected more than 1 value per channel"):
+        check_model(section("Norms"), one)
+    assert check_model(section("Norms", freeze=["norm.*"]), one) == ("model.freeze: 195 parameters of 323 are trained",)

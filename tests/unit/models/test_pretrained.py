@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
-from paceline.models.pretrained import load_weights, start_from_weights
+from paceline.models.pretrained import load_weights
 from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
@@ -166,7 +166,7 @@ def test_another_shape_is_refused(tmp_path, key, tensor, sizes):
 
 def test_missing_unknown_and_broken_files_are_refused(tmp_path):
     model = build(1)
-    assert error_of(model, tmp_path / "none.pth") == "no such file (give a .safetensors or .pth)"
+    assert error_of(model, tmp_path / "none.pth") == "no such file (give a .safetensors, a .pth or a run directory)"
     foreign = tmp_path / "weights.onnx"
     foreign.write_bytes(b"x")
     assert error_of(model, foreign) == "is no file of weights by its name (give a .safetensors or .pth)"
@@ -203,15 +203,3 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not(tmp_path):
         inside = next(name for name in archive.namelist() if name.endswith("data.pkl"))
         pickle.load(io.BytesIO(archive.read(inside)))
     assert victim.exists(), "the file would have run its code in a plain unpickler"
-
-
-def test_the_section_says_whether_there_is_a_file(tmp_path):
-    source, model = build(0), build(1)
-    path = tmp_path / "weights.pth"
-    torch.save(source.state_dict(), path)
-    assert start_from_weights(Model(name=NAME), model) is None
-    assert not torch.equal(model.classifier.weight, source.classifier.weight)
-    assert (
-        start_from_weights(Model(name=NAME, weights=str(path)), model) == f"model.weights: {path}: 102 tensors of 102"
-    )
-    assert torch.equal(model.classifier.weight, source.classifier.weight)

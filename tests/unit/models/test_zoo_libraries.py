@@ -42,6 +42,9 @@ def test_timm_model_reads_grey_images_into_seven_classes():
     ("name", "hint"),
     [
         ("resnet18_cifa", "did you mean 'resnet18_cifar'?"),
+        ("resnet18", "did you mean 'torchvision:resnet18'?"),
+        ("ViT_B_16", "did you mean 'torchvision:vit_b_16'?"),
+        ("mobilenetv3_small_100", "did you mean 'timm:mobilenetv3_small_100'?"),
         ("wideresnet_course:", "did you mean 'wideresnet_course'?"),
         ("torchvision:resnet19", "did you mean 'torchvision:resnet18'?"),
         ("timm:mobilenetv3_smal_100", "did you mean 'timm:mobilenetv3_small_100'?"),
@@ -51,6 +54,12 @@ def test_timm_model_reads_grey_images_into_seven_classes():
 )
 def test_an_unknown_name_is_one_line_with_the_nearest_name(name, hint):
     assert error_of(Model(name=name)) == f"model.name: {name!r} is not a model ({hint})"
+
+
+def test_without_timm_a_bare_name_that_only_it_has_is_unknown(monkeypatch):
+    monkeypatch.setattr("paceline.models.zoo.find_spec", lambda name: None)
+    assert "timm:mobilenetv3" not in error_of(Model(name="mobilenetv3_small_100"))
+    assert "torchvision:resnet18" in error_of(Model(name="resnet18"))
 
 
 def test_a_library_that_is_misspelt_is_a_module_that_is_not_there_with_the_nearest_name():

@@ -7,14 +7,14 @@ from paceline.recipe.explain import explain
 from paceline.recipe.schema import Recipe
 
 VALUE = "is a value where a section is needed (set a field below it)"
-NO_DURATION = "is not a duration (write 5ep, 500st, 50000img, 10%, 90s, 30min or 2h)"
+NO_DURATION = "is not a duration (write 5ep, 500st, 50000img or 10%)"
 NO_TIME = "is wall-clock time, which differs between machines (use ep, st, img or %)"
 AT_MOST_2 = "should have at most 2 values"
 SIZES = "sets the size of the image, so it comes first, and only once"
 OF_STEP = "warmup, warmup_start, warmup_shape, name, milestones, factor"
 OF_ADAM = (
-    "lr, lr_scaling, base_batch_size, weight_decay, decay_norm_and_bias, norm_and_bias_lr, implementation, name, "
-    "betas, eps"
+    "lr, lr_scaling, base_batch_size, weight_decay, decay_norm_and_bias, norm_and_bias_lr, layer_decay, "
+    "implementation, name, betas, eps"
 )
 WITH_MOMENTUM = "lars, muon, rmsprop, schedule_free, sgd"
 WITH_FINAL = "cosine, linear, one_cycle, polynomial"
@@ -40,6 +40,11 @@ UNKNOWN_KEYS = [
     (["data.augment=[rotate, {name: flip, pp: 1}]"], "data.augment[1].pp: is not a field (did you mean 'p'?)"),
     (["train.stop={top: 0.5, top1: 0.5}"], "train.stop.top: is not a field (did you mean 'top1'?)"),
     (["log.tensorbord=on"], "log.tensorbord: is not a field (did you mean 'tensorboard'?)"),
+    (["lr=0.1"], "lr: is not a field (did you mean 'optim.lr'?)"),
+    (["epochs=3"], "epochs: is not a field (did you mean 'train.epochs'?)"),
+    (["batch_size=3"], "batch_size: is not a field (did you mean 'data.batch_size'?)"),
+    (["train.lr=3"], "train.lr: is not a field (did you mean 'optim.lr'?)"),
+    (["train.warmup=3"], "train.warmup: is not a field (did you mean 'schedule.warmup' or 'train.ema.warmup'?)"),
     (["log.xyz=on"], "log.xyz: is not a field (one of every, tensorboard, sinks, samples, worst, report)"),
 ]
 
@@ -58,6 +63,12 @@ WRONG_VALUES = [
     (["model.norm=sync"], "model.norm: 'sync' should be 'batch', 'sync_batch', 'group' or 'none'"),
     (["measure.clock=yes"], "measure.clock: 'yes' should be 'on' or 'off'"),
     (["train.eval_every=3"], f"train.eval_every: 3 {NO_DURATION}"),
+    (["schedule.warmup=5"], f"schedule.warmup: 5 {NO_DURATION}"),
+    (["checkpoint.grace=5"], "checkpoint.grace: 5 is not a duration (write 90s, 30min or 2h)"),
+    (
+        ["checkpoint.every=5"],
+        "checkpoint.every: 5 is not a duration (write 5ep, 500st, 50000img, 10%, 90s, 30min or 2h)",
+    ),
     (["train.eval_every=30min"], f"train.eval_every: '30min' {NO_TIME}"),
     (["train.eval_every=0ep"], "train.eval_every: '0ep' never comes round (use 1st for every step)"),
     (["checkpoint.every=0.0%"], "checkpoint.every: '0%' never comes round (use 1st for every step)"),

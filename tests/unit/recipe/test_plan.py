@@ -360,6 +360,10 @@ LINEAR = ["optim.lr=0.1", "optim.lr_scaling=linear", "optim.base_batch_size=256"
         ([*LINEAR, "schedule.warmup=50000img"], "0.1 at 256 -> 0.0375 at 96, linear, 50,000 images of warm-up"),
         ([*LINEAR, "schedule.warmup=2.5%"], "0.1 at 256 -> 0.0375 at 96, linear, 2.5 % of the run of warm-up"),
         (["optim.lr=0.1"], "0.1 at 128, not scaled, no warm-up"),
+        (
+            ["optim.lr=0.1", "optim.layer_decay=0.75"],
+            "0.1 at 128, not scaled, each layer before the classifier 0.75 times that of the next, no warm-up",
+        ),
         (["optim.lr=1e-5", "schedule.warmup=0.5ep"], "1e-05 at 128, not scaled, 0.5 epochs of warm-up"),
         (["schedule.name=one_cycle"], "0.1 at 128, not scaled, rising for 30 % of the run"),
         ([*SQRT, "schedule={name: one_cycle, peak_at: 5ep}"], "0.1 at 128 -> 0.4 at 2048, sqrt, rising for 5 epochs"),

@@ -12,7 +12,8 @@ from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.train.average import ExponentialAverage
 from paceline.train.averaged import averaged
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot
+from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, optimizer_tensors
+from paceline.train.optim import build_optimizer, layers_of
 from paceline.train.precision import build_precision
 
 FP32 = build_precision("fp32", torch.device("cpu"))
@@ -37,6 +38,20 @@ def test_an_average_needs_no_optimizer_of_anybodys_own(tmp_path: Path) -> None:
     with found.swapped():
         assert torch.equal(model.weight, other.weight)
     assert not torch.equal(model.weight, other.weight)
+
+
+def test_the_average_of_an_optimizer_whose_layers_learn_at_their_own_rates_finds_its_parameters(tmp_path: Path) -> None:
+    asked = recipe("optim={name: schedule_free, layer_decay: 0.5, norm_and_bias_lr: 2}", "schedule.name=constant")
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = build_optimizer(asked.optim, model.named_parameters(), "cpu", layers_of(asked.optim, model))
+    for _ in range(3):
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+    averages = [optimizer.average_of(parameter) for parameter in model.parameters()]
+    found = averaged(asked, model, FP32, saved(tmp_path, optimizer=optimizer_tensors(optimizer)))
+    with found.swapped():
+        assert all(torch.equal(*pair) for pair in zip(model.parameters(), averages, strict=True))
+    assert not torch.equal(model[0].weight, averages[0])
 
 
 def test_without_an_average_the_checkpoint_is_not_even_looked_at(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from paceline.train.graph import build_graphs
 from paceline.train.guard import StopAtOnce
 from paceline.train.job import Invocation
 from paceline.train.loss import CrossEntropy
-from paceline.train.optim import build_optimizer, keep_lr_on_device, reads_lr_on_device, set_lr
+from paceline.train.optim import build_optimizer, keep_lr_on_device, layers_of, reads_lr_on_device, set_lr
 from paceline.train.precision import build_precision
 from paceline.train.probe import Probe
 from paceline.train.schedule import Curve, Fall, WarmUp, half_cosine
@@ -72,7 +72,7 @@ def step_of(recipe: Recipe, graphs: RecordedGraphs) -> tuple[nn.Module, Step]:
     precision, strategy = build_precision(recipe.train.precision, CPU), SingleDevice()
     precision.lower(model)
     named = precision.weights.named(model)
-    optimizer = build_optimizer(recipe.optim, named, "cpu")
+    optimizer = build_optimizer(recipe.optim, named, "cpu", layers_of(recipe.optim, model))
     average = build_average(recipe.train.ema, model, optimizer, named)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     schedule = Curve(recipe.optim.lr, WarmUp(3, 0.0), Fall(3, STEPS, 0.0, half_cosine))
@@ -83,7 +83,8 @@ def step_of(recipe: Recipe, graphs: RecordedGraphs) -> tuple[nn.Module, Step]:
     update = Update(parameters, optimizer, schedule, precision, strategy, guard, undo, probe, average, max_norm)
     place = Placement(CPU, precision.dtype, (0.5,) * 3, (0.25,) * 3, torch.channels_last)
     finish = build_finish(recipe.data, place, 4, on_device=True)
-    criterion = CrossEntropy(recipe.train.label_smoothing)
+    weights = None if recipe.train.class_weights == "off" else torch.tensor([0.5, 2.0, 1.0, 0.25]).double()
+    criterion = CrossEntropy(recipe.train.label_smoothing, weights)
     accumulate = recipe.train.accumulate
     plain = PlainStep(model, criterion, precision, strategy, place, finish, update, NullClock(), accumulate)
     return model, build_step(plain, graphs, ignore if isinstance(graphs, NeverCaptured) else pytest.fail)
@@ -126,6 +127,8 @@ def assert_equal(one: list[Tensor], other: list[Tensor]) -> None:
         ("train.accumulate=2", "data.augment=[pad_crop, mixup, cutmix]", "train.clip_norm=0.5"),
         ("train.precision=bf16", "train.label_smoothing=0.1"),
         ("train.precision=bf16_master", "optim.weight_decay=0.01"),
+        ("optim.layer_decay=0.7", "optim.name=adamw", "train.ema=on"),
+        ("train.class_weights=balanced", "train.label_smoothing=0.1", "data.augment=[pad_crop, mixup]"),
         ("optim.momentum=0", "data.augment=[{name: cutout, size: 4}, {name: rotate, degrees: 20}]"),
     ],
     ids=lambda words: words[0],

@@ -36,13 +36,19 @@ def test_a_folder_that_was_packed_is_gone_on_with_from_the_pack(rundir: RunDir) 
 
 
 def test_what_is_learnt_differently_is_refused_with_what_it_was(rundir: RunDir) -> None:
-    with pytest.raises(RecipeError, match=r"was started with optim\.lr=0\.1 \(now 0\.2\) \(resume it as it was\)"):
+    with pytest.raises(
+        RecipeError, match=r"was started with optim\.lr=0\.1 \(now 0\.2\) \(resume it as it was, or start "
+    ):
         check_rundir(rundir, recipe("data.source.root=photos", "optim.lr=0.2"), resume=True)
+    with pytest.raises(RecipeError, match=rf"or start a new run from its weights: model\.weights={rundir.path}\)$"):
+        check_rundir(rundir, recipe("data.source.root=photos", "train.epochs=50"), resume=True)
 
 
 def test_of_another_variant_only_its_name_is_told(rundir: RunDir) -> None:
     other = recipe("data.source.root=photos", "optim.name=adamw", "optim.lr=0.1")
-    with pytest.raises(RecipeError, match=r"was started with optim\.name=\w+ \(now adamw\) \(resume it as it was\)"):
+    with pytest.raises(
+        RecipeError, match=r"was started with optim\.name=\w+ \(now adamw\) \(resume it as it was, or start "
+    ):
         check_rundir(rundir, other, resume=True)
 
 

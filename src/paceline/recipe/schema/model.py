@@ -5,7 +5,7 @@ from typing import Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from paceline.recipe.schema.own import Args, check_import_path, is_own_model
-from paceline.recipe.schema.section import Off, Section
+from paceline.recipe.schema.section import Off, Section, refuse
 
 OF_OUR_NETWORKS: Final = ("norm", "width", "zero_init_residual", "drop_path")
 """The fields that say how our own networks are built, and of which others have few or none."""
@@ -32,17 +32,29 @@ class Model(Section):
     drop_path: float = Field(0.0, ge=0, lt=1)
     """Probability that the last residual branch is left out of a step; earlier ones less, in proportion to depth."""
     weights: str | Off = "off"
-    """File of pretrained weights to start from: `.safetensors`, or torchvision's `.pth`."""
+    """Pretrained weights to start from: a file, `.safetensors` or torchvision's `.pth`, or a run directory, which
+    stands for its last checkpoint (`RUN/checkpoints/best` or a step's folder for another)."""
+    freeze: Off | Literal["backbone"] | tuple[str, ...] = "off"
+    """What is not trained: `backbone`, all but the classifier, or a list of patterns of parameters' names, such as
+    `[stem.*, "*.bias"]`; modules that have no other parameters stay in evaluation mode, running statistics among them
+    ([how to fine-tune](../how-to/fine-tune.md#freeze-layers))."""
 
     @field_validator("name")
     @classmethod
     def _may_be_imported(cls, name: str) -> str:
         return check_import_path(name) if is_own_model(name) else name
 
+    @field_validator("freeze")
+    @classmethod
+    def _names_something(cls, freeze: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not freeze:
+            raise ValueError("freeze has no patterns (set freeze=off, or name some)")
+        return freeze
+
     @model_validator(mode="after")
     def _args_are_of_an_own_network(self) -> Self:
         if self.args and not is_own_model(self.name):
-            raise ValueError(f"args has no effect on {self.name}, only on a network of your own (leave it out)")
+            refuse("model.args", f"has no effect on {self.name}, only on a network of your own (leave it out)")
         return self
 
     @model_validator(mode="after")

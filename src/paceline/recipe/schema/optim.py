@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from paceline.recipe.schema.own import Args, ByName, ImportPath
-from paceline.recipe.schema.section import Auto, Section
+from paceline.recipe.schema.section import Auto, Off, Section
 
 Betas = tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
 
@@ -25,6 +25,10 @@ class _Optimizer(Section):
     """Whether the decay also pulls on biases and normalisation parameters."""
     norm_and_bias_lr: float = Field(1.0, gt=0)
     """Learning rate of biases and normalisation parameters, times that of the rest."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | Off = "off"
+    """Learning rate of each layer, times that of the layer after it; the classifier has the whole one. For fine-tuning
+    (Clark et al. 2020, arXiv 2003.10555; Bao et al. 2021, arXiv 2106.08254). What is a layer, timm's networks say
+    themselves; of others it is a block, or a weight outside of blocks."""
 
     @model_validator(mode="after")
     def _says_what_takes_effect(self) -> Self:

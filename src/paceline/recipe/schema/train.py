@@ -1,5 +1,6 @@
 """How long, how precisely, and how it is judged."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
@@ -45,6 +46,20 @@ def _as_section(value: object) -> object:
     return "off" if value is False else value
 
 
+def _checked_weights(value: object) -> object:
+    """Return `value`. Raise `ValueError` in words that fit what is no weighting of classes."""
+    if not isinstance(value, dict):
+        if value in ("off", "balanced"):
+            return value
+        raise ValueError(f"{value!r} is no weighting of classes (write balanced, off or {{CLASS: WEIGHT}})")
+    if not value:
+        raise ValueError("{} names no class (write balanced, off or {CLASS: WEIGHT})")
+    for name, weight in value.items():
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
+            raise ValueError(f"the weight of {name!r}, {weight!r}, is no number greater than 0 (give one)")
+    return value
+
+
 class Train(Section):
     """How long, how precisely, and how it is judged."""
 
@@ -74,6 +89,12 @@ class Train(Section):
     """Let cuDNN time its algorithms and keep the fastest; `auto` does on GPUs when all batches have one size."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Probability spread evenly over all classes."""
+    class_weights: Annotated[
+        Off | Literal["balanced"] | dict[str, PositiveFloat], BeforeValidator(_checked_weights)
+    ] = "off"
+    """Weights of the classes in the training loss, where some are rare: `balanced` makes them all count alike, a class
+    by the inverse of its images; a mapping gives weights by name, `{dog: 3}`, and those it does not name weigh 1. They
+    are scaled to a mean of 1 over the training images, so that only their ratios matter. Evaluation is not weighted."""
     ema: Annotated[Ema | Off, BeforeValidator(_as_section)] = "off"
     """Average the weights; `on` does with the defaults below."""
     eval_every: CadenceDuration | Off = "1ep"

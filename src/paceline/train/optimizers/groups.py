@@ -1,10 +1,10 @@
 """Sort parameters into groups: which of them decay, at which learning rate, and which algorithm is theirs.
 
 Every group has a `weight_decay` and an `lr_factor`, what its learning rate is times the run's. Norms and biases are
-the parameters of fewer than two dimensions.
+the parameters of fewer than two dimensions. With `layer_decay` every group is of one `layer`, too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -64,6 +64,22 @@ def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> lis
             {"params": norms_and_biases, "weight_decay": _spared_decay(section), "lr_factor": spared_factor, **sgd},
         ]
     )
+
+
+def by_layer(groups: Sequence[Group], layers: Mapping[nn.Parameter, int], decay: float) -> list[Group]:
+    """Divide `groups` by the layer of their parameters, the first layer first, each learning at its own rate.
+
+    Layer l of L learns at `decay ** (L - 1 - l)` times what it would, so the last one, the classifier, as it would.
+    `layers` has those of parameters that are not trained, too: they count. Every group gets its number as `layer`.
+    """
+    last = max(layers.values())
+    divided: list[Group] = []
+    for group in groups:
+        for layer in sorted({layers[parameter] for parameter in group["params"]}):
+            own = [parameter for parameter in group["params"] if layers[parameter] == layer]
+            factor = group["lr_factor"] * decay ** (last - layer)
+            divided.append({**group, "params": own, "lr_factor": factor, "layer": layer})
+    return divided
 
 
 def _split(

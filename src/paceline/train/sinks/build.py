@@ -28,7 +28,7 @@ def build_sinks(
     asides = _Asides(Sinks([files, *extra]).warned, Patience(FLUSH_S), Patience(MAKE_S))
     trackers = []
     if recipe.log.tensorboard != "off" and _is_installed("tensorboard"):
-        trackers.append(asides.of("log.tensorboard", partial(TensorBoardSink, rundir, resume_step)))
+        trackers.append(asides.of("log.tensorboard", partial(TensorBoardSink, rundir, recipe, resume_step)))
     for position, section in enumerate(recipe.log.sinks):
         path = f"log.sinks[{position}]"
         make = partial(_build_once, section, path, rundir, recipe)

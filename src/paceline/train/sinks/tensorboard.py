@@ -3,19 +3,25 @@
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
 from paceline.recipe.plan import Plan
+from paceline.recipe.schema.recipe import Recipe
+from paceline.recipe.yamlfile import write_text
 from paceline.train.logsink import EvalRecord, StepRecord
+from paceline.train.sinks.values import config
 
 
 class TensorBoardSink:
     """Event files for TensorBoard."""
 
-    def __init__(self, rundir: RunDir, resume_step: int) -> None:
+    def __init__(self, rundir: RunDir, recipe: Recipe, resume_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self._recipe = recipe
         self._writer = SummaryWriter(str(rundir.tensorboard), purge_step=resume_step + 1)
 
     def started(self, plan: Plan, step: int) -> None:
-        """Do nothing: TensorBoard shows no plan."""
+        """Write the configuration as text, which is Markdown: code there is indented."""
+        text = write_text(config(self._recipe, plan))
+        self._writer.add_text("recipe", "".join(f"    {line}" for line in text.splitlines(keepends=True)), step)
 
     def step(self, record: StepRecord) -> None:
         """Write loss, learning rate and images/s."""

@@ -37,3 +37,17 @@ def test_tensorboards_own_reader_finds_averages_and_gap(tmp_path: Path) -> None:
     expected = {f"val/{name}": [getattr(judged(0.5), name)] for name in names}
     expected |= {f"ema/{name}": [getattr(judged(0.625), name)] for name in names}
     assert found == expected | {"train_eval/top1": [0.75], "train_eval/loss": [2.0], "gap": [0.25]}
+
+
+def test_tensorboards_own_reader_finds_the_recipe_as_text(tmp_path: Path, plan) -> None:
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    asked = recipe("optim.lr=0.25")
+    sinks = build_sinks(RunDir(tmp_path), asked, 4, [])
+    sinks.started(plan, 4)
+    sinks.close()
+    events = reading.EventAccumulator(str(RunDir(tmp_path).tensorboard)).Reload()
+    (event,) = events.Tensors("recipe/text_summary")
+    (text,) = event.tensor_proto.string_val
+    lines = text.decode().splitlines()
+    assert event.step == 4 and "      lr: 0.25" in lines and f"    recipe_hash: {asked.hash}" in lines
+    assert all(line.startswith("    ") for line in lines)

@@ -1,0 +1,26 @@
+"""The labels of a split, where its source knows them without reading an image."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import ArraySource, Source
+from paceline.data.pack.reader import PackSource
+from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.huggingface import HuggingFaceSource
+from paceline.data.sources.lmdb import LmdbSource
+from paceline.data.sources.webdataset import WebDatasetSource
+
+
+def labels_of(source: Source) -> NDArray[np.integer] | None:
+    """Return the label of every image, integers [N]; None where labels come with their images only."""
+    match source:
+        case (
+            ArraySource(labels=labels)
+            | EncodedSource(labels=labels)
+            | PackSource(labels=labels)
+            | LmdbSource(labels=labels)
+            | WebDatasetSource(labels=labels)
+            | HuggingFaceSource(labels=labels)
+        ):
+            return np.asarray(labels)
+    return None

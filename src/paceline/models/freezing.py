@@ -1,0 +1,98 @@
+"""Leave parameters as they are (`model.freeze`), and keep the modules still that have no others.
+
+What is frozen asks for no gradient, so neither the optimizer, nor its weight decay, nor ddp has a part in it. A module
+whose parameters are all frozen stays in evaluation mode, where the running statistics of batch norm do not move.
+"""
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from paceline.core.errors import RecipeError, near_miss
+from paceline.models.classifier import classifier_of
+from paceline.recipe.schema.model import Model
+from paceline.recipe.schema.own import is_own_model
+
+
+def freeze(section: Model, model: nn.Module, num_classes: int) -> None:
+    """Let nothing train the parameters of `model` that `section.freeze` names, in place.
+
+    Raise `RecipeError` for what names none, where no parameter is left to train, and for `backbone` where
+    it cannot be told what the classifier is.
+    """
+    if section.freeze == "off":
+        return
+    named = list(model.named_parameters(remove_duplicate=False))
+    _check_patterns(section, [name for name, _ in named])
+    is_frozen = _frozen(section, model, num_classes)
+    frozen = [parameter for name, parameter in named if is_frozen(name)]
+    if not frozen:
+        raise RecipeError(
+            f"model.freeze: backbone has no effect on {section.name}, which is a classifier alone (set off)"
+        )
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for _, parameter in named):
+        raise RecipeError(f"model.freeze: {_said(section)} freezes all that {section.name} has to train (leave some)")
+
+
+def set_training(section: Model, model: nn.Module, num_classes: int) -> None:
+    """Put `model` into training mode, in place, by its own `train()`, and what is frozen back into evaluation mode."""
+    model.train()
+    if section.freeze == "off":
+        return
+    is_frozen = _frozen(section, model, num_classes)
+    for name, module in model.named_modules():
+        if module.training and _stands_still(name, module, is_frozen):
+            module.eval()
+
+
+def what_is_trained(section: Model, model: nn.Module) -> str | None:
+    """Say how many parameters of how many are trained; None where `section` freezes none."""
+    if section.freeze == "off":
+        return None
+    parameters = list(model.parameters())
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in parameters)
+    drawn = section.weights == "off" and not is_own_model(section.name)
+    more = "; the others stay as they are drawn (set model.weights)" if drawn else ""
+    return f"model.freeze: {trained:,} parameters of {total:,} are trained{more}"
+
+
+def _frozen(section: Model, model: nn.Module, num_classes: int) -> Callable[[str], bool]:
+    """Return what tells of a tensor's name whether it is frozen."""
+    if section.freeze != "backbone":
+        return lambda name: any(fnmatchcase(name, pattern) for pattern in section.freeze)
+    classifier = classifier_of(model, num_classes)
+    if not classifier:
+        raise RecipeError(
+            f"model.freeze: backbone is not known of {section.name}, whose last linear or convolutional layer does not "
+            f"have {num_classes} outputs (give patterns of names)"
+        )
+    return lambda name: name.rpartition(".")[0] not in classifier
+
+
+def _check_patterns(section: Model, names: Iterable[str]) -> None:
+    if isinstance(section.freeze, str):
+        return
+    known = list(names)
+    for pattern in section.freeze:
+        if any(fnmatchcase(name, pattern) for name in known):
+            continue
+        inside = any(name.startswith(f"{pattern}.") for name in known)
+        hint = f" (write '{pattern}.*')" if inside else near_miss(pattern, known) or f" (one is {known[0]!r})"
+        raise RecipeError(f"model.freeze: {pattern!r} matches no parameter of {section.name}{hint}")
+
+
+def _stands_still(path: str, module: nn.Module, is_frozen: Callable[[str], bool]) -> bool:
+    """Whether nothing in `module` is trained. One that has no parameters is judged by its buffers' names."""
+    parameters = list(module.parameters())
+    if parameters:
+        return not any(parameter.requires_grad for parameter in parameters)
+    buffers = [f"{path}.{name}" for name, _ in module.named_buffers()]
+    return bool(buffers) and all(map(is_frozen, buffers))
+
+
+def _said(section: Model) -> str:
+    return section.freeze if isinstance(section.freeze, str) else f"[{', '.join(section.freeze)}]"

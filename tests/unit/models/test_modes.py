@@ -1,0 +1,55 @@
+"""A network that is evaluated in between gets back the modes that it had, by its own `train()`."""
+
+import pytest
+from torch import nn
+
+from paceline.models.modes import evaluating, modes, thawed
+
+
+class Frozen(nn.Sequential):
+    """A network whose own `train()` keeps its first layer still, and that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.BatchNorm2d(2), nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.1)))
+        self.asked: list[bool] = []
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self[0].eval()
+        self.asked.append(mode)
+        return self
+
+
+def test_a_train_of_its_own_is_asked_after_an_evaluation_as_before() -> None:
+    model = Frozen().train()
+    before = modes(model)
+    with evaluating(model):
+        assert not any(modes(model).values())
+    assert modes(model) == before == {"": True, "0": False, "1": True, "2": True, "2.0": True}
+    assert model.asked == [True, False, True]
+
+
+@pytest.mark.parametrize("still", [("1",), ("2",), ("2.0",), ("", "0", "1", "2", "2.0"), ("0", "2.0"), ("",)])
+def test_every_module_gets_back_the_mode_it_had(still: tuple[str, ...]) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(2), nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.1)))
+    for name, module in model.named_modules():
+        module.training = name not in still
+    with evaluating(model):
+        assert not any(modes(model).values())
+    assert {name for name, training in modes(model).items() if not training} == set(still)
+
+
+def test_an_evaluation_that_fails_leaves_the_modes_too() -> None:
+    model = Frozen().train()
+    before = modes(model)
+    with pytest.raises(ZeroDivisionError), evaluating(model):
+        raise ZeroDivisionError
+    assert modes(model) == before
+
+
+def test_what_training_thaws_is_named() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(2), nn.Dropout(0.5))
+    model[0].eval()
+    before = modes(model)
+    assert thawed(before, model) == []
+    assert thawed(before, model.train()) == ["0"]

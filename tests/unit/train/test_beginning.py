@@ -1,0 +1,185 @@
+"""What a run begins with: a file, or another run as it was judged; which checkpoint that is, and what is recorded."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.core.errors import CheckpointError, RecipeError
+from paceline.core.results import RunResult
+from paceline.core.rundir import RunDir
+from paceline.core.world import World
+from paceline.models.zoo import build_model
+from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
+from paceline.recipe.schema.model import Model
+from paceline.recipe.yamlfile import write_text
+from paceline.train.beginning import Beginning, begin, begun, checkpoint_to_start_from
+from paceline.train.checkpoint import model_tensors, weights_sha256
+from paceline.train.job import Invocation
+from paceline.train.run import run
+
+NAME, WIDTH = "resnet18_cifar", 0.125
+WORDS = (
+    *("data.source.num_images=16", "data.source.num_val_images=8", "data.source.image_size=8", "data.batch_size=8"),
+    *(f"model.width={WIDTH}", "parallel.device=cpu", "parallel.threads=1", "log.tensorboard=off", "log.report=off"),
+    *("data.workers=0", "measure.telemetry=off", "checkpoint.every=1st", "checkpoint.keep=9", "train.eval_every=1st"),
+)
+
+
+def train(folder: Path, *words: str, resume: bool = False) -> RunResult:
+    recipe = load("synthetic", Patch.parse([*WORDS, *words])).recipe
+    return run(recipe, World.single(), RunDir(folder), resume=resume, invocation=Invocation())
+
+
+@pytest.fixture(scope="module")
+def averaging(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of two steps that is judged by its averaged weights."""
+    folder = tmp_path_factory.mktemp("runs") / "averaging"
+    train(folder, "train.steps=2", "train.ema={decay: 0.5}", "data.source.num_classes=4")
+    return folder
+
+
+def section(weights: Path) -> Model:
+    return Model(name=NAME, width=WIDTH, weights=str(weights))
+
+
+def network(num_classes: int = 4) -> torch.nn.Module:
+    torch.manual_seed(9)
+    return build_model(Model(name=NAME, width=WIDTH), num_classes=num_classes, channels=3)
+
+
+def test_a_run_stands_for_its_last_checkpoint_and_a_folder_there_for_that_one(averaging: Path) -> None:
+    checkpoints = averaging / "checkpoints"
+    steps = [checkpoints / f"step-{step:08d}" for step in (1, 2)]
+    assert [checkpoint_to_start_from(str(place)) for place in (averaging, checkpoints / "last", *steps)] == [
+        str(steps[1]), str(steps[1]), str(steps[0]), str(steps[1])
+    ]  # fmt: skip
+    best = json.loads((steps[1] / "state.json").read_text())["train"]["best_step"]
+    assert best in (1, 2) and checkpoint_to_start_from(str(checkpoints / "best")) == str(steps[best - 1])
+
+
+def test_a_checkpoint_that_is_not_there_is_one_line_and_a_file_beside_them_is_a_file(averaging: Path) -> None:
+    gone = averaging / "checkpoints" / "step-00000099"
+    with pytest.raises(RecipeError, match=rf"^model.weights: {gone}: no such checkpoint \(see .*/checkpoints\)$"):
+        checkpoint_to_start_from(str(gone))
+    inside = averaging / "checkpoints" / "step-00000001" / "model.safetensors"
+    assert inside.is_file() and checkpoint_to_start_from(str(inside)) == ""
+    beside = averaging / "checkpoints" / "mine.pth"
+    beside.touch()
+    assert checkpoint_to_start_from(str(beside)) == ""
+
+
+@pytest.mark.parametrize("weights", ["off", "nowhere", "nowhere/checkpoints/best", "last", "checkpoints/step-00000001"])
+def test_what_names_no_folder_is_left_to_who_reads_files(tmp_path: Path, monkeypatch, weights: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint_to_start_from(weights) == ""
+
+
+def test_a_folder_of_no_run_and_a_run_without_checkpoint_are_one_line_each(tmp_path: Path, averaging: Path) -> None:
+    (tmp_path / "step-00000001").mkdir()
+    for place in (tmp_path / "step-00000001", averaging / "checkpoints"):
+        with pytest.raises(RecipeError, match=rf"^model.weights: {place}: is neither a run directory nor .* a .pth\)$"):
+            checkpoint_to_start_from(str(place))
+    (tmp_path / "recipe.yaml").write_text(write_text(load("digits").recipe.to_dict()))
+    with pytest.raises(RecipeError, match=r"^model.weights: .*/checkpoints: holds no checkpoint \(.*\)$") as caught:
+        checkpoint_to_start_from(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_recorded_with_its_digest(tmp_path: Path) -> None:
+    path, model = tmp_path / "weights.safetensors", network()
+    save_file(model.state_dict(), path)
+    other = build_model(Model(name=NAME, width=WIDTH), num_classes=4, channels=3)
+    assert begin(section(path), other, "") == Beginning(
+        f"model.weights: {path}: 102 tensors of 102",
+        {"started_from": {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}},
+    )
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other.state_dict().items())
+    assert begin(Model(name=NAME), other, "") == Beginning()
+
+
+def test_a_run_gives_its_averaged_weights_where_it_was_judged_by_those(averaging: Path) -> None:
+    checkpoint, model = averaging / "checkpoints" / "step-00000001", network()
+    found = begin(section(averaging), model, str(checkpoint))
+    kept, raw = (load_file(checkpoint / f"{part}.safetensors") for part in ("average", "model"))
+    taken = {name: tensor for name, tensor in model_tensors(model).items() if "num_b" not in name}
+    assert (
+        taken.keys() <= kept.keys()
+        and len(taken) == 102
+        and all(torch.equal(tensor, kept[name]) for name, tensor in taken.items())
+    )
+    assert not all(torch.equal(tensor, raw[name]) for name, tensor in taken.items())
+    assert found.note == f"model.weights: {averaging}: the averaged weights of step-00000001: 102 tensors of 102"
+
+
+def test_a_run_gives_its_weights_with_the_digest_of_its_result(tmp_path: Path) -> None:
+    result = train(tmp_path / "a", "train.steps=1")
+    model = network(num_classes=10)
+    found = begin(section(tmp_path / "a"), model, checkpoint_to_start_from(str(tmp_path / "a")))
+    assert found.facts["started_from"] == {
+        "path": str(tmp_path / "a"), "checkpoint": "step-00000001", "sha256": result.weights_sha256
+    }  # fmt: skip
+    assert found.note is not None and ": the weights of step-00000001: 102 tensors of 102" in found.note
+    counters = {name for name in model_tensors(model) if name.endswith("num_batches_tracked")}
+    raw = load_file(tmp_path / "a" / "checkpoints" / "step-00000001" / "model.safetensors")
+    plain = {name: tensor for name, tensor in model_tensors(model).items() if name not in counters}
+    assert weights_sha256(plain) == weights_sha256({name: raw[name] for name in plain})
+
+
+def test_torchs_random_state_is_as_it_was(averaging: Path) -> None:
+    model = network()
+    before = torch.get_rng_state()
+    begin(section(averaging), model, checkpoint_to_start_from(str(averaging)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_damaged_checkpoint_and_another_network_are_one_line_each(averaging: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(averaging, copied)
+    checkpoint = checkpoint_to_start_from(str(copied))
+    wide = build_model(Model(name=NAME, width=0.25), num_classes=4, channels=3)
+    with pytest.raises(RecipeError, match=r"^model.weights: .*/run: '.*' is .* instead of .* \(is it for another "):
+        begin(Model(name=NAME, width=0.25, weights=str(copied)), wide, checkpoint)
+    (Path(checkpoint) / "average.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"average.safetensors: is damaged"):
+        begin(section(copied), network(), checkpoint)
+
+
+def test_code_of_another_run_is_not_imported(averaging: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(averaging, copied)
+    values = load(str(copied)).recipe.to_dict()
+    foreign = {
+        **values,
+        "model": load("digits", Patch.parse(["model.name=nowhere.parts:Net"])).recipe.to_dict()["model"],
+    }
+    (copied / "recipe.yaml").write_text(write_text(foreign))
+    with pytest.raises(
+        RecipeError, match=r"^model.weights: .*: is of nowhere.parts:Net, which is code that the run nam"
+    ):
+        begin(section(copied), network(), checkpoint_to_start_from(str(copied)))
+
+
+def test_a_run_of_other_classes_starts_from_it_and_remembers_that_when_it_is_resumed(
+    averaging: Path, tmp_path: Path
+) -> None:
+    source, folder = tmp_path / "source", tmp_path / "run"
+    shutil.copytree(averaging, source)
+    words = ("train.steps=2", f"model.weights={source}", "data.source.num_classes=3")
+    whole = train(folder, *words)
+    (note,) = (each for each in json.loads((folder / "plan.json").read_text())["notes"] if "model.weights" in each)
+    assert note.endswith("100 tensors of 102; the classifier starts fresh (4 -> 3 classes)")
+    told = whole.provenance["started_from"]
+    assert told["path"] == str(source) and told["checkpoint"] == "step-00000002"
+    shutil.rmtree(source)
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "checkpoints" / "step-00000002")
+    resumed = train(folder, *words, resume=True)
+    assert resumed.provenance["started_from"] == told
+    assert resumed.weights_sha256 == whole.weights_sha256
+    assert begun(str(folder / "checkpoints" / "step-00000002")).facts == {"started_from": told}
