@@ -39,9 +39,10 @@ def train(
     called as `source(split="train", **data.source.args)`, and with "val". Both must stand at the top of a module, a
     script or a notebook: the recipe names them by import path. See `docs/how-to/extend.md`.
 
-    `run_dir` is where the run is written, `runs/RECIPE-TIME` unless given; with `resume` it goes on from its newest
-    checkpoint. One process is one rank: a script that torchrun or srun starts several times trains in all of them, and
-    each gets the same result. Raise `paceline.core.errors.PacelineError` for what a user can mend.
+    `run_dir` is where the run is written, `runs/RECIPE-TIME` unless given; the result has it as `run_dir` too. With
+    `resume` it goes on from its newest checkpoint. One process is one rank: a script that torchrun or srun starts
+    several times trains in all of them, and each gets the same result. Raise `paceline.core.errors.PacelineError` for
+    what a user can mend.
     """
     # Not an import statement, as all over the package `__version__` is read from here: that would be a circle.
     work: Callable[..., RunResult] = import_module(f"{__name__}.cli.script").train

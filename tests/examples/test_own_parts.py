@@ -48,6 +48,8 @@ if __name__ == "__main__":
     os.remove("halves/result.json")
     again = paceline.train("halves", resume=True)
     print(again.status, again.steps, again.weights_sha256)
+    assert paceline.train("halves", resume=True).weights_sha256 == again.weights_sha256
+    print("returned", again.run_dir, whole.run_dir)
 """
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ON_PATH = {"PYTHONPATH": os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])}
@@ -110,6 +112,8 @@ def test_a_script_goes_on_with_its_run_from_what_it_has_defined(forking, tmp_pat
     said = run(forking, tmp_path, "mine.py").splitlines()
     whole, resumed = (line for line in said if line.startswith("completed "))
     assert whole.split()[1] == "6" and resumed == whole
+    assert said.count("run directory: halves") == 3 and said[-1] == "returned halves halves"
+    assert said.count("halves: was complete already, and nothing was done") == 1
     assert "name: mine:blobs" in (tmp_path / "halves" / "recipe.yaml").read_text()
     used = json.loads((tmp_path / "halves" / "result.json").read_text())["provenance"]["own_parts"]
     assert set(used) == {"mine:blobs", "mine:Counting"}

@@ -80,12 +80,28 @@ def _explained(error: BaseException) -> int:
             return 1
         case _ if isinstance(error, _UsageError):
             if error.format_message():  # without words the help was shown
-                _complain(f"{error.format_message()} (see --help)")
+                override = _override_for(error)
+                _complain(override or f"{error.format_message()} (see --help)")
             return 2
     traceback.print_exception(error)
     world = world_from_environ(os.environ)
     _complain(f"rank {world.rank} of {world.world_size}: {type(error).__name__}: {error}")
     return 1
+
+
+def _override_for(error: Any) -> str:
+    """Return what to say of a field that was written as an option, such as `--epochs`; "" where it is none."""
+    option = getattr(error, "option_name", "") or ""
+    takes_fields = any("KEY=VALUE" in str(each.metavar) for each in error.ctx.command.params) if error.ctx else False
+    if not option.startswith("--") or not takes_fields:
+        return ""
+    from paceline.recipe.fields import paths_of
+
+    after = sys.argv[sys.argv.index(option) + 1 :] if option in sys.argv else []
+    said = [word.removeprefix(f"{option}=") for word in sys.argv if word.startswith(f"{option}=")] or after
+    value = said[0] if said and not said[0].startswith("--") else "..."
+    paths = paths_of(option[2:].replace("-", "_"))
+    return f"{option}: is no option (write {' or '.join(f'{path}={value}' for path in paths)})" if paths else ""
 
 
 def _is_main() -> bool:

@@ -115,7 +115,7 @@ def _runs() -> list[str]:
 
 def _fields(last: str) -> Iterator[str]:
     """Yield the sections of a recipe; once one has begun, its fields; and once there is a field, its values."""
-    from paceline.cli.complete_fields import choices, sections
+    from paceline.recipe.fields import choices
 
     known = choices()
     field, is_set, _ = last.partition("=")
@@ -124,4 +124,5 @@ def _fields(last: str) -> Iterator[str]:
     elif last:
         yield from (f"{each}=" for each in known)
     else:
-        yield from sections()
+        heads = (path.partition(".") for path in known)
+        yield from dict.fromkeys(f"{head}." if rest else f"{head}=" for head, _, rest in heads)

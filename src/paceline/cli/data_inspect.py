@@ -11,9 +11,11 @@ from paceline.cli.data_progress import build_progress
 from paceline.cli.data_words import Asked, read_source
 from paceline.cli.show import print_rows
 from paceline.cli.tables import print_table
+from paceline.core.class_table import uneven
 from paceline.core.dataset import Datasets
 from paceline.core.units import count, number, size
 from paceline.data.identity import dataset_digest
+from paceline.data.labels import labels_of
 from paceline.data.pack.reader import PackSource
 from paceline.data.sources.build import build_datasets
 from paceline.lab.inspection import Inspection, inspect
@@ -64,6 +66,8 @@ def _facts(asked: Asked, datasets: Datasets, splits: Sequence[Inspection], diges
     rare = _rarest(splits[0])
     if rare:
         yield "rarest classes", rare
+    if uneven(splits[0].class_counts.tolist()) and labels_of(datasets.train) is not None:
+        yield "uneven classes", "train.class_weights=balanced has the loss count them alike"
     yield "mean, std", f"{_numbers(info.mean)}, {_numbers(info.std)}"
     for split in splits:
         for note in split.info.notes:

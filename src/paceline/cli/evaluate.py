@@ -1,13 +1,21 @@
 """`paceline eval`: the exact accuracy of a run's weights, as they are and averaged, on its own images or on others."""
 
+import contextlib
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.core.rundir import RunDir
-from paceline.data.sources.places import printable
+from paceline.data.sources.places import expanded, printable
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
+
+if TYPE_CHECKING:
+    from paceline.core.dataset import Source
+    from paceline.core.results import EvalReport
 
 
 def evaluate(
@@ -16,12 +24,13 @@ def evaluate(
     ranks: str,
     checkpoint: str,
     *,
+    out: Path | None = None,
     own_code: bool = False,
     port: int,
     as_json: bool,
     per_class: bool,
 ) -> int:
-    """Do what `paceline eval` was asked for; return the exit code."""
+    """Do what `paceline eval` was asked for; return the exit code. `out` is a folder that is made for what came out."""
     rundir = RunDir.existing(run)
     name = str(rundir.path)
     own, recipe = load(name).recipe, load(name, Patch.parse(overrides)).recipe
@@ -31,13 +40,28 @@ def evaluate(
         return start_ranks(num_ranks, port, [])
     from paceline.cli.show import show_evaluation
     from paceline.train.checkpoint import Checkpoints, Keep
+    from paceline.train.leave import claimed, kept_nowhere
     from paceline.train.run import evaluate as work
 
     path = Checkpoints(rundir.checkpoints, Keep(1)).named(checkpoint)
-    report = work(recipe, world, path, own=own, say=_note, own_code=own_code)
+    place = expanded(str(out)) if out and world.is_main else None
+    with claimed(place) if place else contextlib.nullcontext() as folder:
+        keep = partial(_leave, folder, path, overrides) if folder else kept_nowhere
+        report = work(recipe, world, path, own=own, say=_note, own_code=own_code, keep=keep)
     if world.is_main:
         show_evaluation(report, path, as_json=as_json, per_class=per_class)
+    if place and not as_json:
+        print(f"left in: {printable(place)}")
     return 0
+
+
+def _leave(folder: RunDir, checkpoint: Path, overrides: Sequence[str], report: "EvalReport", source: "Source") -> None:
+    """Write what came out into `folder`, with what was evaluated."""
+    from paceline.cli.show import evaluation_json
+    from paceline.train.leave import leave
+
+    of = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name, "overrides": list(overrides)}
+    leave(folder, {**of, **evaluation_json(report, ())}, report, source)
 
 
 def _note(sentence: str) -> None:

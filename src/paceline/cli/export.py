@@ -16,12 +16,14 @@ def export(
     out: Path,
     checkpoint: str,
     with_preprocessing: bool,
+    image_size: int | None = None,
     own_code: bool = False,
     as_json: bool,
 ) -> int:
     """Do what `paceline export` was asked for; return the exit code.
 
     `format` is onnx, torch or safetensors, `out` the file or the folder, `checkpoint` last, best or a step's number.
+    `image_size` is given where it is to be another than in the run's evaluation.
     """
     from paceline.cli.show_export import show_export
     from paceline.inference.export import FormName, build_form, check_place, export_classifier
@@ -35,9 +37,10 @@ def export(
     form = build_form(cast(FormName, format), load(str(run)).recipe.model.name)
     check_place(out, form.suffix)
 
-    from paceline.inference.classifier import load_classifier
+    from paceline.inference.classifier import at_size, load_classifier
 
     classifier = load_classifier(run, checkpoint, device="cpu", own_code=own_code)
+    classifier = classifier if image_size is None else at_size(classifier, image_size)
     exported = export_classifier(classifier, form, out, with_preprocessing=with_preprocessing)
     show_export(exported, classifier.checkpoint, format=format, as_json=as_json)
     return 0

@@ -5,7 +5,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from paceline.core.results import RunResult
+from paceline.core.class_table import ClassTable
+from paceline.core.results import EvalResult, RunResult
 from paceline.core.units import accuracy, count, duration
 from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
@@ -134,17 +135,27 @@ def _place(step: int, epoch: float, plan: Plan) -> str:
 
 
 def _judgement(record: EvalRecord) -> str:
-    """Return what came out; averaged weights, training images and skipped steps only where there are any."""
+    """Return what came out; averaged weights, training images and skipped steps only where there are any.
+
+    The mean over the classes is told where some have many more images than others.
+    """
     report = record.report
     val = report.val
-    parts = [f"val top1 {accuracy(val.top1)}", f"top5 {accuracy(val.top5)}", f"loss {val.loss:.4f}"]
+    parts = [*_accuracies("val", val, report.classes), f"loss {val.loss:.4f}"]
     if report.ema is not None:
-        parts.append(f"ema top1 {accuracy(report.ema.top1)}")
+        parts += _accuracies("ema", report.ema, report.classes, with_top5=False)
     if report.train is not None:
         parts.append(f"train top1 {accuracy(report.train.top1)}")
     if record.skipped:
         parts.append(f"{count(record.skipped, 'step')} skipped")
     return "  ".join([*parts, duration(record.trained_s)])
+
+
+def _accuracies(whose: str, result: EvalResult, classes: ClassTable | None, *, with_top5: bool = True) -> list[str]:
+    parts = [f"{whose} top1 {accuracy(result.top1)}"]
+    if classes is not None and classes.is_uneven and result.mean_class_accuracy is not None:
+        parts.append(f"mean of classes {accuracy(result.mean_class_accuracy)}")
+    return [*parts, *([f"top5 {accuracy(result.top5)}"] if with_top5 else [])]
 
 
 def _left(record: StepRecord, plan: Plan) -> str:

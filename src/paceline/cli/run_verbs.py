@@ -44,6 +44,9 @@ def evaluate(
     ranks: Ranks = "auto",
     checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
     classes: Annotated[bool, typer.Option("--classes", help="Show the accuracy of every class.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Leave the confusion matrix and the worst images there.")
+    ] = None,
     own_code: OwnCode = False,
     port: Port = 0,
     as_json: Json = False,
@@ -56,6 +59,7 @@ def evaluate(
         overrides or [],
         ranks,
         checkpoint,
+        out=out,
         own_code=own_code,
         port=port,
         as_json=as_json,
@@ -105,6 +109,9 @@ def export(
     with_preprocessing: Annotated[
         bool, typer.Option("--preprocessing", help="Take uint8 images, and normalise in the file.")
     ] = False,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Height and width of its images (the evaluation's).")
+    ] = None,
     own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
@@ -117,6 +124,7 @@ def export(
         out=out,
         checkpoint=checkpoint,
         with_preprocessing=with_preprocessing,
+        image_size=image_size,
         own_code=own_code,
         as_json=as_json,
     )

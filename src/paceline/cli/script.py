@@ -1,14 +1,16 @@
 """A run that a script or a notebook asks for: what `paceline.train` does. It starts no ranks; torchrun and srun do."""
 
+import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from paceline.cli.ranks import enter_world
 from paceline.cli.train import Asked, choose_rundir, resumed, run_here
-from paceline.core.errors import RecipeError
+from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import RunResult
 from paceline.recipe.load import Loaded, load_any
 from paceline.recipe.own import path_of
@@ -16,6 +18,13 @@ from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 
 Part = str | Callable[..., Any] | None
+_WORDS: Final = {
+    r"^--resume:": "resume:",
+    r"write paceline train RUN --resume\b": "give the run in place of the recipe",
+    r"(?<![\w/-])--resume\b": "resume=True",
+    r"(?<![\w/-])--run-dir\b": "run_dir",
+}
+"""What messages say of the options of `paceline train`, and what those are called here."""
 
 
 def train(
@@ -28,25 +37,46 @@ def train(
     resume: bool,
 ) -> RunResult:
     """Train as this rank of the world that the environment tells of; return the result, the same on every rank."""
+    from paceline.cli.show import print_place
     from paceline.train.interrupt import Interrupts
 
     started_s = time.perf_counter()
-    folder = None if run_dir is None else Path(run_dir)
-    name, loaded = _loaded(recipe, _patch(overrides, model, source), folder, resume=resume)
-    world = enter_world()
-    rundir = choose_rundir(name, loaded, folder, world, resume=resume)
+    with in_python():
+        folder = None if run_dir is None else Path(run_dir)
+        name, loaded = _loaded(recipe, _patch(overrides, model, source), folder, resume=resume)
+        world = enter_world()
+        rundir = choose_rundir(name, loaded, folder, world, resume=resume)
+        try:
+            with Interrupts() as interrupts:
+                asked = Asked(started_s, ("python", *sys.argv), sys.stdout, resume)
+                result = run_here(loaded, world, rundir, interrupts, asked)
+        finally:
+            if folder is None:
+                rundir.give_back()
+    if world.is_main:
+        print_place(rundir)
+    return result
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Have errors that a user can mend name arguments, where they name options of the command line."""
     try:
-        with Interrupts() as interrupts:
-            asked = Asked(started_s, ("python", *sys.argv), sys.stdout, resume)
-            return run_here(loaded, world, rundir, interrupts, asked)
-    finally:
-        if folder is None:
-            rundir.give_back()
+        yield
+    except PacelineError as error:
+        message = str(error)
+        for option, argument in _WORDS.items():
+            message = re.sub(option, argument, message)
+        error.args = (message,)
+        raise
 
 
 def _patch(overrides: tuple[str, ...], model: Part, source: Part) -> Patch:
     """Return what is laid over the recipe: first the parts that were handed over, then the words."""
     parts = (("model.name", "model", model), ("data.source.name", "source", source))
+    odd = next((word for word in overrides if not isinstance(word, str)), None)
+    if odd is not None:
+        raise RecipeError(f'overrides: {odd!r} is no text (write "KEY=VALUE", such as "optim.lr=0.4")')
     chosen = tuple((path, path_of(part, field)) for path, field, part in parts if part is not None)
     return Patch((*chosen, *Patch.parse(list(overrides)).assignments))
 

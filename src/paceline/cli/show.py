@@ -22,25 +22,31 @@ from paceline.core.results import (
 )
 from paceline.core.rundir import RunDir
 from paceline.core.stages import spoken
-from paceline.core.units import accuracy, count, milliseconds, seconds, share, size
+from paceline.core.units import accuracy, count, milliseconds, number, seconds, share, size
 from paceline.data.sources.places import printable
+from paceline.recipe.load import Loaded
 
 _WORST = 3
 _MATTERS = 0.002
 """Share of the wall clock from which a loss is worth a word."""
 
 
-def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
-    """Print what a run amounts to, and where it is."""
+def show_result(result: RunResult, rundir: RunDir, loaded: Loaded, *, as_json: bool) -> None:
+    """Print what a run of the recipe `loaded` amounts to, and where it is."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
     print_rows(
-        [*_rows(result, rundir.read_classes()), *_kept(result, rundir)],
+        [("network", _network(result, loaded)), *_rows(result, rundir), *_kept(result, rundir)],
         f"{result.status.replace('_', ' ')}: recipe {result.recipe_hash}",
     )
     if result.throughput.n and result.stages and result.account is not None:
         print_stages(result.stages, result.account.counted_steps, "rank 0" if result.world_size > 1 else "")
+    print_place(rundir)
+
+
+def print_place(rundir: RunDir) -> None:
+    """Print where a run is, and its report where there is one."""
     print(f"run directory: {printable(rundir.path)}")
     if rundir.report.is_file():
         print(f"report: {printable(rundir.report)}")
@@ -50,7 +56,7 @@ def show_evaluation(report: EvalReport, checkpoint: Path, *, as_json: bool, per_
     """Print an evaluation of `checkpoint`, with all of its classes when `per_class` asks for them."""
     classes = report.classes.classes if report.classes else ()
     if as_json:
-        print(json.dumps(_evaluation_json(report, classes if per_class else ()), indent=2))
+        print(json.dumps(evaluation_json(report, classes if per_class else ()), indent=2))
         return
     rows = _judged(report.val, report.ema, report.train, classes)
     print_rows(rows, f"{checkpoint.parent.parent.name}, {checkpoint.name}")
@@ -58,7 +64,7 @@ def show_evaluation(report: EvalReport, checkpoint: Path, *, as_json: bool, per_
         _print_classes(classes)
 
 
-def _evaluation_json(report: EvalReport, classes: Iterable[ClassCount]) -> dict[str, Any]:
+def evaluation_json(report: EvalReport, classes: Iterable[ClassCount]) -> dict[str, Any]:
     """Return the weights as they are at the top level; averages, training images and classes where there are any."""
     values = report.model_dump(mode="json", exclude_none=True)
     table = [{"class": each.name, "images": each.images, "correct": each.correct} for each in classes]
@@ -68,9 +74,26 @@ def _evaluation_json(report: EvalReport, classes: Iterable[ClassCount]) -> dict[
     return {**found, "classes": table} if table else found
 
 
-def _rows(result: RunResult, classes: Iterable[ClassCount]) -> list[tuple[str, str]]:
+def _network(result: RunResult, loaded: Loaded) -> str:
+    """Return `resnet18_cifar, 11.2 M parameters (digits)`: the network, and the recipe that it was trained by."""
+    num, trained = result.parameters, result.trained_parameters
+    size = "" if num is None else f", {_size(num)} parameters"
+    if trained is not None and trained != num:
+        size += f", {_size(trained)} of them trained"
+    return printable(f"{loaded.recipe.model.name}{size} ({loaded.name})")
+
+
+def _size(num: int) -> str:
+    return f"{number(num / 1e6)} M" if num >= 1e6 else f"{num:,}"
+
+
+def _rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
     rates, times = result.throughput, result.time
-    rows = _judged(result.eval, result.ema, result.train_eval, classes) if result.eval else []
+    rows: list[tuple[str, str]] = []
+    if result.eval:
+        rows = _judged(result.eval, result.ema, result.train_eval, rundir.read_classes())
+        below = 1 if result.ema is None else 2
+        rows[below:below] = _best(result, result.ema or result.eval, rundir)
     if rates.n:
         low, high = rates.spread
         speed = f"{rates.images_per_s:,.0f} images/s ({low:,.0f} to {high:,.0f}; {count(rates.n, 'window')})"
@@ -98,6 +121,16 @@ def _rows(result: RunResult, classes: Iterable[ClassCount]) -> list[tuple[str, s
     rows.append(("verdict", verdict_line(result.verdict)))
     rows.append(("weights", f"sha256 {result.weights_sha256[:16]}"))
     return rows
+
+
+def _best(result: RunResult, last: EvalResult, rundir: RunDir) -> list[tuple[str, str]]:
+    """Return the row of the best evaluation where it was not the last, and how its weights are had if they are kept."""
+    best, step = result.best, result.best_step
+    if best is None or step is None or best.top1 <= last.top1:
+        return []
+    place = f"at step {step:,}" + ("" if result.best_epoch is None else f", epoch {round(result.best_epoch, 2):g}")
+    is_kept = (rundir.checkpoints / f"step-{step:08d}").is_dir()
+    return [("best top-1", f"{accuracy(best.top1)} {place} ({'--checkpoint best' if is_kept else 'not kept'})")]
 
 
 def verdict_line(verdict: Mapping[str, str]) -> str:

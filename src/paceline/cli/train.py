@@ -16,6 +16,7 @@ from paceline.core.process import ignore_stop_signals
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
+from paceline.data.sources.places import printable
 from paceline.parallel.environ import batch_job, count_gpus, launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.load import DEFAULT, RUN_RECIPE, Loaded, load
@@ -128,7 +129,7 @@ def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, a
         asked = Asked(STARTED_S, ("paceline", *sys.argv[1:]), out, resume)
         result = run_here(loaded, world, rundir, interrupts, asked)
         if world.is_main:
-            show_result(result, rundir, as_json=as_json)
+            show_result(result, rundir, loaded, as_json=as_json)
         if result.status == "preempted":
             ignore_stop_signals()
             return PREEMPTED
@@ -151,18 +152,23 @@ def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrup
     from paceline.cli.report import leave_report
     from paceline.parallel.flight_recorder import flight_recorder_environ
     from paceline.train.job import Invocation
+    from paceline.train.resume import finished
     from paceline.train.run import run
 
     if count_gpus(os.environ):
         for variable, value in flight_recorder_environ(rundir.path).items():
             os.environ.setdefault(variable, value)
-    if world.is_main:
+    was_complete = asked.resume and world.is_main and finished(rundir) is not None
+    if world.is_main and not was_complete:
         tell_code(loaded)
     listeners = [build_progress(asked.out)] if world.is_main else []
     in_job = batch_job(os.environ)
     invocation = Invocation(asked.started_s, asked.words, listeners, _launch(), interrupts, in_job)
     result = run(loaded.recipe, world, rundir, resume=asked.resume, invocation=invocation)
+    if was_complete:
+        print(f"{printable(rundir.path)}: was complete already, and nothing was done", file=asked.out, flush=True)
     has_time = result.status != "preempted"
-    if world.is_main and loaded.recipe.log.report == "on" and has_time:
+    has_report = was_complete and rundir.report.is_file()
+    if world.is_main and loaded.recipe.log.report == "on" and has_time and not has_report:
         leave_report(rundir)
     return result

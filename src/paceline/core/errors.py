@@ -59,6 +59,9 @@ class WatchError(PacelineError):
 
 
 def near_miss(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'x'?)` for the known word closest to `word`, or an empty string."""
-    matches = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean '{matches[0]}'?)" if matches else ""
+    """Return ` (did you mean 'x'?)` for the known word closest to `word`, capitals as good as small letters, or ""."""
+    folded: dict[str, str] = {}
+    for each in known:
+        folded.setdefault(each.casefold(), each)
+    matches = get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.6)
+    return f" (did you mean '{folded[matches[0]]}'?)" if matches else ""

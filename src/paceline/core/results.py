@@ -1,6 +1,7 @@
 """What a run amounts to: `result.json`, the contract between the trainer and everything that reads it later."""
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
@@ -242,18 +243,23 @@ class RunResult(Value):
 
     `eval` is the last evaluation, None when the recipe asked for none; `ema` is that of the averaged weights and
     `train_eval` that on training images, None when the recipe asked for neither, and `gap` is top-1 of `train_eval`
-    less that of `eval`. `best` is the best evaluation of the weights that are judged: the averaged ones when there
-    are any. `skipped_steps` moved nothing, as their loss or gradient was no number. `bad_images` is how many different
-    images could not be read and were left out. `goodput`, `checkpoints`, `account` and `memory` are None in results of
-    before they were measured; `loader` is None with `measure.clock=off`, `communication` also where gradients are not
-    averaged by ddp, and `straggler` likewise and where there is one rank, which is when `ranks` is empty. `verdict`
-    has `bottleneck`, `evidence`, `ceiling` and `try`. `provenance` says what it was measured on and how
-    it was started; in a batch job `job_id`, and `job_restarts`, how often that was queued again (SLURM_RESTART_COUNT).
+    less that of `eval`. `best` is the best evaluation of the weights that are judged: the averaged ones when there are
+    any; `best_step` and `best_epoch` say after how many steps and epochs. `skipped_steps` moved nothing, as their loss
+    or gradient was no number. `bad_images` is how many different images could not be read and were left out.
+    `parameters` (of the network), `trained_parameters` (those not frozen), `best_step`, `best_epoch`, `goodput`,
+    `checkpoints`, `account` and `memory` are None in results of before they were recorded; `loader` is None with `measure.clock=off`, `communication` also where
+    gradients are not averaged by ddp, and `straggler` likewise and where there is one rank, which is when `ranks` is
+    empty. `verdict` has `bottleneck`, `evidence`, `ceiling` and `try`. `provenance` says what it was measured on and
+    how it was started; in a batch job `job_id`, and `job_restarts`, how often that was queued again
+    (SLURM_RESTART_COUNT).
+    `run_dir` is where the run is, known of what `paceline.train` returns.
     """
 
     schema_version: int = SCHEMA_VERSION
     status: Status
     recipe_hash: str
+    parameters: int | None = None
+    trained_parameters: int | None = None
     world_size: int
     epochs: float
     steps: int
@@ -265,6 +271,8 @@ class RunResult(Value):
     train_eval: EvalResult | None = None
     gap: float | None = None
     best: EvalResult | None
+    best_step: int | None = None
+    best_epoch: float | None = None
     throughput: ThroughputResult
     time: TimeResult
     goodput: GoodputResult | None = None
@@ -280,3 +288,13 @@ class RunResult(Value):
     lr: str
     weights_sha256: str
     provenance: dict[str, Any]
+    run_dir: Path | None = Field(default=None, exclude=True)
+
+    @property
+    def images_per_s(self) -> float | None:
+        """Images/s in steady state (`throughput`); None where no step was counted, which is 0 in the JSON."""
+        return self.throughput.images_per_s if self.throughput.n else None
+
+    def of(self, run_dir: Path) -> Self:
+        """Return this result as that of the run in `run_dir`, which is not part of the JSON: runs are moved."""
+        return self.model_copy(update={"run_dir": run_dir})

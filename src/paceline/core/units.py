@@ -4,12 +4,18 @@ times, amounts, shares and rates as people read them, in the terminal and in rep
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, Self, get_args
 
 Unit = Literal["ep", "st", "img", "%", "s", "min", "h"]
 SECONDS: dict[str, float] = {"s": 1.0, "min": 60.0, "h": 3600.0}
+OF_TRAINING: tuple[Unit, ...] = ("ep", "st", "img", "%")
+OF_TIME: tuple[Unit, ...] = ("s", "min", "h")
+_WRITTEN: dict[Unit, str] = {
+    "ep": "5ep", "st": "500st", "img": "50000img", "%": "10%", "s": "90s", "min": "30min", "h": "2h"
+}  # fmt: skip
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z%]+)")
 
 
@@ -24,11 +30,15 @@ class Duration:
     unit: Unit
 
     @classmethod
-    def parse(cls, text: object) -> Self:
-        """Read `text`, such as `"5ep"`. Raise `ValueError` when it is not a number and a known unit."""
+    def parse(cls, text: object, units: Sequence[Unit] = OF_TRAINING + OF_TIME) -> Self:
+        """Read `text`, such as `"5ep"`. Raise `ValueError` when it is not a number and a known unit.
+
+        `units` are those that the message names; whoever takes no others looks at the duration.
+        """
         match = _PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None or match[2] not in get_args(Unit) or math.isinf(float(match[1])):
-            raise ValueError(f"{text!r} is not a duration (write 5ep, 500st, 50000img, 10%, 90s, 30min or 2h)")
+            *most, last = (_WRITTEN[unit] for unit in units)
+            raise ValueError(f"{text!r} is not a duration (write {', '.join(most)} or {last})")
         return cls(float(match[1]), match[2])  # type: ignore[arg-type]
 
     def __str__(self) -> str:

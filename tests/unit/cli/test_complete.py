@@ -7,10 +7,10 @@ import typer
 from pydantic import ValidationError
 
 from paceline.cli.complete import SHELLS, complete, script
-from paceline.cli.complete_fields import choices
 from paceline.cli.verbs import app
 from paceline.core.errors import RecipeError
 from paceline.lab.rungs import ladder_names
+from paceline.recipe.fields import choices
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.schema import Recipe
 

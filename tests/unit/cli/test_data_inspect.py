@@ -31,6 +31,14 @@ def test_classes_sizes_and_formats_are_told(photographs, capsys):
         assert fact in said.replace(" │ │ │ ", " "), fact
 
 
+@pytest.mark.parametrize(("num_cats", "told"), [(11, True), (10, False)])
+def test_classes_of_very_uneven_numbers_are_told_with_what_weighs_them(photographs, capsys, num_cats, told):
+    for number in range(num_cats - 3):
+        Image.new("RGB", (20, 10)).save(photographs / f"train/cat/more-{number}.png")
+    assert inspect_data(str(photographs), [], look_at_all=False, as_json=False) == 0
+    assert ("train.class_weights=balanced" in capsys.readouterr().out) == told
+
+
 def test_json_has_every_class(photographs, capsys):
     assert inspect_data(str(photographs), [], look_at_all=False, as_json=True) == 0
     said = json.loads(capsys.readouterr().out)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 
 import pytest
@@ -14,11 +15,11 @@ from paceline.core.errors import DataError, RecipeError, WorldError
 @pytest.fixture
 def photographs(tmp_path):
     """Return the words for a folder of twelve images, and the folder."""
-    for split in ("train", "val"):
-        for name in ("cat", "dog"):
+    for green, split in enumerate(("train", "val")):
+        for blue, name in enumerate(("cat", "dog")):
             (tmp_path / split / name).mkdir(parents=True)
             for number in range(3):
-                Image.new("RGB", (8, 6), (number, 0, 0)).save(tmp_path / split / name / f"{number}.png")
+                Image.new("RGB", (8, 6), (number, green, blue)).save(tmp_path / split / name / f"{number}.png")
     return ["data.source.name=folder", f"data.source.root={tmp_path}"], tmp_path
 
 
@@ -58,14 +59,41 @@ def test_json_is_all_there_is_on_stdout(photographs, capsys):
     assert json.loads(capsys.readouterr().out) == {
         "images": 12,
         "bad": [{"split": "val", "index": 4, "path": f"{root}/val/dog/1.png", "reason": "is empty (0 bytes)"}],
+        "copies": {"images": 0, "samples": 0, "across_splits": 0, "in_two_classes": 0, "first": []},
     }
+
+
+def test_images_that_are_there_twice_are_told_and_are_no_error(photographs, capsys):
+    words, root = photographs
+    for first, second in (("train/cat/0", "val/cat/7"), ("train/cat/1", "train/dog/7"), ("val/dog/2", "val/dog/8")):
+        shutil.copy(root / f"{first}.png", root / f"{second}.png")
+    assert verify(words, "2", as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        f"same   {root}/train/cat/1.png (train) and {root}/train/dog/7.png (train): in two classes",
+        f"same   {root}/train/cat/0.png (train) and {root}/val/cat/7.png (val): in both splits",
+        f"same   {root}/val/dog/2.png (val) and {root}/val/dog/8.png (val)",
+    ]
+    assert lines[3].startswith("15 images, 0 bad (")
+    assert lines[4:] == ["3 images are there more than once, 6 times in all: 1 in both splits, 1 in two classes"]
+    assert verify(words, "2", as_json=True) == 0
+    copies = json.loads(capsys.readouterr().out)["copies"]
+    assert copies["first"][1] == {
+        "images": [
+            {"split": "train", "path": f"{root}/train/cat/0.png"},
+            {"split": "val", "path": f"{root}/val/cat/7.png"},
+        ],
+        "in_both_splits": True,
+        "in_two_classes": False,
+    }
+    assert (copies["images"], copies["samples"], copies["across_splits"], copies["in_two_classes"]) == (3, 6, 1, 1)
 
 
 def test_pixels_in_memory_need_no_decoding(capsys):
     assert verify([], "auto", as_json=False) == 0
     assert capsys.readouterr().out == "1,797 images, 0 bad (held in memory, nothing to decode)\n"
     assert verify([], "auto", as_json=True) == 0
-    assert json.loads(capsys.readouterr().out) == {"images": 1797, "bad": []}
+    assert json.loads(capsys.readouterr().out) == {"images": 1797, "bad": [], "copies": None}
 
 
 def test_a_terminal_shows_a_bar(photographs, capsys, monkeypatch):

@@ -48,6 +48,20 @@ def test_without_a_source_it_is_the_default_recipe_s():
     assert (asked.source.name, asked.source.num_images, asked.is_recipe) == ("synthetic", 7, True)
 
 
+@pytest.mark.parametrize(
+    ("src", "words", "name"),
+    [
+        ("data.source.name=fashion_mnist", ["data.source.root=~/fashion"], "~/fashion"),
+        ("data.source.name=fashion_mnist", [], "fashion_mnist"),
+        ("folder", ["data.source.name=manifest", "data.source.train=t.csv", "data.source.val=v.csv"], "t.csv"),
+        ("folder", ["data.source.root=photos"], "folder"),
+        (None, [], "digits"),
+    ],
+)
+def test_a_source_in_the_place_of_a_recipe_s_is_not_called_like_the_recipe(src, words, name):
+    assert read_source(src, words).name == name
+
+
 def test_a_preset_comes_before_a_folder_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()

@@ -39,6 +39,8 @@ def test_a_tracker_that_is_not_installed_is_refused(name, monkeypatch):
 
 def test_the_plan_has_the_notes_that_the_run_would_have(capsys):
     words = ["data.loader=threads", "data.workers=1", "parallel.timeout=1min", "parallel.device=cpu"]
+    words = [*words, "model.name=empty", "model.width=1.0", "model.freeze=[classifier.bias]"]
     assert dry_run(load("digits", Patch.parse(words)), World(), 1, as_json=True) == 0
-    (note,) = json.loads(capsys.readouterr().out)["plan"]["notes"]
+    frozen, note = json.loads(capsys.readouterr().out)["plan"]["notes"]
+    assert frozen.startswith("model.freeze: 10 parameters of 20 are trained; the others stay as they are drawn")
     assert note.startswith("data.worker_timeout: 5min has no effect: parallel.timeout of 1min ends the run first")

@@ -9,12 +9,15 @@ import pytest
 
 from paceline.cli.evaluate import evaluate
 from paceline.core.class_table import ClassCount, ClassTable
-from paceline.core.errors import CheckpointError, RecipeError
+from paceline.core.errors import CheckpointError, PacelineError, RecipeError
 from paceline.core.results import EvalReport, EvalResult
+from paceline.core.rundir import RunDir
+from paceline.core.world import World
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.yamlfile import write_text
 from paceline.train.checkpoint import Checkpoints, Keep, Snapshot
+from paceline.train.job import Invocation
 
 RAW = EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)
 REPORT = EvalReport(val=RAW, ema=RAW, classes=ClassTable((ClassCount("a", 8, 4),)))
@@ -79,3 +82,73 @@ def test_a_checkpoint_that_is_not_there_is_refused_in_one_line(
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is not a run directory"):
         evaluate(tmp_path, [], "1", "last", port=0, as_json=True, per_class=False)
+
+
+SMALL = (
+    *("data.source.num_images=16", "data.source.num_val_images=8", "data.source.image_size=8", "data.batch_size=8"),
+    *("model.width=0.1", "train.steps=1", "parallel.device=cpu", "parallel.threads=1", "log.tensorboard=off"),
+    *("data.workers=0", "measure.telemetry=off", "log.report=off"),
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run that has ended, with what its training left of the last evaluation."""
+    from paceline.train.run import run
+
+    folder = tmp_path_factory.mktemp("runs") / "trained"
+    recipe = load("synthetic", Patch.parse(SMALL)).recipe
+    run(recipe, World.single(), RunDir(folder), invocation=Invocation())
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def test_a_folder_gets_the_files_that_training_left_of_the_same_evaluation(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "judged"
+    assert evaluate(trained, [], "1", "last", out=out, port=0, as_json=True, per_class=False) == 0
+    printed = json.loads(capsys.readouterr().out)
+    left = contents(out)
+    told = json.loads(left.pop("eval.json"))
+    assert told == {"run": str(trained), "checkpoint": "step-00000001", "overrides": [], **printed}
+    before = contents(trained)
+    assert {"classes.csv", "confusion.csv", "worst/worst.json"} <= left.keys()
+    assert left == {name: before[name] for name in left}
+    assert {name for name in before if name.startswith("worst/")} <= left.keys()
+
+
+def test_another_set_is_what_the_folder_tells_of(trained: Path, tmp_path: Path) -> None:
+    words = ["data.source.num_val_images=5", "log.worst=0"]
+    out = tmp_path / "other"
+    assert evaluate(trained, words, "1", "last", out=out, port=0, as_json=True, per_class=False) == 0
+    assert sorted(contents(out)) == ["classes.csv", "confusion.csv", "eval.json"]
+    told = json.loads((out / "eval.json").read_text())
+    assert (told["images"], told["overrides"]) == (5, words)
+
+
+def test_a_folder_that_is_there_is_refused_before_anything_is_evaluated(
+    run: Path, taken: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place, said in (
+        (tmp_path / "file", "is there already"),
+        (tmp_path / "file" / "a", "cannot be made: Not a dir"),
+    ):
+        with pytest.raises(RecipeError, match=rf"^--out: {place} {said}.* \(name another.*\)$"):
+            evaluate(run, [], "1", "last", out=place, port=0, as_json=True, per_class=False)
+    assert taken == [] and (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_evaluation_that_fails_leaves_no_folder(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def work(*parts: object, **options: object) -> EvalReport:
+        assert (tmp_path / "judged").is_dir()
+        raise PacelineError("nothing can be read")
+
+    monkeypatch.setitem(sys.modules, "paceline.train.run", SimpleNamespace(evaluate=work))
+    with pytest.raises(PacelineError, match="nothing can be read"):
+        evaluate(run, [], "1", "last", out=tmp_path / "judged", port=0, as_json=True, per_class=False)
+    assert not (tmp_path / "judged").exists()

@@ -33,9 +33,9 @@ def run(made_run, tmp_path_factory):
     return made_run.write(tmp_path_factory.mktemp("export") / "run")
 
 
-def work(run, out, format="safetensors", *, checkpoint="last", with_preprocessing=False, as_json=False):
+def work(run, out, format="safetensors", *, checkpoint="last", with_preprocessing=False, as_json=False, **more):
     return export(run, format=format, out=out, checkpoint=checkpoint, with_preprocessing=with_preprocessing,
-                  as_json=as_json)  # fmt: skip
+                  as_json=as_json, **more)  # fmt: skip
 
 
 def test_what_was_written_is_told_with_the_figure(run, tmp_path, capsys):
@@ -51,6 +51,12 @@ def test_json_is_all_there_is_on_stdout(run, tmp_path, capsys):
     assert told["path"] == str(tmp_path / "a") and told["checkpoint"] == "step-00000012"
     assert 0 <= told["parity"]["difference"] <= 1e-6 and told["parity"]["tolerance"] == 1e-4
     assert told["bytes"] == sum(each.stat().st_size for each in (tmp_path / "a").iterdir())
+
+
+def test_another_size_is_in_what_is_written(run, tmp_path, capsys):
+    assert work(run, tmp_path / "a", image_size=20, as_json=True) == 0
+    assert "[batch, 3, 20, 20]" in json.loads(capsys.readouterr().out)["images"]
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["pretrained_cfg"]["input_size"] == [3, 20, 20]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from paceline.cli.progress import LiveProgress, PlainProgress, build_progress, duration
+from paceline.core.class_table import ClassCount, ClassTable
 from paceline.core.dataset import DatasetInfo
 from paceline.core.results import EvalReport, EvalResult
 from paceline.recipe.load import load
@@ -54,6 +56,19 @@ def test_averages_training_images_and_skipped_steps_are_told_where_there_are_any
     report = EvalReport(val=judged(0.9), ema=judged(0.925), train=judged(0.99))
     sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, report, skipped=2))
     said = "val top1 90.00 %  top5 100.00 %  loss 0.5000  ema top1 92.50 %  train top1 99.00 %  2 steps skipped  0:13"
+    assert out.getvalue().splitlines()[-1] == f"epoch  1/10  step  10/100  {said}"
+
+
+@pytest.mark.parametrize(("images", "told"), [(110, True), (100, False)])
+def test_the_mean_of_the_classes_is_told_where_one_has_more_than_ten_times_the_images_of_another(images, told) -> None:
+    out = io.StringIO()
+    sink = PlainProgress(out)
+    sink.started(PLAN, 0)
+    classes = ClassTable((ClassCount("a", images, images), ClassCount("b", 10, 2), ClassCount("c", 0, 0)))
+    val, ema = (judged(top1).model_copy(update={"mean_class_accuracy": 0.6}) for top1 in (0.9, 0.925))
+    sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, EvalReport(val=val, ema=ema, classes=classes)))
+    mean = "  mean of classes 60.00 %" if told else ""
+    said = f"val top1 90.00 %{mean}  top5 100.00 %  loss 0.5000  ema top1 92.50 %{mean}  0:13"
     assert out.getvalue().splitlines()[-1] == f"epoch  1/10  step  10/100  {said}"
 
 

@@ -7,10 +7,11 @@ import pytest
 
 import paceline
 import paceline.train.run as engine
-from paceline.cli.script import _loaded, _patch
-from paceline.core.errors import RecipeError
+from paceline.cli.script import _loaded, _patch, in_python
+from paceline.core.errors import PeerLostError, RecipeError
 from paceline.recipe.load import load
 from paceline.recipe.schema.source import OwnSource
+from paceline.recipe.yamlfile import write_text
 
 
 class Net:
@@ -47,3 +48,27 @@ def test_what_is_no_recipe_or_names_no_run_is_refused(tmp_path: Path) -> None:
         recipe_of({"extends": "digits"}, resume=True)
     with pytest.raises(RecipeError, match="model: Net is an object, not a class or function"):
         recipe_of("digits", model=Net())
+    with pytest.raises(RecipeError, match=r'^overrides: \{\'optim\.lr\': 3\} is no text \(write "KEY=VALUE", such'):
+        recipe_of("digits", {"optim.lr": 3})
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("--run-dir: a is (add --resume, or name another)", "run_dir: a is (add resume=True, or name another)"),
+        ("--resume: a was started with x", "resume: a was started with x"),
+        ("--resume: none (write paceline train RUN --resume)", "resume: none (give the run in place of the recipe)"),
+        ("a--resume/b-of--run-dir: is no folder", "a--resume/b-of--run-dir: is no folder"),
+    ],
+)
+def test_errors_name_arguments_and_not_options(said: str, told: str) -> None:
+    error = PeerLostError(said, is_explained=True)
+    with pytest.raises(PeerLostError) as caught, in_python():
+        raise error
+    assert caught.value is error and error.is_explained and str(error) == told
+
+
+def test_a_run_directory_that_has_a_run_is_refused_in_the_words_of_python(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(write_text(load("digits").recipe.to_dict()))
+    with pytest.raises(RecipeError, match=rf"^run_dir: {tmp_path} already holds a run \(add resume=True, or name"):
+        paceline.train("digits", run_dir=tmp_path)

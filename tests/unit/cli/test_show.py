@@ -17,6 +17,7 @@ from paceline.core.results import (
     TimeResult,
 )
 from paceline.core.rundir import RunDir
+from paceline.recipe.load import load
 
 COUNTS = (ClassCount("cat", 10, 7), ClassCount("dog", 20, 19), ClassCount("eel", 30, 30), ClassCount("fox", 4, 2))
 CHECKPOINT = Path("runs/digits-1/checkpoints/step-00000012")
@@ -55,7 +56,7 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     def rows(shown: RunResult, counts: tuple[ClassCount, ...] = ()) -> dict[str, str]:
         if counts:
             RunDir(tmp_path).write_classes(ClassTable(counts))
-        show_result(shown, RunDir(tmp_path), as_json=False)
+        show_result(shown, RunDir(tmp_path), load("digits"), as_json=False)
         return read(capsys.readouterr().out)
 
     return rows
@@ -73,9 +74,50 @@ def test_a_plain_run_shows_nothing_that_was_not_asked_for(said) -> None:
     assert not {"averaged weights", "on training images", "worst classes", "skipped"} & set(rows)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        (11_173_962, "resnet18_cifar, 11.2 M parameters (digits)"),
+        (701_178, "resnet18_cifar, 701,178 parameters (digits)"),
+        (None, "resnet18_cifar (digits)"),
+    ],
+)
+def test_what_was_trained_comes_first(said, parameters: int | None, told: str) -> None:
+    rows = said(result(parameters=parameters, trained_parameters=parameters))
+    assert list(rows)[:2] == ["network", "top-1"] and rows["network"] == told
+
+
+def test_a_network_that_is_partly_frozen_says_how_much_of_it_was_trained(said) -> None:
+    rows = said(result(parameters=11_173_962, trained_parameters=5_130))
+    assert rows["network"] == "resnet18_cifar, 11.2 M parameters, 5,130 of them trained (digits)"
+
+
+def test_a_best_evaluation_before_the_last_has_a_row_with_how_its_weights_are_had(said, tmp_path: Path) -> None:
+    shown = result(best=judged(0.9375), best_step=1200, best_epoch=12.5)
+    assert said(shown)["best top-1"] == "93.75 % at step 1,200, epoch 12.5 (not kept)"
+    (RunDir(tmp_path).checkpoints / "step-00001200").mkdir(parents=True)
+    assert said(shown)["best top-1"] == "93.75 % at step 1,200, epoch 12.5 (--checkpoint best)"
+
+
+def test_a_best_evaluation_has_no_row_where_the_last_is_as_good_or_its_step_is_not_known(said) -> None:
+    assert "best top-1" not in said(result(best_step=12, best_epoch=0.5))
+    assert "best top-1" not in said(result(best=judged(0.9375)))
+
+
+def test_the_best_of_averaged_weights_is_set_against_averaged_weights(said) -> None:
+    shown = {"best": judged(0.9375), "best_step": 12, "best_epoch": 0.5}
+    assert list(said(result(**shown, ema=judged(0.921875))))[:4] == [
+        "network",
+        "top-1",
+        "averaged weights",
+        "best top-1",
+    ]
+    assert "best top-1" not in said(result(**shown, ema=judged(0.9375)))
+
+
 def test_averaged_weights_stand_below_the_raw_ones(said) -> None:
     rows = said(result(ema=judged(0.921875, ece=0.0123)))
-    assert list(rows)[:2] == ["top-1", "averaged weights"]
+    assert list(rows)[:3] == ["network", "top-1", "averaged weights"]
     assert rows["averaged weights"] == "92.19 %, top-5 100.00 %, loss 0.5000, calibration error 0.0123"
 
 
@@ -105,7 +147,7 @@ def test_two_classes_or_perfect_ones_are_not_worth_a_row(said, counts: tuple[Cla
 
 def test_a_result_as_json_is_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shown = result(ema=judged(0.5), skipped_steps=3)
-    show_result(shown, RunDir(tmp_path), as_json=True)
+    show_result(shown, RunDir(tmp_path), load("digits"), as_json=True)
     assert RunResult.model_validate_json(capsys.readouterr().out) == shown
 
 
@@ -139,7 +181,9 @@ def test_the_stages_of_a_step_and_what_is_not_explained_add_up_to_all_of_it(
                "counted_steps": 40, "pauses": {"epoch_boundary": 0.3}, "finish_s": 0.0, "residual_s": 0.14,
                "explained": 0.93}  # fmt: skip
     rates = ThroughputResult(images_per_s=100.0, spread=(90.0, 110.0), n=4, excluded_s=1.0)
-    show_result(result(stages=stages, account=account, throughput=rates), RunDir(tmp_path), as_json=False)
+    show_result(
+        result(stages=stages, account=account, throughput=rates), RunDir(tmp_path), load("digits"), as_json=False
+    )
     lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
     first = lines.index("a step: 20 ms (mean of 40 steps, rank 0)")
     assert [line for line in lines[first:] if line.endswith("%")] == [

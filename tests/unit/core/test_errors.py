@@ -39,12 +39,19 @@ def test_a_lost_peer_keeps_its_message_and_whether_another_rank_explains_it():
         ("momentun", " (did you mean 'momentum'?)"),
         ("batchsize", " (did you mean 'batch_size'?)"),
         ("momentum", " (did you mean 'momentum'?)"),
+        ("Batch_Size", " (did you mean 'batch_size'?)"),
+        ("MOMENTUN", " (did you mean 'momentum'?)"),
         ("xyz", ""),
         ("", ""),
     ],
 )
 def test_near_miss_names_the_closest_known_word_or_nothing(word, hint):
     assert near_miss(word, ["lr", "momentum", "batch_size"]) == hint
+
+
+def test_a_word_that_differs_in_its_capitals_alone_is_the_closest_and_named_as_it_is_known():
+    assert near_miss("adamW", ["adam", "adamw"]) == " (did you mean 'adamw'?)"
+    assert near_miss("net", ["Nest", "Net"]) == " (did you mean 'Net'?)"
 
 
 def test_near_miss_takes_any_iterable_and_none_at_all():

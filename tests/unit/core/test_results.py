@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -35,6 +36,25 @@ def test_the_statuses_are_the_designed_ones():
 def test_a_result_survives_json(result):
     assert RunResult.model_validate_json(result.model_dump_json()) == result
     assert RunResult.model_validate(json.loads(result.model_dump_json())) == result
+
+
+def test_where_a_run_is_is_told_and_not_written(result):
+    placed = result.of(Path("runs/a"))
+    assert placed.run_dir == Path("runs/a") and result.run_dir is None
+    assert placed.model_dump_json() == result.model_dump_json()
+
+
+def test_a_result_of_before_the_place_of_the_best_was_recorded_is_read(result):
+    values = json.loads(result.model_dump_json())
+    for name in ("best_step", "best_epoch", "parameters"):
+        del values[name]
+    assert RunResult.model_validate(values) == result
+
+
+def test_images_a_second_are_none_where_no_step_was_counted(result):
+    nothing = ThroughputResult(images_per_s=0.0, spread=(0.0, 0.0), n=0, excluded_s=0.5)
+    assert result.model_copy(update={"throughput": nothing}).images_per_s is None
+    assert result.images_per_s == result.throughput.images_per_s == 1000.5
 
 
 def test_a_run_that_evaluated_nothing_survives_json(result):

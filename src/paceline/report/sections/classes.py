@@ -3,7 +3,7 @@
 from heapq import nlargest
 from typing import Final
 
-from paceline.core.class_table import ClassCount
+from paceline.core.class_table import ClassCount, badness
 from paceline.core.units import accuracy
 from paceline.report.blocks import Block, Cell, Column, Gallery, HeatMap, Picture, Section, Table
 from paceline.report.heat import MAX_CELLS
@@ -29,7 +29,7 @@ def classes(run: Run, *, max_classes: int = 1000, max_picture_bytes: int = 400_0
 
 
 def _table(found: tuple[ClassCount, ...], max_classes: int) -> Table:
-    judged = sorted((each for each in found if each.images), key=lambda each: each.accuracy)
+    judged = sorted((each for each in found if each.images), key=badness)
     listed = [*judged, *(each for each in found if not each.images)][:max_classes]
     rows = [
         [cells.text(each.name, 80), cells.count(each.images), cells.count(each.correct),

@@ -1,0 +1,24 @@
+"""What is said of an option that there is none of: where it is a field of a recipe, how that is set."""
+
+import sys
+
+import pytest
+
+from paceline.cli import _run
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train digits --epochs 3", "error: --epochs: is no option (write train.epochs=3)\n"),
+        ("train digits --batch-size=64", "error: --batch-size: is no option (write data.batch_size=64)\n"),
+        ("train --optim.lr", "error: --optim.lr: is no option (write optim.lr=...)\n"),
+        ("tune digits --lr --json", "error: --lr: is no option (write optim.lr=...)\n"),
+        ("train digits --rezume", "error: No such option: --rezume"),
+        ("report RUN --epochs 3", "error: No such option: --epochs (see --help)\n"),
+    ],
+)
+def test_a_field_that_is_written_as_an_option_is_told_as_a_field(words, says, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["paceline", *words.split()])
+    assert _run() == 2
+    assert capsys.readouterr().err.startswith(says)
