@@ -228,7 +228,7 @@ def peaks(bench: Bench) -> None:
         lambda: {
             "vendor": as_row(vendor(bench.device)),
             "here": as_row(bench.here),
-            "clocks_under_load": clocks_under_load(bench.device),
+            "clocks_under_load": clocks_under_load(bench.device, is_tiny=bench.is_tiny),
         },
     )
 

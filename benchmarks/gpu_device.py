@@ -42,11 +42,12 @@ def best_s(work: Callable[[], object]) -> float:
     return min(seconds[3:])
 
 
-def clocks_under_load(device: torch.device) -> str:
+def clocks_under_load(device: torch.device, *, is_tiny: bool = False) -> str:
     """Return what `clocks` says while the device multiplies matrices, for about a second."""
     if device.type == "cpu":
         return ""
-    left, right = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+    size = 256 if is_tiny else 8192
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(600):
         torch.mm(left, right)
     said = clocks(device)

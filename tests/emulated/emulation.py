@@ -4,12 +4,15 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NEEDED = re.compile(r"\*UND\*.*\blibcudart\.so\.\d+\)?\s+(\w+)$", re.MULTILINE)
-DEFINED = re.compile(r"^(?:API|TOOL [^(]*?)\s*\*{0,2}(\w+)\(", re.MULTILINE)
+NEEDED = re.compile(r"\*UND\*.*\s((?:__)?cuda[A-Z_]\w*|nccl[A-Z]\w*)$", re.MULTILINE)
+DEFINED = re.compile(r"^(?:API|TOOL)\b[^(]*?\b(\w+)\(", re.MULTILINE)
+TRITON = "triton/backends/nvidia/include"
+SOURCES = ("runtime.cpp", "collectives.cpp")
 DRIVER = r"""
 #include <stdlib.h>
 static int nothing() { return 0; }
@@ -36,49 +39,70 @@ def why_not() -> str:
     packages = site_packages()
     if not (packages / "torch/lib/libtorch_cuda.so").exists():
         return "torch is built without CUDA"
-    if not (packages / "triton/backends/nvidia/include/cuda_runtime_api.h").exists():
-        return "no header files of CUDA"
+    headers = ("nvidia/cu13/include/cuda_runtime_api.h", f"{TRITON}/crt/host_defines.h", "nvidia/nccl/include/nccl.h")
+    for header in headers:
+        if not (packages / header).exists():
+            return f"no {header}, which torch for CUDA 13 brings"
     missing = [each for each in ("g++", "gcc", "objdump") if not _has(each)]
     return f"no {missing[0]}" if missing else ""
 
 
 def build(folder: Path) -> dict[str, str]:
-    """Return what the environment of a program needs that is to see the emulated GPU; the libraries lie in `folder`."""
+    """Return what the environment of a program needs that is to see emulated GPUs; the libraries lie in `folder`."""
+
+    def before(variable: str, *paths: Path) -> str:
+        return ":".join(filter(None, [*map(str, paths), os.environ.get(variable, "")]))
+
     packages = site_packages()
-    source = (HERE / "runtime.cpp").read_text()
-    version = (packages / "torch/version.py").read_bytes()
-    libraries = folder / hashlib.sha256(source.encode() + version + Path(__file__).read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256((packages / "torch/version.py").read_bytes())
+    for file in (*SOURCES, Path(__file__).name):
+        digest.update((HERE / file).read_bytes())
+    libraries = folder / digest.hexdigest()[:16]
     if not (libraries / "libcuda.so.1").exists():
-        libraries.mkdir(parents=True, exist_ok=True)
-        _compile(packages, source, libraries)
-    paths = [str(HERE / "site"), os.environ.get("PYTHONPATH", "")]
+        _compile(packages, libraries)
+    preloaded = (next(libraries.glob("libcudart.so.*")), libraries / "libnccl.so.2")
     return {
-        "LD_PRELOAD": str(next(libraries.glob("libcudart.so.*"))),
-        "LD_LIBRARY_PATH": str(libraries),
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "LD_PRELOAD": before("LD_PRELOAD", *preloaded),
+        "LD_LIBRARY_PATH": before("LD_LIBRARY_PATH", libraries),
+        "PYTHONPATH": before("PYTHONPATH", HERE / "site"),
         "EMULATED_GPU": "1",
+        **dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), ""),  # of a GPU that is there
     }
 
 
-def _compile(packages: Path, source: str, libraries: Path) -> None:
+def _compile(packages: Path, libraries: Path) -> None:
+    """Compile what stands for CUDA's runtime, its driver and NCCL; the folder appears when all are there."""
+    folder = libraries.with_suffix(f".{os.getpid()}")
+    folder.mkdir(parents=True)
     needed: set[str] = set()
     name = ""
     for library in sorted((packages / "torch/lib").glob("lib*.so")):
         table = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
         needed.update(NEEDED.findall(table))
         name = name or "".join(re.findall(r"\b(libcudart\.so\.\d+)", table)[:1])
-    rest = sorted(needed - set(DEFINED.findall(source)))
-    (libraries / "rest.c").write_text("".join(f"int {each}() {{ return 0; }}\n" for each in rest))
-    (libraries / "versions").write_text(f"{name} {{ global: *; }};\n")
-    (libraries / "driver.c").write_text(DRIVER)
+    for file, prefix in zip(SOURCES, ("(__)?cuda", "nccl"), strict=True):
+        ours = set(DEFINED.findall((HERE / file).read_text()))
+        rest = sorted(each for each in needed - ours if re.match(prefix, each))
+        (folder / f"{file}.c").write_text("".join(f"int {each}() {{ return 0; }}\n" for each in rest))
+    (folder / "versions").write_text(f"{name} {{ global: *; }};\n")
+    (folder / "driver.c").write_text(DRIVER)
+    for header in ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"):  # nccl.h names them and needs nothing of them
+        (folder / header).touch()
+    places = (".", packages / "nvidia/cu13/include", packages / TRITON, packages / "nvidia/nccl/include")
+    headers = [f"-I{place}" for place in places]
     for language, arguments in (
-        ("gcc", ["-c", "rest.c", "-o", "rest.o"]),
-        ("gcc", ["-shared", "-Wl,-soname,libcuda.so.1", "driver.c", "-o", "driver.so"]),
-        ("g++", ["-std=c++17", "-I", packages / "triton/backends/nvidia/include", "-c", HERE / "runtime.cpp"]),
-        ("g++", ["-shared", f"-Wl,-soname,{name},--version-script=versions", "runtime.o", "rest.o", "-o", name]),
+        ("gcc", ["-c", "driver.c", *(f"{file}.c" for file in SOURCES)]),
+        ("g++", ["-std=c++17", *headers, "-c", *(HERE / file for file in SOURCES)]),
+        ("g++", [f"-Wl,-soname,{name},--version-script=versions", "runtime.o", "runtime.cpp.o", "-o", name]),
+        ("g++", ["-Wl,-soname,libnccl.so.2", "collectives.o", "collectives.cpp.o", "-o", "libnccl.so.2"]),
+        ("gcc", ["-Wl,-soname,libcuda.so.1", "driver.o", "-o", "libcuda.so.1"]),
     ):
-        subprocess.run([language, "-O1", "-fPIC", "-w", *arguments], cwd=libraries, check=True)
-    (libraries / "driver.so").rename(libraries / "libcuda.so.1")  # last, as the mark that all are there
+        kind = [] if "-c" in arguments else ["-shared"]
+        subprocess.run([language, "-O2", "-fPIC", "-w", *kind, *arguments], cwd=folder, check=True)
+    try:
+        folder.rename(libraries)
+    except OSError:  # another process was first
+        shutil.rmtree(folder)
 
 
 def _has(program: str) -> bool:

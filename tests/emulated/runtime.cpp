@@ -5,8 +5,8 @@
 // that gets here all the same is counted and does nothing. Two things are harsher than a GPU, so that a mistake shows:
 //
 // - memory that was never written holds NaN;
-// - work on a stream of its own is put off until somebody waits for it, so a host that reuses what it lent, or a reader
-//   that does not wait, finds the wrong numbers.
+// - copies on a stream of its own are put off until somebody waits for them, so a host that reuses what it lent, or a
+//   reader that does not wait, finds the wrong numbers.
 //
 // What a capture forbids fails here as there, and so does a capture whose streams were not joined.
 
@@ -54,6 +54,8 @@ struct Capture {
 
 struct Stream {
     std::deque<Work> queue;
+    long asked = 0, done = 0;
+    std::recursive_mutex running;  // held by the thread that does its work
     Capture *capture = nullptr;
     Seen seen;
     int priority = 0;
@@ -62,6 +64,7 @@ struct Stream {
 struct Event {
     bool recorded = false;
     Stream *stream = nullptr;
+    long place = 0;  // how much its stream had been asked for
     Capture *capture = nullptr;
     Seen seen;
     double at_ms = 0;
@@ -78,6 +81,12 @@ thread_local cudaError_t last = cudaSuccess;
 std::map<char *, size_t> on_device, pinned;
 size_t used = 0;
 constexpr size_t MEMORY = size_t{16} << 30;
+thread_local int current_device = 0;
+
+int num_devices() {
+    const char *asked = getenv("EMULATED_GPUS");
+    return asked ? atoi(asked) : 1;
+}
 
 std::unordered_map<const void *, std::string> kernel_names;
 std::map<std::string, long> ignored;
@@ -113,17 +122,45 @@ cudaError_t outside_captures(const char *what) {
     return cudaSuccess;
 }
 
-void finish(Stream *stream) {
+// Do what a stream was asked for, up to a place in it. Work may wait for other processes, so no other lock is held.
+void finish(Stream *stream, long place) {
+    {
+        Lock lock(mutex);
+        if (stream->done >= place) return;
+    }
+    Lock runs(stream->running);
     while (true) {
         Work work;
         {
             Lock lock(mutex);
-            if (stream->queue.empty()) return;
+            if (stream->queue.empty() || stream->done >= place) return;
             work = std::move(stream->queue.front());
             stream->queue.pop_front();
         }
         work();
+        Lock lock(mutex);
+        ++stream->done;
     }
+}
+
+void finish(Stream *stream) {
+    long place;
+    {
+        Lock lock(mutex);
+        place = stream->asked;
+    }
+    finish(stream, place);
+}
+
+// Whether all up to a place is done; what is not is begun, unless another thread is at it.
+bool is_done(Stream *stream, long place) {
+    {
+        Lock lock(mutex);
+        if (stream->done >= place) return true;
+    }
+    std::unique_lock<std::recursive_mutex> runs(stream->running, std::try_to_lock);
+    if (runs.owns_lock()) finish(stream, place);
+    return false;
 }
 
 void finish_all() {
@@ -143,12 +180,15 @@ void ask(Stream *stream, Work work) {
             stream->seen[stream] = ++stream->capture->asked[stream];
             return;
         }
+        ++stream->asked;
         if (stream != &first) {
             stream->queue.push_back(std::move(work));
             return;
         }
     }
     work();
+    Lock lock(mutex);
+    ++stream->done;
 }
 
 bool holds(const std::map<char *, size_t> &ranges, const void *address) {
@@ -219,9 +259,13 @@ TOOL long emulated_ignored() {
 
 // The device.
 
-API cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
-API cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
-API cudaSetDevice(int device) { return device ? fail(cudaErrorInvalidDevice, "there is device 0 only") : cudaSuccess; }
+API cudaGetDeviceCount(int *count) { return *count = num_devices(), cudaSuccess; }
+API cudaGetDevice(int *device) { return *device = current_device, cudaSuccess; }
+API cudaSetDevice(int device) {
+    if (device < 0 || device >= num_devices()) return fail(cudaErrorInvalidDevice, "there is no such device");
+    current_device = device;
+    return cudaSuccess;
+}
 API cudaDriverGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
 API cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
 API cudaGetDeviceProperties(cudaDeviceProp *is, int) {
@@ -344,6 +388,7 @@ API cudaPointerGetAttributes(cudaPointerAttributes *is, const void *address) {
     is->type = holds(on_device, address) ? cudaMemoryTypeDevice
                : holds(pinned, address)  ? cudaMemoryTypeHost
                                          : cudaMemoryTypeUnregistered;
+    is->device = current_device;
     is->devicePointer = is->type == cudaMemoryTypeUnregistered ? nullptr : const_cast<void *>(address);
     is->hostPointer = is->type == cudaMemoryTypeDevice ? nullptr : const_cast<void *>(address);
     return cudaSuccess;
@@ -410,10 +455,7 @@ API cudaStreamSynchronize(cudaStream_t stream) {
 API cudaStreamQuery(cudaStream_t stream) {
     Stream *on = stream_of(stream);
     if (on->capture) return spoil(on->capture, cudaErrorStreamCaptureUnsupported, "a capturing stream is asked about");
-    Lock lock(mutex);
-    if (on->queue.empty()) return cudaSuccess;
-    finish(on);
-    return cudaErrorNotReady;
+    return is_done(on, on->asked) ? cudaSuccess : cudaErrorNotReady;
 }
 API cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     Stream *on = stream_of(stream);
@@ -432,7 +474,9 @@ API cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
         if (on->capture && waited->recorded)
             return spoil(on->capture, cudaErrorStreamCaptureIsolation, "a capturing stream waits for an event from outside");
     }
-    if (waited->stream && waited->stream != on) finish(waited->stream);
+    Stream *other = waited->stream;
+    long place = waited->place;
+    if (other && other != on) ask(on, [=] { finish(other, place); });
     return cudaSuccess;
 }
 API cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void *data, unsigned) {
@@ -456,7 +500,7 @@ API cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     Lock lock(mutex);
     auto *recorded = reinterpret_cast<Event *>(event);
     Stream *on = stream_of(stream);
-    *recorded = Event{true, on->capture ? nullptr : on, on->capture, on->seen, now_ms()};
+    *recorded = Event{true, on->capture ? nullptr : on, on->asked, on->capture, on->seen, now_ms()};
     return cudaSuccess;
 }
 API cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
@@ -467,10 +511,10 @@ static cudaError_t awaited(cudaEvent_t event, const char *what, bool finishes) {
     auto *asked = reinterpret_cast<Event *>(event);
     if (asked->capture && captures.count(asked->capture)) return spoil(asked->capture, cudaErrorCapturedEvent, what);
     if (cudaError_t error = outside_captures(what)) return error;
-    Lock lock(mutex);
-    bool is_done = !asked->stream || asked->stream->queue.empty();
-    if (asked->stream) finish(asked->stream);
-    return is_done || finishes ? cudaSuccess : cudaErrorNotReady;
+    if (!asked->stream) return cudaSuccess;
+    if (!finishes) return is_done(asked->stream, asked->place) ? cudaSuccess : cudaErrorNotReady;
+    finish(asked->stream, asked->place);
+    return cudaSuccess;
 }
 API cudaEventSynchronize(cudaEvent_t event) { return awaited(event, "an event is waited for during a capture", true); }
 API cudaEventQuery(cudaEvent_t event) { return awaited(event, "an event is asked about during a capture", false); }

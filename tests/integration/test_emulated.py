@@ -1,5 +1,7 @@
-"""What only a GPU runs, on a GPU made of host memory (tests/emulated): streams, captures, copies, devices."""
+"""What only a GPU runs, on a GPU made of host memory (tests/emulated): streams, captures, copies, devices,
+and ranks that meet over NCCL."""
 
+import json
 import os
 import re
 import subprocess
@@ -81,10 +83,10 @@ replayed: 6.0
 """
 
 
-def on_emulated_gpu(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **build(ROOT / "build" / "emulated")}
+def on_emulated_gpu(*words: str, cwd: Path = ROOT, gpus: int = 1) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **build(ROOT / "build" / "emulated"), "EMULATED_GPUS": str(gpus)}
     return subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=580, check=False
     )
 
 
@@ -93,9 +95,25 @@ def test_mistakes_that_a_gpu_punishes_are_seen() -> None:
     assert told.stdout.strip() == TOLD.strip(), told.stderr
 
 
+@pytest.mark.timeout(600)
 def test_tests_for_a_gpu_pass_on_an_emulated_one() -> None:
     """Some of them, one of each kind; `make test-gpu-emulated` runs all."""
     tests = [f"tests/gpu/{each}" for each in TESTS]
     told = on_emulated_gpu("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *tests)
     assert re.search(rf"\b{len(TESTS)} passed", told.stdout) and told.returncode == 0, told.stdout + told.stderr
     assert "a kernel did nothing" not in told.stderr
+
+
+def test_two_ranks_on_gpus_end_with_the_bits_of_two_on_cpus(tmp_path: Path) -> None:
+    """NCCL's process group, its streams and its watchdog, over an NCCL that adds as gloo does."""
+    words = ["-m", "paceline", "train", "synthetic", "--ranks", "2", "--json", "model.width=0.125", "train.steps=12"]
+    words += ["data.source.num_images=96", "data.source.num_val_images=13", "data.batch_size=8", "optim.lr=0.01"]
+    words += ["parallel.compression=powersgd", "train.ema.decay=0.9", "log.sinks=[]", "parallel.threads=1"]
+    on_gpus = on_emulated_gpu(*words, "parallel.device=cuda", cwd=tmp_path, gpus=2)
+    assert on_gpus.returncode == 0, on_gpus.stderr
+    on_cpus = subprocess.run(
+        [sys.executable, *words, "parallel.device=cpu"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    here, there = json.loads(on_gpus.stdout), json.loads(on_cpus.stdout)
+    assert here["provenance"]["device"] != there["provenance"]["device"]
+    assert here["weights_sha256"] == there["weights_sha256"] and here["eval"] == there["eval"]

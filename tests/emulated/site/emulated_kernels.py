@@ -7,14 +7,16 @@ devices in one kernel fail as on a GPU, and so does, in a capture, what makes th
 
 import atexit
 import ctypes
-import functools
 import os
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from emulated_batch_norm import SUBSTITUTES
 from torch import Tensor
 
 LAYOUT = {
@@ -24,7 +26,10 @@ LAYOUT = {
 """What torch does to a tensor without a kernel, or by a copy alone."""
 ALSO = ("aten::convolution", "aten::convolution_backward", "aten::copy_", "aten::embedding_dense_backward")
 ELSEWHERE = ("set_", "cudnn", "_cudnn", "miopen")
-WAITING = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal")
+WAITING = (
+    *("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal"),
+    "repeat_interleave",
+)
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 """With a mask, these count what it holds first. Their indices may lie on the host."""
 
@@ -36,7 +41,7 @@ _library: Any = None
 def install() -> None:
     """Put kernels for the emulated device in place of those of CUDA, in this process."""
     global _runtime, _library
-    _runtime = ctypes.CDLL(Path(os.environ["LD_PRELOAD"]).name)
+    _runtime = ctypes.CDLL(Path(os.environ["LD_PRELOAD"].partition(":")[0]).name)
     _runtime.emulated_replay_with(_replay)
     torch.backends.cudnn.enabled = False
     _library = torch.library.Library("aten", "IMPL")
@@ -46,17 +51,17 @@ def install() -> None:
             continue
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        op = SUBSTITUTES.get(name, op)
         if op is not None:
-            _register(name, _copy if name == "copy_" else functools.partial(_run, op))
+            _register(name, _copy if name == "copy_" else partial(_run, op))
     _compile_without_kernels()
     atexit.register(_runtime.emulated_ignored)
 
 
 def _register(name: str, kernel: Callable[..., Any]) -> None:
-    try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.11 warns of what is put in place of another
         _library.impl(name, kernel, "CUDA", allow_override=True)
-    except TypeError:  # torch 2.11 only warns
-        _library.impl(name, kernel, "CUDA")
 
 
 def _compile_without_kernels() -> None:
@@ -77,22 +82,23 @@ class _Call:
         self.origin: dict[int, Tensor] = {}
         self._kept: list[Tensor] = []
         self._devices: set[str] = set()
-        name, _, _ = op._schema.name.removeprefix("aten::").partition(".")
-        self._mixes = name in (*INDEXING, "copy_")
-        self.args = [self._down(each) for each in args]
-        self.options = {key: self._down(each) for key, each in options.items() if key != "pin_memory"}
+        name = _name(op)
+        free = name == "copy_"
+        self.args = [self._down(each, free=free or (name in INDEXING and isinstance(each, list))) for each in args]
+        self.options = {key: self._down(each, free=free) for key, each in options.items() if key != "pin_memory"}
         if len(self._devices) > 1:
             raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got {self._devices}")
 
-    def _down(self, value: Any) -> Any:
+    def _down(self, value: Any, *, free: bool) -> Any:
+        """Return `value` for the host; tensors of any device are allowed where it is `free`."""
         if isinstance(value, torch.device):
             return torch.device("cpu")
         if isinstance(value, torch.Generator):
             return None
-        return _each(self._tensor_down, value)
+        return _each(partial(self._tensor_down, free=free), value)
 
-    def _tensor_down(self, tensor: Tensor) -> Tensor:
-        if tensor.dim() and tensor.numel() and not self._mixes:
+    def _tensor_down(self, tensor: Tensor, *, free: bool) -> Tensor:
+        if tensor.dim() and tensor.numel() and not free:
             self._devices.add(tensor.device.type)
         if not tensor.is_cuda:
             return tensor
@@ -139,10 +145,10 @@ class _Call:
 
 def _run(op: Any, *args: Any, **options: Any) -> Any:
     """Do what a kernel does, or record it where the current stream is captured."""
-    name = op._schema.name.removeprefix("aten::")
+    name = _name(op)
     if name in WAITING or (name in INDEXING and any(_is_mask(each) for each in args[1])):
         torch.cuda.current_stream().synchronize()
-    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(0))
+    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
     call = _Call(op, args, options)
     if not _runtime.emulated_captures(stream):
         _runtime.emulated_finish(stream)
@@ -209,6 +215,11 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         _copy(here, there)
         target.copy_(here)
     return target
+
+
+def _name(op: Any) -> str:
+    """Return the name of an operation, without its overload."""
+    return str(op._schema.name).removeprefix("aten::") if hasattr(op, "_schema") else str(op.__name__)
 
 
 def _lie_alike(one: Tensor, other: Tensor) -> bool:
