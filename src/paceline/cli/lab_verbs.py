@@ -108,7 +108,9 @@ def compare(
     ],
     target: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Accuracy to reach (the recipes' own, else what all runs reach)."),
+        typer.Option(
+            metavar="SHARE", help="Accuracy to reach (the recipes' own, else what all runs reach that have learnt)."
+        ),
     ] = None,
     metric: Annotated[
         str, typer.Option(metavar="top1|top5|mean_class_accuracy", help="Which accuracy is judged.")

@@ -1,4 +1,4 @@
-"""Which settings of a recipe say what is learnt, and not how fast: accuracy judges them, never speed. Pure."""
+"""Which settings of a recipe say what is learnt: accuracy judges them, and speed only those that set it too. Pure."""
 
 from typing import Final
 
@@ -7,7 +7,6 @@ _LEARNT: Final = (
     "data.mean",
     "data.std",
     "data.source.split_seed",
-    "data.source.val_fraction",
     "model.weights",
     "model.zero_init_residual",
     "optim",
@@ -21,6 +20,20 @@ _LEARNT: Final = (
 """Dotted paths of fields, and of sections all of whose fields are meant."""
 _PACED: Final = ("optim.name", "optim.implementation", "optim.newton_schulz_steps", "optim.centered", "optim.args")
 """Those of an optimizer that make a step of it longer or shorter; what one's own takes from `args` nobody knows."""
+_PACED_BESIDE: Final = (
+    "optim.momentum",
+    "optim.nesterov",
+    "optim.rescale",
+    "optim.decay_norm_and_bias",
+    "optim.norm_and_bias_lr",
+    "optim.layer_decay",
+)
+"""Those that are chosen for what is learnt, and add work to a step or groups of parameters to it beside."""
+
+
+def learns(path: str) -> bool:
+    """Return whether the field at a dotted path is chosen for what is learnt, whatever it does to a step's time."""
+    return _is_in(path, _LEARNT) and not _is_in(path, _PACED)
 
 
 def only_learning(path: str) -> bool:
@@ -29,7 +42,7 @@ def only_learning(path: str) -> bool:
     What changes both, such as the batch size, the augmentation or the network, is none of these; nor is what changes
     neither, such as how often there is a log.
     """
-    return _is_in(path, _LEARNT) and not _is_in(path, _PACED)
+    return learns(path) and not _is_in(path, _PACED_BESIDE)
 
 
 def _is_in(path: str, places: tuple[str, ...]) -> bool:

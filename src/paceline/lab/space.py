@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from paceline.core.errors import RecipeError
-from paceline.core.learning import only_learning
+from paceline.core.learning import learns, only_learning
 from paceline.core.results import RunResult
 from paceline.lab.moves import WORTH, Move, Place, moves_for, named
 from paceline.lab.trial import vary
@@ -106,9 +106,11 @@ def _check(path: str, values: tuple[Any, ...], recipe: Recipe, *, allow_batch: b
         if field.startswith("schedule."):  # here, as what is measured has another one, which may lack the field
             _refuse_learning(field)
     for value in values:
-        vary(recipe, Patch(((path, value),)))
-    for field in filter(only_learning, fields):
-        _refuse_learning(field)
+        changed = vary(recipe, Patch(((path, value),)))
+        is_other = changed.optim.name != recipe.optim.name  # which needs a rate and such of its own
+        for field in filter(learns, _fields(path, value)):
+            if not (is_other and field.startswith("optim.")):
+                _refuse_learning(field)
 
 
 def _fields(path: str, value: Any) -> Iterator[str]:
@@ -121,6 +123,9 @@ def _fields(path: str, value: Any) -> Iterator[str]:
 
 
 def _refuse_learning(field: str) -> NoReturn:
-    why = "changes what is learnt and not how fast, so that the fastest value is noise"
+    if only_learning(field):
+        why = "changes what is learnt and not how fast, so that the fastest value is noise"
+    else:
+        why = "changes what is learnt too, so that the fastest value may be the one that learns least"
     fix = "train a run for each value, and see which is more accurate with paceline compare"
     raise RecipeError(f"--vary: {field} {why} ({fix})")

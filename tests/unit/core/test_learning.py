@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from paceline.core.learning import only_learning
+from paceline.core.learning import learns, only_learning
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
@@ -26,17 +26,27 @@ def test_what_is_judged_by_accuracy_is_about_learning_alone(path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     ["optim.name", "optim.implementation", "optim.args.depth", "data.batch_size", "data.workers", "data.augment",
-     "train.precision", "train.ema.every", "model.width", "log.every", "seeds", "optimizer"],
+     "data.source.val_fraction", "train.precision", "train.ema.every", "model.width", "log.every", "seeds",
+     "optimizer"],
 )  # fmt: skip
 def test_what_may_change_the_speed_or_nothing_is_not(path: str) -> None:
-    assert not only_learning(path)
+    assert not only_learning(path) and not learns(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["optim.momentum", "optim.nesterov", "optim.rescale", "optim.decay_norm_and_bias", "optim.norm_and_bias_lr",
+     "optim.layer_decay"],
+)  # fmt: skip
+def test_what_adds_work_to_a_step_is_chosen_for_what_is_learnt_and_changes_the_speed_too(path: str) -> None:
+    assert learns(path) and not only_learning(path)
 
 
 def test_every_name_in_the_list_is_a_field_of_the_schema() -> None:
     from paceline.core import learning
 
     fields = set(_fields(Recipe, ""))
-    assert set(learning._LEARNT) | set(learning._PACED) <= fields
+    assert {*learning._LEARNT, *learning._PACED, *learning._PACED_BESIDE} <= fields
 
 
 @pytest.mark.parametrize(
@@ -46,7 +56,7 @@ def test_every_name_in_the_list_is_a_field_of_the_schema() -> None:
 )  # fmt: skip
 def test_what_is_about_learning_is_not_free_to_change_in_the_middle_of_a_run(word: str) -> None:
     path = word.partition("=")[0]
-    assert only_learning(path)
+    assert learns(path)
     assert not_free(load("digits").recipe, load("digits", Patch.parse([word])).recipe)
 
 

@@ -21,7 +21,7 @@ from paceline.lab.tune import Found, Search
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.optim import Sgd
+from paceline.recipe.schema.optim import Lars, Sgd
 
 from .machines import Machine
 
@@ -258,20 +258,20 @@ def test_a_move_of_which_only_a_part_was_left_is_no_way_back(tmp_path: Path) -> 
 
 def test_another_variant_is_tried_over_what_was_set_of_the_one_before(tmp_path: Path) -> None:
     def speed(recipe: Recipe) -> float:
-        return 100.0 if not isinstance(recipe.optim, Sgd) or recipe.optim.nesterov else 150.0
+        return 150.0 if isinstance(recipe.optim, Sgd) and recipe.optim.implementation == "loop" else 100.0
 
-    assert isinstance(MEASURED.optim, Sgd) and MEASURED.optim.nesterov
-    found = tuned(Machine(MEASURED, tmp_path, speed), by_hand("optim.nesterov=false", "optim.name=adam"))
+    assert isinstance(MEASURED.optim, Sgd) and "implementation" not in Lars.model_fields
+    found = tuned(Machine(MEASURED, tmp_path, speed), by_hand("optim.implementation=loop", "optim.name=lars"))
     assert [(tried.name, tried.round, tried.status) for tried in found.tried] == [
-        ("optim.nesterov=false", 1, "won"),
-        ("optim.name=adam", 1, "no_gain"),
-        ("optim.name=adam", 2, "lost"),
+        ("optim.implementation=loop", 1, "won"),
+        ("optim.name=lars", 1, "no_gain"),
+        ("optim.name=lars", 2, "lost"),
     ]
 
 
 def test_a_setting_below_a_section_that_is_off_can_win(tmp_path: Path) -> None:
     machine = Machine(MEASURED, tmp_path, lambda recipe: 100.0 if recipe.train.ema == "off" else 150.0)
-    assert words_of(tuned(machine, by_hand("train.ema.decay=0.9")).patch) == ["train.ema.decay=0.9"]
+    assert words_of(tuned(machine, by_hand("train.ema.every=2")).patch) == ["train.ema.every=2"]
 
 
 MANY = ("train.accumulate=2,4,8,16,32", "train.precision=bf16,fp64", "model.memory_format=contiguous,channels_last")
@@ -329,7 +329,16 @@ def test_a_grid_counts_what_excludes_each_other_once(tmp_path: Path) -> None:
         ("train.steps=10,20", "no setting to tune"),
         ("seed=1,2", "seed changes what is learnt and not how fast"),
         ("optim.lr=0.01,0.1", r"^--vary: optim.lr changes what .* with paceline compare\)$"),
-        ("optim={name: sgd, lr: 0.5}", "optim.lr changes what is learnt"),
+        ("optim={name: sgd, lr: 0.5}", "optim.lr changes what is learnt and not how fast"),
+        ("optim={implementation: loop, lr: 0.5}", "optim.lr changes what is learnt and not how fast"),
+        ("optim={name: adam},{name: sgd, lr: 0.5}", "optim.lr changes what is learnt and not how fast"),
+        ("optim={name: 'torch.optim:Adagrad'}", "optim.lr: is needed"),
+        (
+            "optim.nesterov=true,false",
+            r"optim.nesterov changes what is learnt too, so that the fastest value may be "
+            r"the one that learns least \(train a run for each value, .* with paceline compare\)$",
+        ),
+        ("optim.layer_decay=0.5,off", "optim.layer_decay changes what is learnt too"),
         ("optim.learning_rate=1", "optim.learning_rate: is not a field"),
         ("schedule.final=0.1", "schedule.final changes what is learnt"),
         ("train.label_smoothing=0,0.1", "train.label_smoothing changes what is learnt"),
@@ -345,6 +354,14 @@ def test_a_space_that_cannot_be_is_refused(word: str, message: str) -> None:
 def test_what_makes_a_step_of_an_optimizer_shorter_is_tuned() -> None:
     words = ["optim.implementation=loop,foreach", "optim.name=sgd,adam", "train.clip_norm=1,2"]
     assert isinstance(by_hand(*words), ByHand)
+
+
+def test_another_optimizer_is_tuned_with_the_fields_that_it_needs(tmp_path: Path) -> None:
+    def speed(recipe: Recipe) -> float:
+        return 150.0 if recipe.optim.name == "torch.optim:Adagrad" else 100.0
+
+    found = tuned(Machine(MEASURED, tmp_path, speed), by_hand("optim={name: 'torch.optim:Adagrad', lr: 0.01}"))
+    assert dict(found.patch.assignments) == {"optim.name": "torch.optim:Adagrad", "optim.lr": 0.01}
 
 
 def test_a_batch_by_hand_has_its_learning_rate_follow() -> None:

@@ -18,9 +18,7 @@ def read_code(recorded: object) -> Code:
     """Return what `own_parts` of a result or a checkpoint say; nothing of what is no such record."""
     parts = recorded.items() if isinstance(recorded, Mapping) else ()
     return {
-        clean(name, _LONGEST): {
-            what: clean(each[what], _LONGEST) for what in _ASPECTS if isinstance(each.get(what), str) and each[what]
-        }
+        str(name): {what: each[what] for what in _ASPECTS if isinstance(each.get(what), str) and each[what]}
         for name, each in parts
         if isinstance(each, Mapping)
     }
@@ -47,7 +45,7 @@ def _mixed(part: str, runs: Sequence[tuple[str, Code]]) -> str:
                 names.setdefault(value, []).append(name)
         if len(names) > 1:
             each = [f"{_shown(what, value)} in {_few(found)}" for value, found in names.items()]
-            return f"{part} ({_few(each, '; ')})"
+            return f"{clean(part, _LONGEST)} ({_few(each, '; ')})"
     return ""
 
 
@@ -55,7 +53,7 @@ def _other(part: str, runs: Sequence[Code], reference: Sequence[Code]) -> str:
     for what in _ASPECTS:
         here, there = _values(part, what, runs), _values(part, what, reference)
         if here and there and not set(here) & set(there):
-            return f"{part} ({_shown(what, here[0])} against {_shown(what, there[0])})"
+            return f"{clean(part, _LONGEST)} ({_shown(what, here[0])} against {_shown(what, there[0])})"
     return ""
 
 
@@ -69,7 +67,7 @@ def _values(part: str, what: str, codes: Sequence[Code]) -> list[str]:
 
 
 def _shown(what: str, value: str) -> str:
-    return f"sha256 {value[:_DIGITS]}" if what == "sha256" else value
+    return clean(f"sha256 {value[:_DIGITS]}" if what == "sha256" else value, _LONGEST)
 
 
 def _listed(parts: Iterator[str]) -> str:

@@ -6,7 +6,7 @@ from paceline.core.units import accuracy, count
 from paceline.report.compare.code import mixed, other
 from paceline.report.compare.read import Trained
 from paceline.report.compare.settings import differing, shown
-from paceline.report.compare.target import LEAST_SHARE, Target, best_of, chance_of, near_chance
+from paceline.report.compare.target import LEAST_SHARE, Target, best_of, chance_of, near_chance, patience_of, stop_of
 
 _COUNTS = ("train_images", "val_images", "num_classes")
 _SOURCE = "data.source."
@@ -18,6 +18,7 @@ def notes(
     """Yield sentences, those that matter most first."""
     if target.unlearnt:
         yield _unlearnt(target, [run for each in groups for run in each], metric)
+    yield from _patience(target, [run for each in groups for run in each])
     yield from _data(groups, names)
     yield from _code(groups, names)
     for name, runs in zip(names, groups, strict=True):
@@ -43,6 +44,22 @@ def _unlearnt(target: Target, runs: Sequence[Trained], metric: str) -> str:
     half = f"half of the best run's ({accuracy(LEAST_SHARE * max(best_of(run) or 0.0 for run in runs))})"
     rule = f"its best is below {half}, or no higher than what is {near}" if chances else f"its best is below {half}"
     return f"The target does not go by {names}: a run counts as not having learnt where {rule}."
+
+
+def _patience(target: Target, runs: Sequence[Trained]) -> Iterator[str]:
+    """Yield which runs are held to another number of evaluations in a row than their recipes ask for."""
+    if target.origin != "recipes":
+        return
+    others = [
+        f"{run.name} ({'none' if stop_of(run) is None else patience_of(run)})"
+        for run in runs
+        if patience_of(run) != target.patience
+    ]
+    if others:
+        yield (
+            f"The target is met with {count(target.patience, 'evaluation')} in a row, the fewest that a recipe which "
+            f"stops asks for (train.stop.patience), though recipes differ in it: {_listed(others)}."
+        )
 
 
 def _percent(value: float) -> str:

@@ -90,7 +90,7 @@ def read_trained(path: Path, metric: str) -> Trained:
     seed = settings.pop("seed", "")
     ranks = result.world_size if result is not None else _whole(plan.get("world_size"))
     device, has_gpu = _device(result, machine, settings)
-    versions = {name: clean(machine.get(name, ""), 40) for name in _VERSIONS}
+    versions = {name: _whole_line(machine.get(name, "")) for name in _VERSIONS}
     around = {"ranks": str(ranks) if ranks else "", "device": device, **versions} if settings else {}
     records, _ = reader.sample(rundir.steps, _MAX_STEPS)
     return Trained(
@@ -126,14 +126,19 @@ def _device(result: RunResult | None, machine: dict[str, Any], settings: dict[st
     used = result.provenance.get("device", "") if result is not None else asked
     gpus = machine.get("cuda_devices")
     if isinstance(gpus, list) and gpus and used != "cpu":
-        return clean(gpus[0], 60), True
-    return clean(machine.get("cpu", ""), 60), used == "cuda"
+        return _whole_line(gpus[0]), True
+    return _whole_line(machine.get("cpu", "")), used == "cuda"
 
 
 def _hardware(machine: dict[str, Any], ranks: int | None, has_gpu: bool) -> dict[str, str]:
-    """Return what a run was computed on; GPUs only where it used them."""
-    names = ("cpu", "logical_cores", *(("cuda_devices",) if has_gpu else ()))
-    known = {name: clean(machine[name]) for name in names if machine.get(name)}
+    """Return what a run was computed on; the models of GPUs, which are those of its ranks, only where it used them.
+
+    A rank uses one GPU, in their order: how many more are visible says nothing of the run.
+    """
+    known = {name: _whole_line(machine[name]) for name in ("cpu", "logical_cores") if machine.get(name)}
+    gpus = machine.get("cuda_devices")
+    if has_gpu and isinstance(gpus, list) and gpus:
+        known["gpus"] = ", ".join(sorted({_whole_line(gpu) for gpu in gpus[:ranks]}))
     return {**known, **({"ranks": str(ranks)} if ranks else {})}
 
 
@@ -143,6 +148,12 @@ def _code(rundir: RunDir, result: RunResult | None, reader: Reader) -> Code:
         return read_code(result.provenance.get("own_parts"))
     checkpoints = sorted(rundir.checkpoints.glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
     return read_code(reader.object(checkpoints[-1] / "state.json").get("own_parts")) if checkpoints else {}
+
+
+def _whole_line(value: object) -> str:
+    """Return a value on one line, not cut: it tells runs apart, and is cut where it is shown."""
+    line = str(value)
+    return clean(line, len(line))
 
 
 def _whole(value: object) -> int | None:

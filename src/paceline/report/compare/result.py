@@ -15,7 +15,7 @@ class RunOutcome(Value):
     The judged weights are the averaged ones where there are any. `to_target_*` are what it took up to the end of the
     evaluation with which it met the target, in seconds since the first step (evaluations and checkpoints among them),
     epochs and images; None where none did. That is the first one, or where the target is the recipes' own the last of
-    as many in a row as they ask for. `images_per_s` is steady throughput, `gpu_hours` ranks times the hours of
+    as many in a row as all of them ask for. `images_per_s` is steady throughput, `gpu_hours` ranks times the hours of
     all its processes; None of what has not finished. `status` is `unfinished` without a result.
     """
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from io import StringIO
 from typing import Any, Final
 
@@ -60,7 +61,8 @@ def called(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> list[
         names = _named(groups, [*spoken, *others[:number]])
         if _tell_apart(names):
             return names
-    return [clean(f"{name} ({folder})" if name else folder, 80) for name, folder in zip(names, folders, strict=True)]
+    pairs = zip(names, folders, strict=True)
+    return [f"{clean(name, max(16, 77 - len(folder)))} ({folder})" if name else folder for name, folder in pairs]
 
 
 def _is_late(path: str, groups: Sequence[Mapping[str, str]]) -> tuple[bool, bool, bool]:
@@ -144,11 +146,21 @@ def _is_plain(events: Iterable[object]) -> bool:
 
 def _flat(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
-        path = clean(f"{prefix}{key}")
+        path = _path(f"{prefix}{key}")
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{path}.")
         else:
             yield path, _text(value)
+
+
+def _path(path: str) -> str:
+    """Return a dotted path as it is shown: a long one is cut, with a digest that keeps it unlike others.
+
+    Paths are cut as they are read, since all fields of a section begin with its name.
+    """
+    if len(path) <= _LONGEST:
+        return clean(path)
+    return f"{clean(path, _LONGEST)} {sha256(path.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
 def _text(value: Any) -> str:

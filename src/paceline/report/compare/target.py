@@ -20,23 +20,20 @@ LEAST_SHARE: Final = 0.5
 class Target:
     """An accuracy to reach, None where no run was evaluated or none has learnt, and where it is from.
 
-    `unlearnt` are the runs that it does not go by, as they have not learnt.
+    `unlearnt` are the runs that it does not go by, as they have not learnt. `patience` is how many evaluations in a row
+    have to reach it, the same number for all runs.
     """
 
     level: float | None
     origin: From
     unlearnt: tuple[Trained, ...] = ()
+    patience: int = 1
 
     def first_met(self, run: Trained) -> Judged | None:
-        """Return the evaluation with which a run has met it, None where none does.
-
-        Where it is the recipes' own that is the last of as many in a row as the run's recipe asks for before it stops
-        (`train.stop.patience`), so that the time is the one that the run itself has told; else the first.
-        """
+        """Return the evaluation with which a run has met it, the last of as many in a row as it takes; None without."""
         if self.level is None:
             return None
-        patience = _patience(run) if self.origin == "recipes" else 1
-        place = Goal(self.level, patience).met_at(each.accuracy for each in run.evals)
+        place = Goal(self.level, self.patience).met_at(each.accuracy for each in run.evals)
         return None if place is None else run.evals[place]
 
 
@@ -45,7 +42,10 @@ def choose_target(runs: Sequence[Trained], metric: str, asked: float | None) -> 
 
     It is the one that was asked for, or the lowest at which recipes stop (`train.stop.top1`), or the lowest of the
     runs' best accuracies, which is the highest that all of them reach. The last goes by runs that have learnt: those
-    whose best is near chance, or less than half of the best of all, would make a race of who is bad first. Raise
+    whose best is near chance, or less than half of the best of all, would make a race of who is bad first.
+
+    A level of the recipes' takes as many evaluations in a row as the recipe with the least `train.stop.patience` asks
+    for: a run that has stopped goes no further, so every one that has met its own level has met this one too. Raise
     `RecipeError` for what is no accuracy.
     """
     if asked is not None:
@@ -53,9 +53,10 @@ def choose_target(runs: Sequence[Trained], metric: str, asked: float | None) -> 
             raise RecipeError(f"--target: {asked:g} is no accuracy (write a share of 1, such as 0.75)")
         return Target(asked, "asked")
     if metric == "top1":
-        stops = [stop for stop in map(_stop, runs) if stop is not None]
+        stops = [(stop, run) for run in runs if (stop := stop_of(run)) is not None]
         if stops:
-            return Target(min(stops), "recipes")
+            patience = min(patience_of(run) for _, run in stops)
+            return Target(min(stop for stop, _ in stops), "recipes", patience=patience)
     bests = [(run, best) for run in runs if (best := best_of(run)) is not None]
     if not bests:
         return Target(None, "nothing")
@@ -90,7 +91,8 @@ def best_of(run: Trained) -> float | None:
     return max((each.accuracy for each in run.evals), default=None)
 
 
-def _stop(run: Trained) -> float | None:
+def stop_of(run: Trained) -> float | None:
+    """Return the accuracy at which a run's recipe stops, None where it does not."""
     try:
         stop = float(run.settings.get("train.stop.top1", ""))
     except ValueError:
@@ -98,7 +100,7 @@ def _stop(run: Trained) -> float | None:
     return stop if 0 < stop <= 1 else None
 
 
-def _patience(run: Trained) -> int:
+def patience_of(run: Trained) -> int:
     """Return how many evaluations in a row a run's recipe asks for; 1 where it does not say, or no number."""
     patience = run.settings.get("train.stop.patience", "")
     return max(1, int(patience)) if patience.isdecimal() and len(patience) < 10 else 1

@@ -42,6 +42,20 @@ def test_before_and_after_a_change_of_code_is_said(made, compared, tmp_path):
     assert said.startswith("after is of other code than before, ")
 
 
+def test_code_that_differs_only_at_the_end_of_a_long_version_is_other_code(made, compared, tmp_path):
+    paths = [run(made, tmp_path / end, {**OLD, "package": "nets 1." + "0" * 200 + end}) for end in "12"]
+    (said,) = compared(*paths).notes
+    assert said.startswith("2 is of other code than 1, ") and len(said) < 300
+
+
+def test_parts_whose_long_names_begin_alike_are_two(made, compared, tmp_path):
+    one, two = (f"nets:{'M' * 200}{end}" for end in "12")
+    before = made.write(tmp_path / "a", made.Made(own_parts={one: OLD, two: NEW}))
+    after = made.write(tmp_path / "b", made.Made(own_parts={one: NEW, two: NEW}))
+    (said,) = compared(before, after).notes
+    assert said.startswith("b is of other code than a, ") and said.count("nets:MMM") == 1
+
+
 def test_a_file_that_is_the_same_may_be_of_another_package(made, compared, tmp_path):
     versions = [{**OLD, "package": f"nets 1.{minor}"} for minor in range(2)]
     paths = [run(made, tmp_path / name, code) for name, code in zip("ab", versions, strict=True)]

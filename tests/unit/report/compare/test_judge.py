@@ -123,6 +123,49 @@ def test_a_target_of_the_recipes_is_met_when_the_run_itself_would_stop(made, com
     assert compared(path).groups[0].reached == 0
 
 
+def stops(made, patience=None, top1=0.6):
+    """Return a recipe that stops at an accuracy, or without a patience one that does not."""
+    said = "stop: off" if patience is None else f"stop:\n    top1: {top1}\n    patience: {patience}"
+    return made.RECIPE.replace("stop: off", said)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_runs_of_identical_curves_reach_a_target_of_the_recipes_at_one_time(made, compared, tmp_path, order):
+    """Whether or not their recipes stop there: the second says how long it goes on."""
+    paths = [
+        made.write(tmp_path / "a", made.Made(recipe=stops(made, 3))),
+        made.write(tmp_path / "b", made.Made(batch=64, recipe=stops(made))),
+    ]
+    found = compared(*(paths[place] for place in order))
+    assert [each.to_target_s.value for each in found.groups] == [8 * 20, 8 * 20]
+    assert found.groups[1].speedup.value == 1
+    assert found.notes == (
+        "The target is met with 3 evaluations in a row, the fewest that a recipe which stops asks for "
+        "(train.stop.patience), though recipes differ in it: b (none).",
+    )
+
+
+def test_recipes_of_one_patience_need_no_note(made, compared, tmp_path):
+    paths = [made.write(tmp_path / f"b{batch}", made.Made(batch, recipe=stops(made, 2))) for batch in (1, 2)]
+    assert compared(*paths).notes == ()
+
+
+@pytest.mark.parametrize("other", [{"patience": 3}, {"patience": 3, "top1": 0.55}])
+def test_a_run_that_has_stopped_by_its_own_recipe_has_reached_the_target(made, compared, tmp_path, other):
+    """It ends with its first evaluation there, so that no more in a row can be asked of it."""
+    early = made.Made(64, epochs=6, best=0.6, status="target_reached", recipe=stops(made, 1))
+    paths = [
+        made.write(tmp_path / "a", made.Made(recipe=stops(made, **other))),
+        made.write(tmp_path / "b", early),
+    ]
+    found = compared(*paths)
+    assert [each.to_target_s.value for each in found.groups] == [6 * 20, 6 * 20]
+    assert found.notes[0] == (
+        "The target is met with 1 evaluation in a row, the fewest that a recipe which stops asks for "
+        "(train.stop.patience), though recipes differ in it: a (3)."
+    )
+
+
 def test_a_run_that_does_not_tell_when_it_met_the_target_has_met_it(made, compared, tmp_path):
     path = made.write(tmp_path / "a", made.Made())
     made.lines(path / "evals.jsonl", [{"top1": 0.6}])

@@ -1,5 +1,6 @@
 """Why two groups differ in images/s, and what that is called."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,60 @@ def test_other_hardware_is_called_that(second, change):
     found, said = second(batch=256, epoch_s=10, **change)
     assert found.pace_by == "hardware"
     assert "2.00x by hardware (images/s) times 1.00x by statistics (images needed)" in said
+
+
+@pytest.mark.parametrize(
+    "visible, by",
+    [
+        ([["H200"] * 8, ["H200"]], "software"),
+        ([["H200", "T400"], ["H200"]], "software"),
+        ([["H200"], ["H100"]], "hardware"),
+        ([["x" * 200 + "1"], ["x" * 200 + "2"]], "hardware"),
+    ],
+)
+def test_gpus_are_other_hardware_where_those_of_the_ranks_are_of_another_model(made, compared, tmp_path, visible, by):
+    paths = [
+        on_machine(made.write(tmp_path / str(batch), made.Made(batch=batch, epoch_s=batch)), cuda_devices=gpus)
+        for batch, gpus in zip((20, 10), visible, strict=True)
+    ]
+    assert compared(*paths).groups[1].pace_by == by
+
+
+def test_all_ranks_gpus_are_looked_at(made, compared, tmp_path):
+    paths = [
+        on_machine(made.write(tmp_path / str(batch), made.Made(batch=batch, epoch_s=batch, ranks=2)), cuda_devices=gpus)
+        for batch, gpus in ((20, ["H200", "T400"]), (10, ["H200", "H200"]))
+    ]
+    assert compared(*paths).groups[1].pace_by == "hardware"
+
+
+@pytest.mark.parametrize("what", ["cpu", "torch", "paceline"])
+def test_what_differs_only_far_behind_is_not_the_same(made, compared, tmp_path, what):
+    paths = [
+        on_machine(made.write(tmp_path / end, made.Made(seed=int(end))), **{what: "x" * 200 + end}) for end in "12"
+    ]
+    for path in paths:
+        on_machine(path, cuda_devices=[])  # so that the device is the processor
+    assert len(compared(*paths).groups) == 2
+
+
+def on_machine(path, **facts):
+    """Write other facts of its machine into a run."""
+    machine = path / "machine.json"
+    machine.write_text(json.dumps({**json.loads(machine.read_text()), **facts}))
+    return path
+
+
+@pytest.mark.parametrize("field", ["layer_decay: 0.5", "nesterov: true", "momentum: 0.0"])
+def test_what_adds_work_to_a_step_of_an_optimizer_is_not_called_noise(second, made, field):
+    found, _ = second(recipe=made.RECIPE.replace("name: sgd", f"name: sgd\n  {field}"), epoch_s=10)
+    assert found.pace_by == "software"
+
+
+def test_another_share_of_held_out_images_is_not_called_noise(second, made):
+    """Its evaluations are longer, which are part of the time."""
+    recipe = made.RECIPE.replace("name: cifar100", "name: cifar100\n    val_fraction: 0.5")
+    assert second(recipe=recipe, epoch_s=10)[0].pace_by == "software"
 
 
 def test_what_another_learning_rate_seems_to_gain_is_called_noise(second):

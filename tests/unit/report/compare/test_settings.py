@@ -13,6 +13,19 @@ def test_settings_are_read_by_dotted_path_as_the_recipe_has_them():
     )  # fmt: skip
 
 
+def test_long_names_that_begin_alike_are_two_settings():
+    text = "".join(f"{'x' * 200}{end}: {end}\n" for end in (1, 2))
+    values, _ = read_settings(text)
+    assert sorted(values.values()) == ["1", "2"]
+    assert all(len(path) < 200 for path in values)
+
+
+def test_fields_of_a_section_of_a_long_name_take_no_more_room_than_they_do():
+    values, _ = read_settings("? " + "x" * 50_000 + "\n:\n" + "".join(f"  f{index}: 0\n" for index in range(1000)))
+    assert len(values) == 1000
+    assert sum(map(len, values)) < 200 * 1000
+
+
 def test_what_only_one_group_has_differs():
     assert differing([{"a": "1", "b": "2"}, {"a": "1", "c": "2"}]) == ["b", "c"]
 
@@ -48,6 +61,12 @@ def test_what_only_one_group_has_differs():
 )
 def test_groups_are_called_after_what_tells_them_apart(groups, names):
     assert called(groups, ["x", "y"]) == names
+
+
+def test_groups_that_differ_only_far_behind_are_told_apart_by_their_folders():
+    groups = [{"data.source.root": "/data" * 40 + end} for end in "12"]
+    names = called(groups, ["x", "y"])
+    assert [name[-4:] for name in names] == [" (x)", " (y)"] and all(len(name) == 80 for name in names)
 
 
 def test_no_more_words_are_said_than_tell_groups_apart():

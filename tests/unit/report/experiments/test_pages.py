@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from paceline.core.errors import PacelineError
 from paceline.core.interval import Interval
 from paceline.core.rundir import RunDir
 from paceline.report import report_text, write_report
-from paceline.report.blocks import Cell, Chart, Charts, Column, Line, Section, Table
+from paceline.report.blocks import Cell, Chart, Charts, Column, Line, Paragraph, Section, Table
 from paceline.report.experiments.cut import Limit, cut
 from paceline.report.experiments.frame import Told
+from paceline.report.experiments.page import experiment_page
 from paceline.report.write import MAX_BYTES
 
 
@@ -193,7 +195,7 @@ def test_scaling_without_intervals_says_that_it_was_measured_once(made, text_of)
     result = made.scale(ranks=(1, 2), failed=0)
     points = [update(point, images_per_s=Interval(value=point.images_per_s.value)) for point in result.points]
     page = words_of(text_of(update(result, points=points)))
-    assert "measured once" in page and "ranks share what they would each have" in page
+    assert "measured once" in page and "measured, with a caution" in page
 
 
 def test_an_interval_of_two_runs_that_reaches_below_zero_is_a_page_too(made, text_of):
@@ -344,10 +346,32 @@ def test_what_is_cut_keeps_the_first_rows_and_both_ends_of_a_line():
     points = [(float(x), 2.0 * x) for x in range(11)]
     table = Table("t", [Column("a")], [[Cell(str(row))] for row in range(9)])
     blocks = [table, Charts([Chart("c", "x", "y", [Line("l", points)])])]
-    page = Told(Path("e")).page("About", ("ended", "good"), (), (), [Section("s", "S", blocks)])
+    page = Told(Path("e")).page("About", ("ended", "good"), (), (), [Section("rungs", "S", blocks)])
     assert cut(page, Limit(11, 10)) == page
     (section,) = cut(page, Limit(3, 10)).sections
     table, charts, note = section.blocks
     assert [row[0].text for row in table.rows] == ["0", "1", "2"]
     assert list(charts.charts[0].lines[0].points) == [(0.0, 0.0), (5.0, 10.0), (10.0, 20.0)]
-    assert note.text.endswith("at most 3 rows of each table. All of them are in table.csv.")
+    assert note.text.endswith("at most 3 rows of each table; table.csv has every row.")
+
+
+def test_what_is_cut_of_other_sections_is_not_looked_for_in_the_table(result, made, tmp_path):
+    """One section of each kind of experiment shows the table; of a file that is cut the file itself is named."""
+    folder = made.write_experiment(tmp_path / "many", with_many(result))
+    folder.recipe.write_text("seed: 0\n" * 99, encoding="utf-8")
+    whole = experiment_page(folder, with_many(result))
+    sections = cut(whole, Limit(20, 50)).sections
+    notes = {
+        section.key: block.text
+        for section in sections
+        for block in section.blocks
+        if isinstance(block, Paragraph) and block.text.startswith("There is more than is shown")
+    }
+    assert [key for key, note in notes.items() if "table.csv has every row" in note] == [
+        {"ladder": "rungs", "prediction": "time", "tune": "tried"}.get(
+            result.kind, "batches" if result.kind == "scale" and result.mode == "batch" else "speed"
+        )
+    ]
+    assert all(("table.csv" in note) != ("experiment.json has all" in note) for note in notes.values())
+    few = cut(replace(whole, sections=[each for each in whole.sections if each.key == "origin"]), Limit(9999, 50))
+    assert [each.kind for each in few.sections[0].blocks] == [each.kind for each in whole.sections[-1].blocks]
