@@ -1,6 +1,7 @@
 """`paceline data inspect --held-out`: which images are held out for validation, one a line and nothing else."""
 
 import json
+import sys
 
 from paceline.cli.data_words import Asked, read_source
 from paceline.core.dataset import ArraySource, Source
@@ -16,7 +17,8 @@ def list_held_out(src: str | None, overrides: list[str], *, look_at_all: bool = 
     """Print the names of the validation images, files as they are called below their root; return the exit code.
 
     What a folder holds out follows from the files in it, so a run's are listed as long as these are the same. Raise
-    `DataError` where they are not, and `RecipeError` for images without names.
+    `DataError` where they are not, and `RecipeError` for images without names; a run without a checkpoint, which
+    holds what they were, is told of.
     """
     if look_at_all:
         raise RecipeError("--all: looks into images, and --held-out only lists them (leave it out)")
@@ -46,6 +48,9 @@ def _refuse_changed(src: str | None, asked: Asked, digest: str) -> None:
     newest = Checkpoints(run.checkpoints, Keep(1)).newest()
     if newest is not None:
         check_dataset(newest, digest)
+        return
+    what = "holds no checkpoint, which alone says what it was trained on"
+    print(f"note: {run.path}: {what}: not checked whether files were added, removed or changed since", file=sys.stderr)
 
 
 def _name(source: Source, index: int) -> str:

@@ -8,11 +8,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from paceline import __version__
 from paceline.cli.telling import Begins, Say, telling
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import Experiment, ExperimentDir, open_experiment
@@ -42,7 +40,7 @@ def refuse_ranks_of_others(verb: str) -> None:
 def experiment(name: str, asked: dict[str, Any], run_dir: Path | None, *, as_json: bool) -> Iterator[ExperimentDir]:
     """Return the context in which an experiment's folder is ours: a new one, or one that asked for the same.
 
-    Runs of another version of paceline or of torch are not gone on with. Whoever interrupts is told how to go on.
+    Which of its runs still count is judged run by run. Whoever interrupts is told how to go on.
     """
     out = sys.stderr if as_json else sys.stdout
     folder = _open(name, asked, run_dir, lambda line: print(line, file=out, flush=True))
@@ -88,8 +86,7 @@ def run_task(
 def _open(name: str, asked: dict[str, Any], run_dir: Path | None, told: Say) -> ExperimentDir:
     # A run that left early because the job ends soon would count as failed; the job's signal ends the whole experiment.
     os.environ["PACELINE_END_TIME"] = ""
-    versions = {"paceline": __version__, "torch": version("torch")}
-    return open_experiment(name, {**asked, **versions}, run_dir, datetime.now().astimezone(), told)
+    return open_experiment(name, asked, run_dir, datetime.now().astimezone(), told)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from paceline.core.units import accuracy as percent
 from paceline.core.units import count
 from paceline.lab.batch_study import plan_cells, sentences_of, to_batches
 from paceline.lab.child import start_process
-from paceline.lab.earlier import Earlier
+from paceline.lab.earlier import Earlier, unlike
 from paceline.lab.measuring import measuring_patch
 from paceline.lab.predict.points import POINTS
 from paceline.lab.runner import Runner, TrialError, interrupted_by
@@ -310,6 +310,7 @@ def _epoch_images(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def _conclude(study: _Study, loaded: Loaded, options: Options, outcomes: Sequence[Outcome]) -> ScaleResult:
+    found = study.conclude(outcomes)
     return ScaleResult.model_validate(
         {
             "mode": study.mode,
@@ -322,6 +323,7 @@ def _conclude(study: _Study, loaded: Loaded, options: Options, outcomes: Sequenc
             "command": ("paceline", *sys.argv[1:]),
             "provenance": _provenance(outcomes),
             "epoch_images": _epoch_images(outcomes),
-            **study.conclude(outcomes),
+            **found,
+            "caution": " ".join(filter(None, (found.get("caution"), unlike(outcomes)))),
         }
     )

@@ -247,7 +247,8 @@ class RunResult(Value):
     any; `best_step` and `best_epoch` say after how many steps and epochs. `skipped_steps` moved nothing, as their loss
     or gradient was no number. `bad_images` is how many different images could not be read and were left out.
     `parameters` (of the network), `trained_parameters` (those not frozen), `best_step`, `best_epoch`, `goodput`,
-    `checkpoints`, `account` and `memory` are None in results of before they were recorded; `loader` is None with `measure.clock=off`, `communication` also where
+    `checkpoints`, `account` and `memory` are None in results of before they were recorded; `loader` is None with
+    `measure.clock=off`, `communication` also where
     gradients are not averaged by ddp, and `straggler` likewise and where there is one rank, which is when `ranks` is
     empty. `verdict` has `bottleneck`, `evidence`, `ceiling` and `try`. `provenance` says what it was measured on and
     how it was started; in a batch job `job_id`, and `job_restarts`, how often that was queued again

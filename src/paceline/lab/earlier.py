@@ -2,14 +2,15 @@
 
 It counts where it would be made here as it was made then: on the same hardware, with the same versions, and with the
 same code where parts are a user's own. Otherwise it is made again, so that no table mixes what was measured on two
-machines; what was there is kept, and a line says so. That recipe and ranks are the same is looked at before.
+machines; what was there is kept, and a line says so. That recipe and ranks are the same is looked at before. Where a
+run cannot be made again, what is told of the experiment says that its runs are not alike.
 """
 
 import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,10 +18,10 @@ from typing import Any, Final
 from paceline.core.errors import PacelineError
 from paceline.lab.child import Start, complaint, end
 from paceline.lab.trial import Outcome, started, vary
-from paceline.recipe.code_identity import stale_code
+from paceline.recipe.code_identity import changed_code, stale_code
 from paceline.recipe.schema import Recipe
 
-_VERSIONS: Final = ("paceline", "torch", "torchvision", "numpy", "python")
+_VERSIONS: Final = ("torch", "torchvision", "numpy", "python")
 _OF_GPUS: Final = ("cuda", "nccl", "driver")
 _LIMIT_S: Final = 600.0
 """Longest that a process may take to say what it runs on: it imports torch, on a cluster from a slow disk."""
@@ -30,7 +31,8 @@ _LIMIT_S: Final = 600.0
 class Earlier:
     """Says which runs of before count, and puts the others into the folder `replaced`; `say` hears a line of each.
 
-    A run over more than `most_nodes` nodes of an allocation cannot be made here at all, and is taken as it is.
+    A run over more than `most_nodes` nodes of an allocation cannot be made here at all, and is taken as it is: what it
+    has that others have not is told of all runs together, by `unlike`.
     """
 
     replaced: Path
@@ -74,33 +76,94 @@ def _names(path: Path) -> Iterator[Path]:
     yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
 
 
+def unlike(outcomes: Sequence[Outcome]) -> str:
+    """Return in a sentence which runs were made on other hardware, or with other versions or code, than the first.
+
+    It is "" where all were made alike. A step of Slurm's has cores after its shape: they are compared where runs have
+    the same one.
+    """
+    made = [(outcome, outcome.result.provenance) for outcome in outcomes if outcome.result is not None]
+    alike: dict[tuple[int | None, int], tuple[str, Mapping[str, Any]]] = {}
+    found: dict[str, list[str]] = {}
+    for outcome, machine in made:
+        name = f"{outcome.trial.name}, run {outcome.repeat}"
+        first, first_machine = next(iter(alike.values()), (name, machine))
+        of_shape, machine_of_shape = alike.setdefault((outcome.trial.ranks, outcome.trial.nodes), (name, machine))
+        others = [
+            *_differences(machine, first_machine, f"{first}:", on_cpu=_on_cpu(machine) and _on_cpu(first_machine)),
+            *_told("logical cores {}", "logical_cores", machine, machine_of_shape, f"{of_shape}:"),
+            *(f"other code of {part} than {first}" for part in changed_code(_own(first_machine), _own(machine))),
+        ]
+        if others:
+            found.setdefault(", ".join(others), []).append(name)
+    if not found:
+        return ""
+    told = "; ".join(f"{_few(names)} had {others}" for others, names in found.items())
+    return f"Not all runs were made alike, so they differ by more than what was varied: {told}."
+
+
+def _few(names: Sequence[str]) -> str:
+    return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
+
+
+def _on_cpu(provenance: Mapping[str, Any]) -> bool:
+    return provenance.get("device") == "cpu"
+
+
+def _own(provenance: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = provenance.get("own_parts", {})
+    return found
+
+
 def differences(before: Mapping[str, Any], here: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
     """Return what of hardware and versions is another here, such as `torch 2.10.0 (here 2.11.0)`.
 
     Both are as `machine.json` has it; what one of them does not say is not compared. With `on_cpu` GPUs play no part.
     """
-    told = [
-        *_told("{}", "cpu", before, here),
-        *_told("logical cores {}", "logical_cores", before, here),
-        *(each for name in _VERSIONS for each in _told(f"{name} {{}}", name, before, here)),
-    ]
+    cores = _told("logical cores {}", "logical_cores", before, here, "here")
+    return [*cores, *_differences(before, here, "here", on_cpu=on_cpu)]
+
+
+def _differences(before: Mapping[str, Any], here: Mapping[str, Any], whose: str, *, on_cpu: bool) -> Iterator[str]:
+    """Yield what is another `here`, which is called `whose`; of hardware all but the number of cores."""
+    yield from _told("{}", "cpu", before, here, whose)
+    yield from _of_paceline(before, here, whose)
+    yield from _all_told(_VERSIONS, before, here, whose)
     if on_cpu:
-        return told
+        return
     gpus = _gpus(before), _gpus(here)
     if gpus[0] != gpus[1]:
-        return [*told, f"{gpus[0]} (here {gpus[1]})"]
-    return [*told, *(each for name in _OF_GPUS for each in _told(f"{name} {{}}", name, before, here))]
+        yield f"{gpus[0]} ({whose} {gpus[1]})"
+    else:
+        yield from _all_told(_OF_GPUS, before, here, whose)
 
 
-def _told(form: str, name: str, before: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+def _of_paceline(before: Mapping[str, Any], here: Mapping[str, Any], whose: str) -> Iterator[str]:
+    """Yield that paceline is another: by what its files are, and by its version where one does not say that.
+
+    A commit has a version of its own, whatever it changes, and all changes that are in none have the same.
+    """
+    files = [machine.get("paceline_sha256") for machine in (before, here)]
+    if not all(files):
+        yield from _told("paceline {}", "paceline", before, here, whose)
+    elif files[0] != files[1]:
+        told = list(_told("paceline {}", "paceline", before, here, whose))
+        yield from told or [f"other code of paceline {before.get('paceline', '')}".rstrip()]
+
+
+def _all_told(names: Sequence[str], before: Mapping[str, Any], here: Mapping[str, Any], whose: str) -> Iterator[str]:
+    for name in names:
+        yield from _told(f"{name} {{}}", name, before, here, whose)
+
+
+def _told(form: str, name: str, before: Mapping[str, Any], here: Mapping[str, Any], whose: str) -> Iterator[str]:
     if name in before and name in here and before[name] != here[name]:
-        yield f"{form.format(before[name])} (here {here[name]})"
+        yield f"{form.format(before[name])} ({whose} {here[name]})"
 
 
 def _gpus(machine: Mapping[str, Any]) -> str:
-    """Return the GPUs that a process sees: `2 x NVIDIA H200`."""
-    names = machine.get("cuda_devices", ())
-    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no GPU"
+    """Return the models of the GPUs that a process sees; how many it sees is not how many it uses."""
+    return ", ".join(dict.fromkeys(machine.get("cuda_devices", ()))) or "no GPU"
 
 
 def describe(nodes: int, ranks: int, start: Start) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.errors import PacelineError
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
 from paceline.lab.child import Start, complaint, end, start_process
@@ -58,7 +58,8 @@ class Runner:
         """Run a trial once, and return how it has ended.
 
         An exception that comes meanwhile, such as that of Ctrl-C, ends the process that runs.
-        Raise `TrialError` where another process is still writing what is to be run again.
+        Raise `TrialError` where another process is still writing what is to be run again, and where it cannot be told
+        whether a run that is there still counts.
         """
         if self.earlier is not None:
             known = self._still_counts(self.earlier, trial, repeat)
@@ -83,15 +84,18 @@ class Runner:
     def _still_counts(self, earlier: Earlier, trial: Trial, repeat: int) -> Outcome | None:
         """Return how a run ended that is there and counts; make room for another where there is none."""
         known = self.known(trial, repeat)
-        others = [] if known is None else earlier.others(known, self.recipe, self.ranks_of(trial), self.start)
+        with _no_verdict():
+            others = [] if known is None else earlier.others(known, self.recipe, self.ranks_of(trial), self.start)
         if known is not None and not others:
             return known
         rundir = RunDir(self.place(trial, repeat))
         if rundir.path.exists():
-            _refuse_busy(rundir)
-            if known is not None:
-                earlier.put_away(known, others)
-            else:
+            with _no_verdict():
+                with rundir.lock():
+                    pass  # an open file, such as the lock, would keep its folder on NFS
+                if known is not None:
+                    earlier.put_away(known, others)
+            if known is None:
                 shutil.rmtree(rundir.path)
         return None
 
@@ -124,12 +128,12 @@ class Runner:
         return Outcome(trial, repeat, rundir, result, said=said)
 
 
-def _refuse_busy(rundir: RunDir) -> None:
-    """Raise `TrialError` where processes of a run that was killed live on."""
+@contextlib.contextmanager
+def _no_verdict() -> Iterator[None]:
+    """Return a context whose errors are `TrialError`s: they say nothing of the trial, and may be gone the next time."""
     try:
-        with rundir.lock():
-            pass  # an open file, such as the lock, would keep its folder on NFS
-    except RecipeError as error:
+        yield
+    except PacelineError as error:
         raise TrialError(str(error), error.exit_code) from None
 
 

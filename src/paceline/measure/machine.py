@@ -18,16 +18,19 @@ def describe_machine(proc: Path = PROC) -> dict[str, Any]:
     """Return versions, the CPU and what this process may use of it, and the GPUs when torch sees some.
 
     `logical_cores` are those available to this process, `threads` what torch computes with, `memory_bytes` the
-    machine's. A value that cannot be read is "". `proc` is the kernel's table of facts.
+    machine's, `paceline_sha256` a digest of paceline's own files. A value that cannot be read is "". `proc` is the
+    kernel's table of facts.
     """
     import torch
 
     from paceline import __version__
+    from paceline.core.source_digest import source_digest
 
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "paceline": __version__,
+        "paceline_sha256": source_digest(),
         "torch": str(torch.__version__),
         "torchvision": _version("torchvision"),
         "numpy": _version("numpy"),

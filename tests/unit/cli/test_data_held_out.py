@@ -46,7 +46,9 @@ def listed(capsys):
     return lines
 
 
-def test_a_run_learns_from_all_but_what_is_listed_and_is_validated_by_that(photographs, listed, tmp_path, monkeypatch):
+def test_a_run_learns_from_all_but_what_is_listed_and_is_validated_by_that(
+    photographs, listed, tmp_path, monkeypatch, capsys
+):
     read = {"train": set(), "val": set()}
     whole = EncodedSource.read_bytes
 
@@ -65,6 +67,17 @@ def test_a_run_learns_from_all_but_what_is_listed_and_is_validated_by_that(photo
     everything = {str(path.relative_to(photographs)) for path in photographs.rglob("*.png")}
     assert read["train"] == everything - set(found) and len(read["train"]) == 18
     assert listed(photographs, *SPLIT) == found != listed(photographs)
+
+    kept = tmp_path / "kept"
+    (tmp_path / "run" / "checkpoints").rename(kept)
+    assert list_held_out(str(tmp_path / "run"), [], as_json=False) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == found, "stdout is the list and nothing else"
+    assert err == (
+        f"note: {tmp_path / 'run'}: holds no checkpoint, which alone says what it was trained on: not checked whether "
+        "files were added, removed or changed since\n"
+    )
+    kept.rename(tmp_path / "run" / "checkpoints")
 
     photographs.rename(tmp_path / "moved")
     assert listed(tmp_path / "run", f"data.source.root={tmp_path}/moved") == found

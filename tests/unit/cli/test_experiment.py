@@ -1,10 +1,10 @@
 """An experiment's folder is opened, gone on with and left in one way, whatever the verb."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from paceline.cli import experiment as verb
 from paceline.cli.experiment import experiment, found_before, leave
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.ladder import LadderResult
@@ -58,12 +58,17 @@ def test_whoever_interrupts_is_told_how_to_go_on(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr() == ("", f"stopped: the same command goes on with {tmp_path / 'e'}\n")
 
 
-def test_runs_of_another_torch_are_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_is_gone_on_with_whatever_versions_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions are no part of what is asked: in a checkout each commit is another, and tasks may wait in a queue."""
     monkeypatch.chdir(tmp_path)
     folders = []
-    for version in ("2.11", "2.11", "2.15"):
-        monkeypatch.setattr(verb, "version", lambda name, version=version: version)
-        with experiment("x", {}, None, as_json=True) as folder:
+    for _ in range(2):
+        with experiment("x", {"steps": 1}, None, as_json=True) as folder:
+            asked = folder.path / "asked.json"
+            assert folders or json.loads(asked.read_text(encoding="utf-8")) == {"steps": 1}
+            asked.write_text(json.dumps({"steps": 1, "paceline": "0.0.1", "torch": "1.0"}), encoding="utf-8")
             folder.recipe.write_text("seed: 0\n", encoding="utf-8")
             folders.append(folder.path)
-    assert folders[0] == folders[1] != folders[2]
+    assert folders[0] == folders[1]

@@ -226,7 +226,7 @@ def test_an_experiment_that_goes_on_on_another_machine_mixes_nothing(scale, star
 def test_an_experiment_over_nodes_is_put_together_where_there_are_none(
     scale, started, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    """Nothing can be made again there, so nothing is compared with it."""
+    """Nothing can be made again there: what is not alike stays, with a caution."""
     study = {"repeats": 1, "run_dir": Path("found"), "nodes": "1,2", "ranks": "1"}
     monkeypatch.setattr(verb, "start_in", lambda environ: verb.start_process)
     with monkeypatch.context() as allocation:
@@ -237,6 +237,29 @@ def test_an_experiment_over_nodes_is_put_together_where_there_are_none(
     assert scale(**study, cores=4) == 0
     assert len(started) == 2 and not Path("found/replaced").exists()
     assert len(ExperimentDir(Path("found")).read().points) == 2
+    assert ExperimentDir(Path("found")).read().caution == ""
+
+
+@pytest.mark.parametrize("shape", [{"ranks": "1"}, {"ranks": "1", "batch_sizes": "64,128", "seeds": 1}])
+def test_runs_over_nodes_of_two_clusters_are_put_together_with_a_caution(
+    scale, started, monkeypatch: pytest.MonkeyPatch, capsys, shape: dict[str, Any]
+) -> None:
+    study = {"run_dir": Path("found"), "nodes": "2", "task": None, **shape}
+    study = study if "seeds" in shape else {**study, "repeats": 2}
+    monkeypatch.setattr(verb, "start_in", lambda environ: verb.start_process)
+    with monkeypatch.context() as allocation:
+        allocation.setenv("SLURM_JOB_ID", "7")
+        allocation.setenv("SLURM_JOB_NUM_NODES", "2")
+        for task in (1, 2):
+            scale(**{**study, "task": task})
+    for number, path in enumerate(sorted(Path("found/trials").glob("*/result.json"))):
+        made = json.loads(path.read_text())
+        path.write_text(json.dumps({**made, "provenance": {**made["provenance"], "torch": f"2.1{number}"}}))
+    capsys.readouterr()
+    assert scale(**study) == 0
+    caution = ExperimentDir(Path("found")).read().caution
+    assert "torch 2.1" in caution and "Not all runs were made alike" in caution
+    assert f"caution: {caution}\n" in capsys.readouterr().out and len(started) == 2
 
 
 def test_a_number_of_ranks_that_fails_is_told_and_the_others_go_on(scale, started, capsys) -> None:

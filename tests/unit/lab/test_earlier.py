@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.lab.child import start_process
-from paceline.lab.earlier import Earlier, describe, differences
+from paceline.lab.earlier import Earlier, describe, differences, unlike
 from paceline.lab.trial import Outcome, Trial
 from paceline.measure.machine import describe_machine
 from paceline.recipe.load import load
@@ -25,8 +26,18 @@ H200 = "NVIDIA H200"
         ({"cpu": "a", "logical_cores": 4}, {"cpu": "b", "logical_cores": 4}, ["a (here b)"]),
         ({"logical_cores": 4}, {"logical_cores": 8}, ["logical cores 4 (here 8)"]),
         ({"torch": "2.10.0", "python": "3.12"}, {"torch": "2.11.0", "python": "3.12"}, ["torch 2.10.0 (here 2.11.0)"]),
-        ({"cuda_devices": [H200] * 2}, {}, [f"2 x {H200} (here no GPU)"]),
-        ({}, {"cuda_devices": [H200, "other"]}, [f"no GPU (here 1 x {H200}, 1 x other)"]),
+        ({"cuda_devices": [H200] * 2}, {}, [f"{H200} (here no GPU)"]),
+        ({}, {"cuda_devices": [H200, "other"]}, [f"no GPU (here {H200}, other)"]),
+        ({"cuda_devices": [H200] * 2}, {"cuda_devices": [H200] * 8}, []),
+        ({"paceline": "1", "paceline_sha256": "a"}, {"paceline": "2", "paceline_sha256": "a"}, []),
+        ({"paceline": "1", "paceline_sha256": "a"}, {"paceline": "2", "paceline_sha256": "b"}, ["paceline 1 (here 2)"]),
+        (
+            {"paceline": "1", "paceline_sha256": "a"},
+            {"paceline": "1", "paceline_sha256": "b"},
+            ["other code of paceline 1"],
+        ),
+        ({"paceline": "1"}, {"paceline": "2", "paceline_sha256": "a"}, ["paceline 1 (here 2)"]),
+        ({"paceline": "1", "paceline_sha256": ""}, {"paceline": "1", "paceline_sha256": "a"}, []),
         ({"cuda_devices": [H200], "driver": "1"}, {"cuda_devices": [H200], "driver": "2"}, ["driver 1 (here 2)"]),
         ({"memory_bytes": 1, "platform": "x", "threads": 1}, {"memory_bytes": 2, "platform": "y", "threads": 2}, []),
         ({"torch": "2.10.0"}, {"numpy": "2"}, []),
@@ -44,7 +55,7 @@ def test_gpus_play_no_part_for_a_run_on_the_cpu() -> None:
 
 def test_a_process_says_what_a_run_would_write_down_of_this_machine() -> None:
     told, here = describe(0, 1, start_process), describe_machine()
-    of_this_process = {"threads", "paceline"}  # what an edit meanwhile may change
+    of_this_process = {"threads", "paceline", "paceline_sha256"}  # what an edit meanwhile may change
     assert {**told, **dict.fromkeys(of_this_process)} == {**here, **dict.fromkeys(of_this_process)}
 
 
@@ -103,6 +114,44 @@ def test_a_run_on_nodes_is_compared_with_what_a_step_of_its_shape_says() -> None
     assert all("--output=0" in command for command in started)
     assert earlier.others(known(2, 4, logical_cores=1), recipe, 4, start) == ["logical cores 1 (here 2)"]
     assert earlier.others(known(4, 8, logical_cores=1), recipe, 8, start) == [], "here it could not be made again"
+
+
+def test_runs_that_were_made_alike_need_no_caution() -> None:
+    """A step of another shape may have been given other cores."""
+    gpus = {"cuda_devices": [H200], "torch": "2.11.0", "own_parts": {"own:Net": {"sha256": "a"}}}
+    made = [known(1, 1, logical_cores=8, **gpus), known(2, 8, logical_cores=2, **gpus)]
+    assert unlike([*made, *made]) == unlike(made[:1]) == unlike([]) == ""
+    failed = Outcome(Trial("b"), 1, RunDir(Path("trials/b")), None, "no room")
+    assert unlike([failed, *made]) == ""
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"cpu": "old"}, "old (a, run 1: new)"),
+        ({"torch": "2.10.0"}, "torch 2.10.0 (a, run 1: 2.11.0)"),
+        ({"cuda_devices": ["A100"]}, f"A100 (a, run 1: {H200})"),
+        ({"own_parts": {"own:Net": {"sha256": "b"}}}, "other code of own:Net than a, run 1"),
+    ],
+)
+def test_runs_that_could_not_be_made_again_are_told_where_they_differ(other: dict[str, Any], told: str) -> None:
+    machine = {"cpu": "new", "torch": "2.11.0", "cuda_devices": [H200], "own_parts": {"own:Net": {"sha256": "a"}}}
+    first, others = known(1, 1, **machine), known(4, 8, **{**machine, **other})
+    last = replace(others, trial=Trial("b", ranks=8, nodes=4), repeat=2)
+    sentence = "Not all runs were made alike, so they differ by more than what was varied: "
+    assert unlike([first, last]) == f"{sentence}b, run 2 had {told}."
+    assert unlike([first, last, first, last]) == f"{sentence}b, run 2 (and 1 more) had {told}."
+
+
+def test_cores_are_compared_between_runs_of_one_shape() -> None:
+    made = [known(1, 1, logical_cores=8), known(2, 2, logical_cores=4), known(2, 2, logical_cores=2)]
+    assert unlike(made).endswith(": a, run 1 had logical cores 2 (a, run 1: 4).")
+
+
+def test_gpus_are_no_part_of_what_runs_on_the_cpu_have_in_common() -> None:
+    made = [known(0, 1, device="cpu", cuda_devices=[H200]), known(0, 2, device="cpu")]
+    assert unlike(made) == ""
+    assert unlike([made[0], known(0, 2, device="cuda")]) != ""
 
 
 @pytest.mark.parametrize(

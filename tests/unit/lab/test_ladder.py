@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from paceline.core.results import (
     TimeResult,
 )
 from paceline.core.rundir import RunDir
+from paceline.lab.child import start_process
 from paceline.lab.earlier import Earlier
 from paceline.lab.ladder import Climber, Here
 from paceline.lab.prepared import Prepared
@@ -358,6 +361,23 @@ def test_nothing_that_is_there_is_run_again(climbing):
     assert climbing([BASE, BF16, SAME], again).rungs[:2] == first.rungs
     assert {name.split("-")[0] for name in again.folders} == {"03"}
     assert climbing.said.count("02 bf16, run 1 of 3, known: 200 images/s") == 1
+
+
+def test_a_rung_is_not_left_out_because_its_machine_did_not_say_what_it_is(climbing, tmp_path):
+    """The same command is given again, and finds that it does."""
+    climbing([BASE, BF16], Machine())
+    for path in (tmp_path / "trials").glob("01-base-*"):
+        shutil.rmtree(path)
+    silent = Machine()
+
+    def start(command):
+        if "paceline.measure.machine" in command:
+            return start_process([sys.executable, "-S", "-c", "raise SystemExit('no GPU answers')"])
+        return silent.start(command)
+
+    with pytest.raises(TrialError, match="does not say what it runs on: no GPU answers"):
+        climbing([BASE, BF16], silent, start=start)
+    assert {name.split("-")[0] for name in silent.folders} == {"01"}
 
 
 def test_data_are_made_once_a_rung_and_read_by_those_above_until_the_source_is_asked_for(climbing):

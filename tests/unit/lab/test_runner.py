@@ -300,6 +300,27 @@ def test_the_machine_is_asked_once_and_only_where_there_is_something_to_compare(
     assert len(asked) == 1
 
 
+def test_a_machine_that_does_not_say_what_it_is_is_no_failure_of_the_trial(tmp_path: Path) -> None:
+    """The next time it may, so no lasting verdict comes of it, as of any other refusal of a run."""
+
+    def start(command: Sequence[str]) -> Child:
+        return Slow(command) if "paceline.measure.machine" in command else Child(command)
+
+    runner = runner_in(tmp_path, start, earlier=Earlier(tmp_path / "replaced", print))
+    runner.run(Trial("a"), 1)
+    with pytest.raises(TrialError, match="does not say what it runs on: no answer in 600 s") as caught:
+        runner.run(Trial("a"), 1)
+    assert caught.value.exit_code == 2 and runner.known(Trial("a"), 1) is not None
+
+
+def test_a_run_that_cannot_be_put_away_is_no_failure_of_the_trial(tmp_path: Path) -> None:
+    going_on(tmp_path, logical_cores=4).run(Trial("a"), 1)
+    (tmp_path / "replaced").write_text("a file", encoding="utf-8")
+    with pytest.raises(TrialError, match=r"a-1: cannot be moved: .* \(name another --run-dir\)"):
+        going_on(tmp_path, logical_cores=8).run(Trial("a"), 1)
+    assert (tmp_path / "a-1" / "result.json").is_file()
+
+
 @pytest.mark.parametrize("status", ["preempted", "failed"])
 def test_a_run_that_was_not_ended_is_made_again(tmp_path: Path, status: str) -> None:
     (tmp_path / "a-1").mkdir()

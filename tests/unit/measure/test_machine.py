@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import paceline
+from paceline.core.source_digest import source_digest
 from paceline.measure.machine import describe_machine
 
 
@@ -19,6 +20,7 @@ def test_every_value_is_plain_json() -> None:
 
     assert json.loads(json.dumps(machine)) == machine
     assert machine["paceline"] == paceline.__version__
+    assert machine["paceline_sha256"] == source_digest()
     assert machine["torch"] == str(torch.__version__)
     assert machine["logical_cores"] == len(os.sched_getaffinity(0))
     assert machine["threads"] == torch.get_num_threads()
@@ -27,7 +29,7 @@ def test_every_value_is_plain_json() -> None:
 
 def test_host_user_and_paths_are_not_described() -> None:
     machine = describe_machine()
-    software = {"python", "platform", "paceline", "torch", "torchvision", "numpy"}
+    software = {"python", "platform", "paceline", "paceline_sha256", "torch", "torchvision", "numpy"}
     hardware = {"cpu", "logical_cores", "memory_bytes", "threads"}
 
     assert set(machine) - {"cuda_devices", "cuda", "driver", "nccl"} == software | hardware

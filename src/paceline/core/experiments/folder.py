@@ -24,6 +24,8 @@ from paceline.core.runlock import LOCK
 Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult
 RESULT: Final = "experiment.json"
 _ASKED: Final = "asked.json"
+_FORMERLY_ASKED: Final = ("paceline", "torch")
+"""Versions, which this file had: whether a run of another version counts is judged run by run."""
 _BEFORE: Final = {LOCK, "job"}
 """What may lie in a new folder: a lock that a kill has left, and what was submitted to a scheduler."""
 _READ: Final[TypeAdapter[Experiment]] = TypeAdapter(Annotated[Experiment, Field(discriminator="kind")])
@@ -137,6 +139,9 @@ def _is_unfinished(folder: Path, asked: dict[str, Any]) -> bool:
 
 def _read_asked(folder: Path) -> object:
     try:
-        return json.loads((folder / _ASKED).read_text(encoding="utf-8"))
+        found = json.loads((folder / _ASKED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    if not isinstance(found, dict):
+        return None
+    return {key: value for key, value in found.items() if key not in _FORMERLY_ASKED}

@@ -65,10 +65,10 @@ class ScaleResult(Value):
 
     `mode` is `weak` where each rank keeps its batch and `strong` where the whole batch stays; `batch` for a study of
     batches. `steps` are the counted steps of a run, 0 where whole runs were trained, and `repeats` are turns, which
-    have a seed each where runs were whole. `target` is the top-1 accuracy that it trains to. `caution` says in a
-    sentence where ranks share what more machines would each have, such as cores; "" where they do not. `sentences` are
-    what a study of batches found. `epoch_images` are the images of an epoch, None where no run says. `wall_s` is that
-    of all runs that have ended well.
+    have a seed each where runs were whole. `target` is the top-1 accuracy that it trains to. `caution` says
+    where ranks share what more machines would each have, such as cores, and where runs were not made alike; "" where
+    neither is so. `sentences` are what a study of batches found. `epoch_images` are the images of an epoch, None where
+    no run says. `wall_s` is that of all runs that have ended well.
     """
 
     kind: Literal["scale"] = "scale"

@@ -47,6 +47,8 @@ def _status(result: ScaleResult) -> tuple[str, Tone]:
     failed = sum(bool(point.error) for point in result.batches)
     if failed:
         return f"{failed} of {len(result.batches)} points failed", "bad" if failed == len(result.batches) else "warning"
+    if result.caution:
+        return "measured, with a caution", "warning"
     return f"{count(len(result.batches), 'point')} measured", "good"
 
 
@@ -94,7 +96,8 @@ def _batches(result: ScaleResult) -> Section:
     blocks: list[Block] = [Charts(charts)] if charts else [cells.missing("No run has ended.")]
     which = "" if result.target is None else ", times and epochs to the target of the runs that reached it"
     note = f"Means over seeds{which}; intervals are drawn where there are several."
-    found = [Paragraph(clean(sentence, 500)) for sentence in result.sentences]
+    found = [Paragraph(f"Caution: {clean(result.caution, 1000)}")] if result.caution else []
+    found += [Paragraph(clean(sentence, 500)) for sentence in result.sentences]
     return Section("batches", "Batch sizes", [*found, *blocks, Paragraph(note), summary(result)])
 
 

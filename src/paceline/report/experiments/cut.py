@@ -1,16 +1,18 @@
 """A page of an experiment with less of what there is most of: rows, points and lines of files. The rest stays.
 
 An experiment may have thousands of settings, and a page of all of them is nothing to send by mail; `table.csv`, beside
-it, has every row.
+it, has every row of the main table, and `experiment.json` all that the page is made of.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from paceline.report.blocks import Bars, Block, Chart, Charts, Code, Facts, Line, Page, Paragraph, Section, Table
 
 T = TypeVar("T")
+_OF_CSV: Final = ("rungs", "speed", "batches", "time", "tried")
+"""Sections whose table is `table.csv`, one of each kind of experiment."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,12 @@ def cut(page: Page, limit: Limit) -> Page:
 
 def _section(section: Section, limit: Limit) -> Section:
     blocks = [_block(block, limit) for block in _few_paragraphs(section.blocks, limit.rows)]
-    if blocks == list(section.blocks):
-        return section
-    note = f"There is more than is shown: at most {limit.rows} rows of each table. All of them are in table.csv."
+    if [block for block in blocks if not isinstance(block, Code)] == [
+        block for block in section.blocks if not isinstance(block, Code)
+    ]:
+        return replace(section, blocks=blocks)  # a file says itself that there is more of it
+    rest = "table.csv has every row" if section.key in _OF_CSV else "experiment.json has all"
+    note = f"There is more than is shown: at most {limit.rows} rows of each table; {rest}."
     return replace(section, blocks=[*blocks, Paragraph(note, is_missing=True)])
 
 

@@ -55,7 +55,7 @@ def _status(result: ScaleResult) -> tuple[str, Tone]:
     if failed:
         return f"{failed} of {len(result.points)} points failed", "bad" if failed == len(result.points) else "warning"
     if result.caution:
-        return "ranks share what they would each have", "warning"
+        return "measured, with a caution", "warning"
     return f"{count(len(result.points), 'point')} measured", "good"
 
 

@@ -1,5 +1,6 @@
 """The folder of an experiment is gone on with by asking for the same again."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -89,3 +90,21 @@ def test_what_was_submitted_may_lie_in_a_new_folder_and_what_others_begin_to_wri
     assert again(run_dir=tmp_path / "mine").path == tmp_path / "mine" and said == []
     again(run_dir=tmp_path / "mine")
     assert said == [f"going on with {tmp_path / 'mine'}"]
+
+
+def test_versions_that_an_older_paceline_wrote_down_are_not_compared(opened, tmp_path: Path) -> None:
+    again, said = opened
+    first = again()
+    (first.path / "asked.json").write_text(json.dumps({**ASKED, "paceline": "0.0.9", "torch": "2.1"}), encoding="utf-8")
+    assert again().path == again(run_dir=first.path).path == first.path
+    assert said == [f"going on with {path}" for path in (first.path, first.path)]
+    with pytest.raises(RecipeError, match="holds something else"):
+        again({**ASKED, "steps": 50}, run_dir=first.path)
+
+
+def test_what_is_no_list_of_what_was_asked_is_something_else(opened, tmp_path: Path) -> None:
+    again, _ = opened
+    folder = again().path
+    (folder / "asked.json").write_text("[1]", encoding="utf-8")
+    with pytest.raises(RecipeError, match="holds something else"):
+        again(run_dir=folder)

@@ -1,0 +1,49 @@
+"""The digest of paceline's files: it changes with them, and with nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.source_digest import digest_of, source_digest
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Return a package of three modules, one of them native."""
+    (tmp_path / "deep").mkdir()
+    for name in ("a.py", "deep/b.py", "c.abi3.so"):
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    return tmp_path
+
+
+def test_it_is_that_of_the_package_that_runs() -> None:
+    import paceline
+
+    assert source_digest() == digest_of(Path(paceline.__file__).parent) != ""
+
+
+def test_what_is_no_module_changes_nothing(package: Path) -> None:
+    before = digest_of(package)
+    for name in ("notes.md", ".#a.py", "a.pyc"):
+        (package / name).write_text("x", encoding="utf-8")
+    (package / "deep" / ".a.py").symlink_to("nowhere")
+    (package / "a.py").touch()
+    assert digest_of(package) == before and len(before) == 64
+
+
+@pytest.mark.parametrize("name", ["a.py", "deep/b.py", "c.abi3.so", "deep/new.py"])
+def test_every_module_counts(package: Path, name: str) -> None:
+    before = digest_of(package)
+    (package / name).write_text("edited", encoding="utf-8")
+    assert digest_of(package) != before
+
+
+def test_a_module_that_moves_is_another(package: Path) -> None:
+    before = digest_of(package)
+    (package / "a.py").rename(package / "deep" / "a.py")
+    assert digest_of(package) != before
+
+
+def test_where_nothing_can_be_read_there_is_none(package: Path) -> None:
+    (package / "gone.py").symlink_to("nowhere")
+    assert digest_of(package) == digest_of(package / "absent") == ""
