@@ -92,7 +92,8 @@ def _averages(recipe: Recipe, ranks: int) -> bool:
 
 
 def _simple_optimizer(recipe: Recipe) -> list[Assignment]:
-    """Return what an optimizer asks of its model that an empty one does not have: matrices, norms and biases."""
+    """Return what an optimizer asks of its model that an empty one does not have: matrices, norms, biases, layers."""
+    layers: list[Assignment] = [] if recipe.optim.layer_decay == "off" else [("optim.layer_decay", "off")]
     if isinstance(recipe.optim, Muon):
-        return [("optim.name", "sgd"), ("optim.lr", recipe.optim.lr)]
-    return [("optim.norm_and_bias_lr", 1.0)]
+        return [("optim.name", "sgd"), ("optim.lr", recipe.optim.lr), *layers]
+    return [("optim.norm_and_bias_lr", 1.0), *layers]

@@ -77,11 +77,11 @@ class DDP:
         ranks' numbers are added, which on more than two ranks shows in the last bits. What is kept between steps is
         kept by bucket: then two ranks need it too, and one pass more, which shows what the buckets are.
         """
-        memory = self.memory()
-        if self._averages and (memory.is_kept or dist.get_world_size() > 2):
-            for _ in range(1 + self._static_graph + memory.is_kept):
+        is_kept = self.memory().is_kept
+        if self._averages and (is_kept or dist.get_world_size() > 2):
+            for _ in range(1 + self._static_graph + is_kept):
                 step()
-        memory.forget()
+        self._wiring.forget()
 
     def listen(self, turn: Turn, *, compiled: bool = False) -> None:
         """Turn to `exposed_communication` from the last gradient of this rank on, and while buffers come in.

@@ -49,6 +49,10 @@ class Wiring(Protocol):
         """Return what sending keeps between steps."""
         ...
 
+    def forget(self) -> None:
+        """Forget all passes so far: they were rehearsals."""
+        ...
+
 
 def build_wiring(
     section: Parallel, device: torch.device, now: Callable[[], float] | None, warmup_steps: int = 0
@@ -78,6 +82,9 @@ class TorchsWiring:
         """Return that of nothing."""
         return NoMemory()
 
+    def forget(self) -> None:
+        """Change nothing."""
+
 
 @final
 class PlainWiring:
@@ -98,6 +105,10 @@ class PlainWiring:
     def memory(self) -> Memory:
         """Return what `send` keeps."""
         return self._memory
+
+    def forget(self) -> None:
+        """Have `send` begin anew."""
+        self._memory.forget()
 
     def _hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
         return self._send(bucket)[0]
@@ -204,7 +215,7 @@ class TimedWiring:
         self._send = send
         self._memory = memory
         self._moments = moments
-        self._warmup_left = warmup_steps
+        self._warmup_steps = self._warmup_left = warmup_steps
         self._open: list[_Sent] = []
         self._unread: deque[list[_Sent]] = deque()
         self._sums = _Sums()
@@ -233,6 +244,13 @@ class TimedWiring:
     def memory(self) -> Memory:
         """Return what `send` keeps."""
         return self._memory
+
+    def forget(self) -> None:
+        """Have `send` begin anew, and the warm-up and the sums."""
+        self._memory.forget()
+        self._warmup_left = self._warmup_steps
+        self._unread.clear()
+        self._sums = _Sums()
 
     def _hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
         if bucket.index() == 0:

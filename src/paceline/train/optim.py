@@ -75,8 +75,8 @@ def build_optimizer(
     FSDP) do not allow.
     """
     named = list(named_parameters)
-    parameters = [parameter for _, parameter in named if parameter.requires_grad]
-    if not parameters:
+    parameters = [parameter for _, parameter in named]
+    if not any(parameter.requires_grad for parameter in parameters):
         raise RecipeError("model.name: the network has no parameter that is trained (give it one with requires_grad)")
     is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
     divide: Divide = list
@@ -119,16 +119,17 @@ def reads_lr_on_device(optimizer: torch.optim.Optimizer) -> bool:
 def _build(
     section: schema.OptimSection, parameters: list[nn.Parameter], device_type: str, divide: Divide, *, is_sharded: bool
 ) -> torch.optim.Optimizer:
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     match section:
         case schema.Sgd() | schema.Adam():
             kernels = _kernels(section, device_type, is_sharded=is_sharded)
-            return _torchs(section, divide(parameter_groups(section, parameters)), kernels)
+            return _torchs(section, divide(parameter_groups(section, trained)), kernels)
         case schema.Muon():
             return _muon(section, parameters, divide, is_sharded=is_sharded)
         case schema.OwnOptim():
-            return _own(section, divide(parameter_groups(section, parameters)))
+            return _own(section, divide(parameter_groups(section, trained)))
         case _:
-            return _others(section, divide(parameter_groups(section, parameters)))
+            return _others(section, divide(parameter_groups(section, trained)))
 
 
 def _torchs(section: schema.Sgd | schema.Adam, groups: list[Group], kernels: dict[str, bool]) -> torch.optim.Optimizer:

@@ -147,6 +147,12 @@ def test_what_slows_steps_down_is_measured_in_one_run_aside(ranks, trace, said, 
             ["model.name=empty", "model.freeze=off"],
         ),
         ("cifar10-94", (), "free-model", ["model.name=empty", "optim.name=sgd", "optim.lr=0.00024"]),
+        (
+            "digits",
+            ("optim.layer_decay=0.7",),
+            "free-model",
+            ["model.name=empty", "model.width=1.0", "optim.layer_decay=off"],
+        ),
     ],
 )
 def test_a_probe_sets_one_thing_free_and_resets_what_has_no_effect_beside_it(name, said, probe, patch) -> None:

@@ -88,6 +88,19 @@ def test_first_steps_are_left_out() -> None:
     assert wire is not None and (wire.n, wire.wire_s) == (1, 3.0)
 
 
+def test_rehearsals_are_neither_counted_nor_part_of_the_warm_up() -> None:
+    network = Network()
+    wiring = timed(network, warmup_steps=1)
+    for _ in range(3):
+        network.step(wiring, [8], [1.0], [9.0])
+    wiring.forget()
+    network.step(wiring, [8], [1.0], [9.0])
+    assert wiring.wire() is None
+    network.step(wiring, [8], [1.0], [3.0])
+    wire = wiring.wire()
+    assert wire is not None and (wire.n, wire.wire_s) == (1, 2.0)
+
+
 def test_other_buckets_begin_anew() -> None:
     network = Network()
     wiring = timed(network)

@@ -144,6 +144,13 @@ def test_muon_moves_filters_and_inner_matrices_and_leaves_the_classifier_to_sgd(
     assert [group["lr"] for group in (matrices, classifier, others)] == pytest.approx([0.02, 0.05, 0.2], rel=1e-15)
 
 
+def test_muon_takes_nothing_else_for_a_classifier_that_is_frozen() -> None:
+    model = nn.Sequential(*net(), nn.Linear(2, 2), nn.Linear(2, 3))
+    model[5].requires_grad_(False)
+    matrices, others = build(Muon(), model).param_groups
+    assert names_of(model, matrices) == ["0.weight", "3.weight", "4.weight"] and not others["is_matrix"]
+
+
 def test_frozen_parameters_are_left_out() -> None:
     model = net()
     model[0].requires_grad_(False)

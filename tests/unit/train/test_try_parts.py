@@ -52,6 +52,11 @@ class Odd(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
+        ("optim={name: muon, lr: 0.02}", ""),
+        ("optim={name: sgd, lr: 0.1, implementation: fused}", ""),
+        ("train.class_weights={'7': 2}", ""),
+        ("train.class_weights={'7': 2, cat: 3}", "train.class_weights: 'cat' is no class of the data (name some of 0"),
+        ("model={freeze: backbone}", ""),
         ("data.augment=[flip, 'own_parts:Change']", ""),
         ("data.augment=[{name: 'own_parts:Change', args: {how: floats}}]", "own_parts:Change gives torch.float32 [2"),
         ("data.augment=[{name: 'own_parts:Change', args: {how: raise}}]", "own_parts:Change raised OSError: no table"),
@@ -70,9 +75,45 @@ def test_what_step_one_would_end_in_is_told_before(monkeypatch, word, says) -> N
     plan = Plan.derive(recipe, 1, digits.train.info, digits.val.info)
     before = torch.random.get_rng_state()
     if not says:
-        try_parts(recipe, plan)
+        try_parts(recipe, plan, digits.train)
     else:
         with pytest.raises(RecipeError) as caught:
-            try_parts(recipe, plan)
+            try_parts(recipe, plan, digits.train)
         assert says in str(caught.value)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def tried(*words: str) -> tuple[str, ...]:
+    recipe = load("digits", Patch.parse(list(words))).recipe
+    digits = load_digits()
+    return try_parts(recipe, Plan.derive(recipe, 1, digits.train.info, digits.val.info), digits.train)
+
+
+def test_layers_that_learn_and_classes_that_weigh_are_told() -> None:
+    assert tried() == ()
+    layers, weights = tried("optim.layer_decay=0.5", 'train.class_weights={"7": 2}')
+    assert layers.startswith("optim.layer_decay: 10 layers of 10 learn, at 0.00195 (layer 0) to 1 (layer 9) times")
+    assert weights.startswith("train.class_weights: from 0.9")
+    assert " (7), with a mean of 1" in weights
+
+
+def test_layers_of_which_the_last_alone_learns_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"^optim.layer_decay: 0.5 has no effect, as the last layer alone is trained"):
+        tried("optim.layer_decay=0.5", "model.freeze=backbone")
+
+
+class Counted(torch.nn.Module):
+    """A network that looks at a value while it is made, which shapes alone do not have."""
+
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.stem = torch.nn.Linear(in_channels, 1 + int(torch.ones(3).sum().item()))
+        self.classifier = torch.nn.Linear(4, num_classes)
+
+
+def test_a_network_of_a_users_own_is_made_of_values(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "own_parts", sys.modules[__name__])
+    before = torch.random.get_rng_state()
+    (told,) = tried("model={name: 'own_parts:Counted', width: 1.0}", "optim.layer_decay=0.5")
+    assert told.startswith("optim.layer_decay: 2 layers of 2 learn")
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -118,7 +118,7 @@ def read_step(path: Path, *, ranks_per_node: int) -> Step:
     waits = _waits(result)
     sigma_s, why = _sigma(result, waits.jitter_s, high_s - low_s)
     found = profile.communication or result.communication
-    parameters = profile.cost.parameters if profile.cost else 0
+    parameters = result.trained_parameters or (profile.cost.parameters if profile.cost else 0)
     buckets, told = _buckets(found, parameters, _a_step(result, "backward"), section)
     return Step(
         source=str(path),

@@ -34,12 +34,14 @@ def parameter_groups(section: schema.OptimSection, parameters: Sequence[nn.Param
 def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> list[Group]:
     """Return the groups of matrices, of the classifier (the last parameter of two dimensions), and of the rest.
 
-    Only what flattens to more than one row and column is a matrix.
+    Only what flattens to more than one row and column is a matrix. `parameters` are all of the model's: the classifier
+    may be among those that are not trained, and then nothing else is taken for it.
 
     Raise `RecipeError` when no matrix is left, and for a `classifier_lr` or `norm_and_bias_lr` of nothing.
     """
-    weights, norms_and_biases = _split(section, parameters)
-    classifier = [parameter for parameter in weights if parameter.ndim == 2][-1:]
+    weights, norms_and_biases = _split(section, [parameter for parameter in parameters if parameter.requires_grad])
+    last = [parameter for parameter in parameters if parameter.ndim == 2][-1:]
+    classifier = [parameter for parameter in last if parameter.requires_grad]
     others = [weight for weight in weights if all(weight is not each for each in classifier)]
     matrices = [weight for weight in others if min(len(weight), weight.numel() // len(weight)) > 1]
     # One row or column, such as a layer scale [C, 1, 1], has a length that orthogonalising would throw away.
