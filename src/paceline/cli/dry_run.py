@@ -39,10 +39,10 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
         take_inventory(recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip")  # refuses what cannot be staged
     plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
     known = check_model(recipe.model, plan, half_on_cpu=half_on_cpu(recipe.train.precision, device))
-    try_parts(recipe, plan)
+    tried = try_parts(recipe, plan, datasets.train)
     cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
-    notes = filter(None, [*known, choice.note, outwaited(recipe, choice.workers)])
+    notes = filter(None, [*known, choice.note, outwaited(recipe, choice.workers), *tried])
     plan = replace(plan, notes=(*plan.notes, *notes))
     each = count(cores, "core")
     devices = f"{world.world_size} x {device.type}, {each} each, started by {world.launcher}"

@@ -80,9 +80,18 @@ def _check_patterns(section: Model, names: Iterable[str]) -> None:
     for pattern in section.freeze:
         if any(fnmatchcase(name, pattern) for name in known):
             continue
-        inside = any(name.startswith(f"{pattern}.") for name in known)
-        hint = f" (write '{pattern}.*')" if inside else near_miss(pattern, known) or f" (one is {known[0]!r})"
-        raise RecipeError(f"model.freeze: {pattern!r} matches no parameter of {section.name}{hint}")
+        raise RecipeError(
+            f"model.freeze: {pattern!r} matches no parameter of {section.name}{_meant_by(pattern, known)}"
+        )
+
+
+def _meant_by(pattern: str, names: list[str]) -> str:
+    """Return what to write in place of `pattern`, which is none of `names`."""
+    if any(name.startswith(f"{pattern}.") for name in names):
+        return f" (write '{pattern}.*')"
+    if pattern in ("off", "backbone"):
+        return f" (write model.freeze={pattern})"
+    return near_miss(pattern, names) or f" (one is {names[0]!r})"
 
 
 def _stands_still(path: str, module: nn.Module, is_frozen: Callable[[str], bool]) -> bool:

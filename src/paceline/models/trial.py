@@ -47,7 +47,7 @@ def check_model(section: Model, plan: Plan, *, half_on_cpu: str = "") -> tuple[s
 def _check(section: Model, plan: Plan, device: torch.device, half_on_cpu: str) -> tuple[str, ...]:
     sizes = sorted({size for _, size in plan.train_sizes})
     with _refusal(section, _shape(plan, plan.micro_batch, sizes[0])):
-        model = _build(section, plan, device)
+        model = build_on(section, plan, device)
         as_made = modes(model)
         set_training(section, model, plan.num_classes)
     notes = (_undone(section, thawed(as_made, model)), what_is_trained(section, model))
@@ -147,7 +147,8 @@ def _refusal(section: Model, shape: tuple[int, ...]) -> Iterator[None]:
         raise RecipeError(f"model.name: {section.name} cannot take a batch of {taken}: {reason}") from None
 
 
-def _build(section: Model, plan: Plan, device: torch.device) -> nn.Module:
+def build_on(section: Model, plan: Plan, device: torch.device) -> nn.Module:
+    """Build the network for the images and classes of `plan`; on the meta device it holds shapes and no weights."""
     try:
         with device, warnings.catch_warnings():
             # A network that reads its own weights, one warning a tensor: here there is nothing to copy them to.

@@ -7,6 +7,7 @@ from typing import Any
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.model import OF_OUR_NETWORKS
 from paceline.recipe.schema.own import is_own_model
+from paceline.recipe.schema.train import WHOLE
 
 _SET_EITHER = (("train", "epochs", "steps"),)
 
@@ -60,8 +61,8 @@ def merge(layers: Iterable[Layer]) -> Stack:
     """Merge layers, the later over the earlier.
 
     Choosing another variant by `name` drops the fields of the one before. Another network drops the arguments of the
-    one before, and one of a user's own the settings of ours. Of two settings that exclude each other (`train.epochs`,
-    `train.steps`) the later wins.
+    one before, and one of a user's own the settings of ours. A mapping that is one value (`WHOLE`)
+    replaces the one before. Of two settings that exclude each other (`train.epochs`, `train.steps`) the later wins.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -123,12 +124,13 @@ def _section(values: dict[str, Any], path: list[str]) -> dict[str, Any]:
     return values
 
 
-def _overlay(values: dict[str, Any], over: dict[str, Any]) -> None:
+def _overlay(values: dict[str, Any], over: dict[str, Any], prefix: str = "") -> None:
     for key, value in over.items():
-        if isinstance(value, dict):
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and path not in WHOLE:
             if not isinstance(values.get(key), dict):
                 values[key] = {}
-            _overlay(values[key], value)
+            _overlay(values[key], value, f"{path}.")
         else:
             values[key] = value
 
@@ -136,7 +138,7 @@ def _overlay(values: dict[str, Any], over: dict[str, Any]) -> None:
 def _record(layer: Layer, values: dict[str, Any], prefix: str, origins: dict[str, str]) -> None:
     for key, value in values.items():
         path = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and path not in WHOLE:
             _record(layer, value, f"{path}.", origins)
         else:
             origins[path] = layer.where(path)

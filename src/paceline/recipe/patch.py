@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from paceline.core.errors import RecipeError
+from paceline.recipe.schema.train import WHOLE
 from paceline.recipe.yamlfile import read_value
 
 _KEY = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*")
@@ -25,6 +26,7 @@ class Patch:
         """Return the assignments as one nested mapping. A later assignment to the same path wins."""
         nested: dict[str, Any] = {}
         for path, value in self.assignments:
+            _refuse_below_a_value(path, value)
             *parents, leaf = path.split(".")
             section = nested
             for parent in parents:
@@ -32,19 +34,29 @@ class Patch:
                 if not isinstance(child, dict):
                     raise RecipeError(f"{path}: {parent} was just set to {child!r}, so it has no fields (drop one)")
                 section = child
-            _lay(section, leaf, value)
+            _lay(section, leaf, value, path)
         return nested
 
 
-def _lay(section: dict[str, Any], key: str, value: Any) -> None:
-    """Set `key`; a mapping is merged into the one before it, and never shared with the patch."""
+def _refuse_below_a_value(path: str, value: Any) -> None:
+    for whole in WHOLE:
+        if path.startswith(f"{whole}."):
+            one = f"{{{path.removeprefix(f'{whole}.')}: {value}}}"
+            raise RecipeError(f"{path}: {whole} is one value, not a section (write {whole}={one})")
+
+
+def _lay(section: dict[str, Any], key: str, value: Any, path: str) -> None:
+    """Set `key`, the field at `path`; a mapping of fields is merged into the one before, and none is shared."""
     if not isinstance(value, dict):
         section[key] = value
+        return
+    if path in WHOLE:
+        section[key] = dict(value)
         return
     if not isinstance(section.get(key), dict):
         section[key] = {}
     for below, each in value.items():
-        _lay(section[key], below, each)
+        _lay(section[key], below, each, f"{path}.{below}")
 
 
 def _assignment(word: str) -> tuple[str, Any]:

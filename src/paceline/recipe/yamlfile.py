@@ -1,6 +1,7 @@
 """Read YAML 1.2 as data and nothing else: no tags, aliases, directives or duplicate keys; every key knows its line."""
 
 from dataclasses import dataclass, field
+from datetime import date
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -119,13 +120,23 @@ def _collect_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
             _collect_lines(value, f"{path}.", lines)
 
 
+def _no_word(key: Any) -> str:
+    """Say what is wrong with a key that is no text, or not printable."""
+    if not isinstance(key, int | float | date):
+        return f"key {key!r} is not a word (mend it)"
+    out = StringIO()
+    YAML(typ="rt", pure=True).dump(key, out)  # as it was written, zeros in front among it
+    written = out.getvalue().partition("\n")[0]
+    return f'key {written} is not a word (write it in quotes: "{written}")'
+
+
 def _plain(node: Any, name: str, line: int = 0) -> Any:
     """Turn ruamel's round-trip types into plain Python values; `line` is where `node` stands, if known."""
     where = f"{name}:{line}" if line else name
     if isinstance(node, CommentedMap):
         for key in node:
             if not isinstance(key, str) or not key.isprintable():
-                raise RecipeError(f"{name}:{node.lc.key(key)[0] + 1}: key {key!r} is not a word (mend it)")
+                raise RecipeError(f"{name}:{node.lc.key(key)[0] + 1}: {_no_word(key)}")
         return {str(key): _plain(value, name, node.lc.key(key)[0] + 1) for key, value in node.items()}
     if isinstance(node, CommentedSeq):
         return [_plain(value, name, node.lc.item(number)[0] + 1) for number, value in enumerate(node)]

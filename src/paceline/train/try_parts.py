@@ -1,4 +1,4 @@
-"""Make a user's own augmentation and optimizer, and try them on nothing, for whoever wants to know before a run.
+"""Make what step one needs, and try what is a user's own on nothing, for whoever wants to know before a run.
 
 Their networks are tried by `models.trial`, their data when they are loaded, and sinks, which may call a server, not.
 """
@@ -6,31 +6,50 @@ Their networks are tried by `models.trial`, their data when they are loaded, and
 import torch
 from torch import nn
 
+from paceline.core.dataset import Source
 from paceline.core.errors import RecipeError
 from paceline.data.augment.own import try_changes
-from paceline.models.zoo import build_model
+from paceline.models.trial import build_on
 from paceline.recipe.own import told
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.optim import OwnOptim
-from paceline.train.optim import build_optimizer, layers_of
+from paceline.recipe.schema.optim import Adam, OptimSection, OwnOptim, Sgd
+from paceline.recipe.schema.own import is_own_model
+from paceline.train.loss import build_loss
+from paceline.train.optim import build_optimizer, layers_of, layers_told
 from paceline.train.optimizers.counters import build_counters
 
 
-def try_parts(recipe: Recipe, plan: Plan) -> None:
-    """Raise `RecipeError` for an augmentation or optimizer of a user's own that cannot be made, or does not fit.
+def try_parts(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]:
+    """Return what a user should know of the optimizer and of the loss over the split `train`, in sentences.
 
-    Also for an optimizer that cannot make a step, or keeps what a checkpoint cannot hold.
+    Raise `RecipeError` for an optimizer that has no use for a setting on this network, and for a loss that cannot weigh
+    these classes; for an augmentation or optimizer of a user's own that cannot be made, or does not fit; and for an
+    optimizer that cannot make a step, or keeps what a checkpoint cannot hold.
     """
     try_changes(recipe.data.augment, plan.channels, plan.image_size)
-    if isinstance(recipe.optim, OwnOptim):
+    is_own = isinstance(recipe.optim, OwnOptim)
+    # A user's own may look at values; for the others shapes are enough, and cost nothing.
+    device = torch.device("cpu" if is_own or is_own_model(recipe.model.name) else "meta")
+    with torch.random.fork_rng(devices=[]):
+        model = build_on(recipe.model, plan, device)
+    layers = layers_of(recipe.optim, model)
+    optimizer = build_optimizer(_of_shapes(recipe.optim), model.named_parameters(), device.type, layers)
+    if is_own:
         with torch.random.fork_rng(devices=[]):
-            model = build_model(recipe.model, num_classes=plan.num_classes, channels=plan.channels)
-            _try_optimizer(recipe.optim, model)
+            _try_step(recipe.optim, optimizer, model)
+    _, weights = build_loss(recipe.train, train, torch.device("cpu"))
+    return tuple(filter(None, (layers_told(recipe.optim, optimizer, layers), weights)))
 
 
-def _try_optimizer(section: OwnOptim, model: nn.Module) -> None:
-    optimizer = build_optimizer(section, model.named_parameters(), "cpu", layers_of(section, model))
+def _of_shapes(section: OptimSection) -> OptimSection:
+    """Return `section` without the kernels it asks for, which torch refuses to tensors that hold nothing."""
+    if isinstance(section, Sgd | Adam):
+        return section.model_copy(update={"implementation": "loop"})
+    return section
+
+
+def _try_step(section: OptimSection, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     counters = build_counters(section, optimizer)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None

@@ -19,9 +19,17 @@ SIXTEEN_BITS = ["model.name=torchvision:resnet18", "model.width=1.0", "train.pre
     [
         (["data.stage=/dev/shm"], DataError, "data.stage: has no effect on digits"),
         (["data.loader=native"], RecipeError, "data.loader: native decodes photographs"),
+        (["train.class_weights={zz: 2}"], RecipeError, "train.class_weights: 'zz' is no class of the data"),
+        (["model.freeze=backbone", "optim.layer_decay=0.5"], RecipeError, "optim.layer_decay: 0.5 has no effect"),
         (SIXTEEN_BITS, RecipeError, "train.precision: bf16 on a CPU"),
     ],
-    ids=["staging what is in memory", "a loader that cannot", "16 bits on maps of a pixel"],
+    ids=[
+        "staging what is in memory",
+        "a loader that cannot",
+        "no such class",
+        "one layer alone",
+        "16 bits on maps of a pixel",
+    ],
 )
 def test_what_the_run_would_refuse_is_refused(words, error, reason):
     loaded = load("digits", Patch.parse([*words, "parallel.device=cpu"]))
@@ -40,7 +48,9 @@ def test_a_tracker_that_is_not_installed_is_refused(name, monkeypatch):
 def test_the_plan_has_the_notes_that_the_run_would_have(capsys):
     words = ["data.loader=threads", "data.workers=1", "parallel.timeout=1min", "parallel.device=cpu"]
     words = [*words, "model.name=empty", "model.width=1.0", "model.freeze=[classifier.bias]"]
+    words = [*words, 'train.class_weights={"7": 2}']
     assert dry_run(load("digits", Patch.parse(words)), World(), 1, as_json=True) == 0
-    frozen, note = json.loads(capsys.readouterr().out)["plan"]["notes"]
+    frozen, note, weights = json.loads(capsys.readouterr().out)["plan"]["notes"]
     assert frozen.startswith("model.freeze: 10 parameters of 20 are trained; the others stay as they are drawn")
     assert note.startswith("data.worker_timeout: 5min has no effect: parallel.timeout of 1min ends the run first")
+    assert weights.startswith("train.class_weights: from 0.9")

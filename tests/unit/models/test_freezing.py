@@ -119,6 +119,8 @@ def test_evaluations_and_norms_over_all_ranks_leave_still_what_is_still() -> Non
     ("name", "freeze", "message"),
     [
         (NAME, ["stem"], f"'stem' matches no parameter of {NAME} (write 'stem.*')"),
+        (NAME, ["backbone"], f"'backbone' matches no parameter of {NAME} (write model.freeze=backbone)"),
+        (NAME, ["off"], f"'off' matches no parameter of {NAME} (write model.freeze=off)"),
         (NAME, ["stem.*", "layer9.*"], f"'layer9.*' matches no parameter of {NAME} (one is 'stem.0.weight')"),
         (NAME, ["clasifier.bias"], "'clasifier.bias' matches no parameter of resnet18_cifar (did you mean "
          "'classifier.bias'?)"),
@@ -171,7 +173,13 @@ def test_a_classifier_that_starts_fresh_must_be_trained(tmp_path) -> None:
     ("words", "message"),
     [
         ("model.freeze=[]", "model.freeze: freeze has no patterns (set freeze=off, or name some)"),
-        ("model.freeze=stem", "model.freeze: 'stem' should be 'off', or 'backbone', or a list"),
+        ("model.freeze=", "model.freeze: None should be 'off', or 'backbone', or a list"),
+        ("model.freeze=''", "model.freeze: '' should be 'off', or 'backbone', or a list"),
+        ("model.freeze=stem.*", "model.freeze: 'stem.*' is neither off, backbone nor a list (write [stem.*])"),
+        (
+            "model.freeze='stem.*, *.bias'",
+            "model.freeze: 'stem.*, *.bias' is neither off, backbone nor a list (write [stem.*, \"*.bias\"])",
+        ),
     ],
 )
 def test_a_recipe_says_off_backbone_or_patterns(words: str, message: str) -> None:

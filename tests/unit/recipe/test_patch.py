@@ -3,6 +3,8 @@
 import pytest
 
 from paceline.recipe.patch import Patch
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.train import WHOLE
 
 
 def values(*words: str) -> dict:
@@ -43,6 +45,37 @@ def test_of_two_assignments_to_one_path_the_later_wins():
 @pytest.mark.parametrize("words", [("optim.lr=1", "optim={name: adam}"), ("optim={name: adam}", "optim.lr=1")])
 def test_a_mapping_and_a_field_of_it_are_laid_together(words):
     assert values(*words) == {"optim": {"lr": 1, "name": "adam"}}
+
+
+@pytest.mark.parametrize("before", ["{cat: 2}", "off", "balanced"])
+@pytest.mark.parametrize("last", ["train.class_weights={dog: 3}", "train={class_weights: {dog: 3}}"])
+def test_a_mapping_that_is_one_value_replaces_what_was_before_it(before, last):
+    words = ("train.epochs=2", f"train.class_weights={before}", last)
+    assert values(*words) == {"train": {"epochs": 2, "class_weights": {"dog": 3}}}
+    assert values("model.args={a: 1}", "model.args={b: 2}") == {"model": {"args": {"a": 1, "b": 2}}}
+
+
+def test_a_mapping_that_is_one_value_is_not_shared_with_the_patch():
+    patch = Patch.parse(["train.class_weights={dog: 3}"])
+    patch.values()["train"]["class_weights"]["cat"] = 2
+    assert patch.values() == {"train": {"class_weights": {"dog": 3}}}
+
+
+def test_a_mapping_that_is_one_value_has_no_fields(refusal):
+    assert refusal(values, "train.class_weights={cat: 2}", "train.class_weights.dog=3") == (
+        "train.class_weights.dog: train.class_weights is one value, not a section (write train.class_weights={dog: 3})"
+    )
+
+
+def test_all_fields_whose_keys_are_data_are_one_value():
+    sections = Recipe.model_json_schema()["$defs"]
+    found = {
+        f"{title.lower()}.{name}"
+        for title, section in sections.items()
+        for name, field in section.get("properties", {}).items()
+        if any(isinstance(each.get("additionalProperties"), dict) for each in (field, *field.get("anyOf", [])))
+    }
+    assert found == WHOLE
 
 
 def test_a_switch_may_be_thrown_after_its_fields_were_set():
@@ -90,7 +123,7 @@ PLAIN = "not allowed in a recipe (write a plain value)"
         ("!!float 3", f"optim.lr:1: tag tag:yaml.org,2002:float is {PLAIN}"),
         ("[1", "optim.lr:1: expected ',' or ']', but got '<stream end>' (mend the YAML)"),
         ("{a: 1, a: 2}", 'optim.lr:1: found duplicate key "a" with value "2" (original value: "1") (mend the YAML)'),
-        ("{1: 2}", "optim.lr:1: key 1 is not a word (mend it)"),
+        ("{1: 2}", 'optim.lr:1: key 1 is not a word (write it in quotes: "1")'),
         ("\x07", "optim.lr:1: '\\x07' is not allowed in YAML (take it out)"),
         ("\udcff", "optim.lr:1: '\\udcff' is not allowed in YAML (take it out)"),
         (

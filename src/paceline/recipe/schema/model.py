@@ -1,5 +1,6 @@
 """The network."""
 
+import re
 from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -44,6 +45,14 @@ class Model(Section):
     def _may_be_imported(cls, name: str) -> str:
         return check_import_path(name) if is_own_model(name) else name
 
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def _lists_its_patterns(cls, freeze: object) -> object:
+        if isinstance(freeze, str) and freeze not in ("off", "backbone", ""):
+            patterns = [_in_a_list(each.strip()) for each in freeze.split(",")]
+            raise ValueError(f"{freeze!r} is neither off, backbone nor a list (write [{', '.join(patterns)}])")
+        return freeze
+
     @field_validator("freeze")
     @classmethod
     def _names_something(cls, freeze: str | tuple[str, ...]) -> str | tuple[str, ...]:
@@ -62,3 +71,8 @@ class Model(Section):
         if self.zero_init_residual and self.norm == "none":
             raise ValueError("zero_init_residual has no effect with norm none, whose branches start at zero (leave it)")
         return self
+
+
+def _in_a_list(pattern: str) -> str:
+    """Return `pattern` as an item of a list in YAML, in quotes where it needs them."""
+    return pattern if re.fullmatch(r"[\w.][\w.*]*", pattern) else f'"{pattern}"'

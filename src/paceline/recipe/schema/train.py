@@ -1,7 +1,7 @@
 """How long, how precisely, and how it is judged."""
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -10,6 +10,9 @@ from paceline.recipe.schema.section import Auto, CadenceDuration, Off, Section, 
 PrecisionName = Literal[
     "fp64", "fp32", "tf32", "fp16", "bf16", "amp", "fp16_master", "bf16_master", "fp16_pure", "bf16_pure"
 ]
+WHOLE: Final = frozenset({"train.class_weights"})
+"""Fields whose mapping is one value, whose keys are data: given anew it replaces the one before it. All other mappings
+are laid over those before them, `args` among them, whose keys are settings."""
 
 
 class Stop(Section):
