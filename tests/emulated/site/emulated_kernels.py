@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def _run(op: Any, *args: Any, **options: Any) -> Any:
     if name in WAITING or (name in INDEXING and any(_is_mask(each) for each in args[1])):
         torch.cuda.current_stream().synchronize()
     stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
-    call = _Call(op, args, options)
+    call = _Call(op, _as_declared(op, args), options)
     if not _runtime.emulated_captures(stream):
         _runtime.emulated_finish(stream)
         return _each(lambda tensor: _up(tensor, call, fills=True), call.compute())
@@ -174,6 +175,15 @@ def _run(op: Any, *args: Any, **options: Any) -> Any:
     _recorded[number] = again
     _runtime.emulated_record(stream, ctypes.c_long(number))
     return outputs
+
+
+def _as_declared(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return `args` with a tensor where torch has made a plain number of one, as it does for kernels in Python."""
+    kinds = [str(each.type) for each in op._schema.arguments] if hasattr(op, "_schema") else []
+    numbers = [kind == "Tensor" and isinstance(each, int | float) for each, kind in zip(args, kinds, strict=False)]
+    if not any(numbers):
+        return args
+    return tuple(torch.tensor(each) if number else each for each, number in zip_longest(args, numbers, fillvalue=False))
 
 
 def _up(tensor: Tensor, call: _Call, *, fills: bool) -> Tensor:
