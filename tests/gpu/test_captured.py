@@ -64,14 +64,15 @@ def is_captured(rundir: RunDir) -> bool:
     ids=lambda words: words[0] if words else "plain",
 )
 def test_a_captured_run_has_the_losses_of_a_plain_one(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """To 2 %, in nine steps after the capture: kernels may be other ones, as cuDNN times them anew in each run, and
-    losses drift from there, those of LAMB by more than that in as many again."""
+    """To 2 %: kernels may be other ones, as cuDNN times them anew in each run, and losses drift from there, those of
+    LAMB by more than that after nine steps."""
     plain = trained(tmp_path / "plain", *words)
     captured = trained(tmp_path / "captured", *words, "train.capture=on")
     assert is_captured(captured) and not is_captured(plain)
     assert not captured.warnings.exists(), captured.warnings.read_text()
+    num = 12 if "optim.name=lamb" in words else None
     assert len(losses(captured)) == len(losses(plain)) >= 16
-    assert losses(captured)[:12] == pytest.approx(losses(plain)[:12], rel=2e-2)
+    assert losses(captured)[:num] == pytest.approx(losses(plain)[:num], rel=2e-2)
 
 
 def test_a_captured_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

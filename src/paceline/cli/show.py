@@ -20,7 +20,7 @@ from paceline.core.results import (
     RunResult,
     StageResult,
 )
-from paceline.core.rundir import RunDir
+from paceline.core.rundir import RunDir, checkpoint_name
 from paceline.core.stages import spoken
 from paceline.core.units import accuracy, count, milliseconds, number, seconds, share, size
 from paceline.data.sources.places import printable
@@ -129,7 +129,7 @@ def _best(result: RunResult, last: EvalResult, rundir: RunDir) -> list[tuple[str
     if best is None or step is None or best.top1 <= last.top1:
         return []
     place = f"at step {step:,}" + ("" if result.best_epoch is None else f", epoch {round(result.best_epoch, 2):g}")
-    is_kept = (rundir.checkpoints / f"step-{step:08d}").is_dir()
+    is_kept = (rundir.checkpoints / checkpoint_name(step)).is_dir()
     return [("best top-1", f"{accuracy(best.top1)} {place} ({'--checkpoint best' if is_kept else 'not kept'})")]
 
 

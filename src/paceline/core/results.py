@@ -248,11 +248,10 @@ class RunResult(Value):
     or gradient was no number. `bad_images` is how many different images could not be read and were left out.
     `parameters` (of the network), `trained_parameters` (those not frozen), `best_step`, `best_epoch`, `goodput`,
     `checkpoints`, `account` and `memory` are None in results of before they were recorded; `loader` is None with
-    `measure.clock=off`, `communication` also where
-    gradients are not averaged by ddp, and `straggler` likewise and where there is one rank, which is when `ranks` is
-    empty. `verdict` has `bottleneck`, `evidence`, `ceiling` and `try`. `provenance` says what it was measured on and
-    how it was started; in a batch job `job_id`, and `job_restarts`, how often that was queued again
-    (SLURM_RESTART_COUNT).
+    `measure.clock=off`, `communication` also where gradients are not averaged by ddp, and `straggler` likewise and
+    where there is one rank, which is when `ranks` is empty. `verdict` has `bottleneck`, `evidence`, `ceiling` and
+    `try`. `provenance` says what it was measured on and how it was started; in a batch job `job_id`, and
+    `job_restarts`, how often that was queued again (SLURM_RESTART_COUNT).
     `run_dir` is where the run is, known of what `paceline.train` returns.
     """
 

@@ -36,6 +36,11 @@ def write_atomic(path: Path, text: str, beside: Path | None = None) -> None:
         raise
 
 
+def checkpoint_name(step: int) -> str:
+    """Return what the folder of the checkpoint of `step` is called."""
+    return f"step-{step:08d}"
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Where everything a run writes is found."""

@@ -18,6 +18,7 @@ from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.own import is_own_model
+from paceline.train.averaged import keeps_average
 from paceline.train.checkpoint import Checkpoints, Keep, model_tensors, read_state, weights_sha256
 from paceline.train.facts import read_facts
 from paceline.train.judged import judged_network, precision_on
@@ -49,7 +50,8 @@ def checkpoint_to_start_from(weights: str) -> str:
     if weights == "off":
         return ""
     place = expanded(weights)
-    run, name = (place.parent.parent, place.name) if place.parent.name == "checkpoints" else (place, "last")
+    above = place.parent.parent
+    run, name = (above, place.name) if place.parent == RunDir(above).checkpoints else (place, "last")
     if not _is_run(run):
         if not is_folder(place):
             return ""
@@ -94,7 +96,7 @@ def begin(section: Model, model: nn.Module, checkpoint: str) -> Beginning:
     network = _network(own, section, path)
     given = model_tensors(network)
     sentence = copy_weights(model, given, weights, section.name)
-    which = "weights" if own.train.ema == "off" and own.optim.name != "schedule_free" else "averaged weights"
+    which = "averaged weights" if keeps_average(own) else "weights"
     facts |= {"checkpoint": path.name, "sha256": weights_sha256(given)}
     return Beginning(f"model.weights: {weights}: the {which} of {path.name}: {sentence}", {_FACT: facts})
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from paceline.report.words import clean
+from paceline.report.words import clean, few
 
 Code = Mapping[str, Mapping[str, str]]
 """The `sha256` of its file, and the `package` it is of, for each part by import path; each as far as it is known."""
@@ -11,7 +11,6 @@ _ASPECTS: Final = ("sha256", "package")
 _DIGITS: Final = 8
 """Of a sha256, which tell two files apart for a reader."""
 _LONGEST: Final = 80
-_MOST: Final = 5
 
 
 def read_code(recorded: object) -> Code:
@@ -44,8 +43,8 @@ def _mixed(part: str, runs: Sequence[tuple[str, Code]]) -> str:
             for value in _values(part, what, [code]):
                 names.setdefault(value, []).append(name)
         if len(names) > 1:
-            each = [f"{_shown(what, value)} in {_few(found)}" for value, found in names.items()]
-            return f"{clean(part, _LONGEST)} ({_few(each, '; ')})"
+            each = [f"{_shown(what, value)} in {few(found)}" for value, found in names.items()]
+            return f"{clean(part, _LONGEST)} ({few(each, '; ')})"
     return ""
 
 
@@ -71,8 +70,4 @@ def _shown(what: str, value: str) -> str:
 
 
 def _listed(parts: Iterator[str]) -> str:
-    return _few([part for part in parts if part])
-
-
-def _few(words: Sequence[str], between: str = ", ") -> str:
-    return between.join(words[:_MOST]) + (f" and {len(words) - _MOST:,} more" if len(words) > _MOST else "")
+    return few([part for part in parts if part])

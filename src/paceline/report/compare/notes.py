@@ -7,6 +7,7 @@ from paceline.report.compare.code import mixed, other
 from paceline.report.compare.read import Trained
 from paceline.report.compare.settings import differing, shown
 from paceline.report.compare.target import LEAST_SHARE, Target, best_of, chance_of, near_chance, patience_of, stop_of
+from paceline.report.words import few
 
 _COUNTS = ("train_images", "val_images", "num_classes")
 _SOURCE = "data.source."
@@ -40,7 +41,7 @@ def _unlearnt(target: Target, runs: Sequence[Trained], metric: str) -> str:
     near = "near chance" + "".join(f" ({_percent(level)}, where guessing gives {_percent(g)})" for level, g in chances)
     if target.level is None:
         return f"No run has learnt, as none has a best above what is {near}: no target is compared (set --target)."
-    names = _listed([f"{run.name} (at best {accuracy(best_of(run) or 0.0)})" for run in target.unlearnt])
+    names = few([f"{run.name} (at best {accuracy(best_of(run) or 0.0)})" for run in target.unlearnt])
     half = f"half of the best run's ({accuracy(LEAST_SHARE * max(best_of(run) or 0.0 for run in runs))})"
     rule = f"its best is below {half}, or no higher than what is {near}" if chances else f"its best is below {half}"
     return f"The target does not go by {names}: a run counts as not having learnt where {rule}."
@@ -58,7 +59,7 @@ def _patience(target: Target, runs: Sequence[Trained]) -> Iterator[str]:
     if others:
         yield (
             f"The target is met with {count(target.patience, 'evaluation')} in a row, the fewest that a recipe which "
-            f"stops asks for (train.stop.patience), though recipes differ in it: {_listed(others)}."
+            f"stops asks for (train.stop.patience), though recipes differ in it: {few(others)}."
         )
 
 
@@ -119,8 +120,4 @@ def _group(name: str, runs: Sequence[Trained], target: Target) -> Iterator[str]:
 
 
 def _of(names: Sequence[str]) -> str:
-    return f"{_listed(names)} {'was' if len(names) == 1 else 'were'}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+    return f"{few(names)} {'was' if len(names) == 1 else 'were'}"

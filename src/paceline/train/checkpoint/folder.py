@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import CheckpointError, RecipeError
+from paceline.core.rundir import checkpoint_name
 from paceline.train.checkpoint.format import Snapshot, damage_of, read_state, sync_folder, write
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -122,7 +123,7 @@ class Checkpoints:
 
     def path_of(self, step: int) -> Path:
         """Return where the checkpoint of `step` is, or would be."""
-        return self.folder / f"step-{step:08d}"
+        return self.folder / checkpoint_name(step)
 
     def tidy(self) -> None:
         """Remove what killed saves have left. Only rank 0 calls it, while nothing is being saved.
