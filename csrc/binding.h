@@ -12,12 +12,12 @@
 #include "paceline.h"
 
 /* Raised whenever a function comes, goes or changes its meaning: `paceline.data.native` wants this very number. */
-#define PL_VERSION 1
+#define PL_VERSION 2
 
 #define PL_KEPT_SCRATCHES 4 /* between calls of functions that decode in the caller's thread */
 
 typedef struct {
-  PyTypeObject *pool_type, *task_type;
+  PyTypeObject *pool_type, *task_type, *mapped_type;
   pl_scratch *kept[PL_KEPT_SCRATCHES]; /* idle ones, first `num_kept`; under the GIL */
   int num_kept;
 } pl_state;
@@ -25,6 +25,10 @@ typedef struct {
 /* Add Pool and Task (module_pool.c). Return -1 with an exception set. */
 int pl_add_pool_types(PyObject *module, pl_state *state);
 
+/* Add Mapped (module_mapped.c). Return -1 with an exception set. */
+int pl_add_mapped_type(PyObject *module, pl_state *state);
+
+PyObject *pl_python_cut_file(PyObject *module, PyObject *unused); /* module_mapped.c */
 PyObject *pl_python_move(PyObject *module, PyObject *args, PyObject *named); /* module_move.c */
 
 /* ---- arguments.c ------------------------------------------------------------------------------------------------ */

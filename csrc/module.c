@@ -168,12 +168,14 @@ static PyMethodDef functions[] = {
     {"decode_into", NAMED(decode_into), "Decode a whole record into uint8 [H, W, channels]."},
     {"decode_crop_into", NAMED(decode_crop_into), "Decode a box of a record into uint8 [channels, size, size]."},
     {"move", NAMED(pl_python_move), "Pad, cut and mirror images of a batch into uint8 [N, C, H, W]."},
+    {"cut_file", pl_python_cut_file, METH_NOARGS, "Return the name of a file that was cut short while it was mapped."},
     {NULL, NULL, 0, NULL},
 };
 
 static int execute(PyObject *module) {
   pl_state *state = PyModule_GetState(module);
   if (PyModule_AddIntConstant(module, "VERSION", PL_VERSION)) return -1;
+  if (pl_add_mapped_type(module, state)) return -1;
   return pl_add_pool_types(module, state);
 }
 
@@ -181,6 +183,7 @@ static int traverse(PyObject *module, visitproc visit, void *arg) {
   pl_state *state = PyModule_GetState(module);
   Py_VISIT(state->pool_type);
   Py_VISIT(state->task_type);
+  Py_VISIT(state->mapped_type);
   return 0;
 }
 
@@ -188,6 +191,7 @@ static int clear(PyObject *module) {
   pl_state *state = PyModule_GetState(module);
   Py_CLEAR(state->pool_type);
   Py_CLEAR(state->task_type);
+  Py_CLEAR(state->mapped_type);
   return 0;
 }
 
