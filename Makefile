@@ -9,7 +9,7 @@ NATIVE := $(VENV)/.native
 CORE := setup.py $(wildcard csrc/*.c csrc/*.h)
 BUILD_CORE := setup.py --quiet build_ext --inplace
 
-.PHONY: demo test test-gpu test-gpu-emulated lint types format docs wheel sbom lock locked clean native native-sanitised fuzz
+.PHONY: demo test test-long test-gpu test-gpu-emulated lint types format docs wheel sbom lock locked clean native native-sanitised fuzz
 
 demo: $(READY) $(NATIVE)
 	$(BIN)/paceline train --ranks 2 parallel.device=cpu
@@ -20,8 +20,9 @@ demo: $(READY) $(NATIVE)
 # the rest. Threads that spin while they wait would keep the core from the other process.
 UNITS := tests/unit tests/architecture
 NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
-PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume) \
-  $(call NAMED,integration,compile completion emulated exact export_photographs failures frozen kubernetes ladder presets) \
+PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume archives console data environment) \
+  $(call NAMED,faults,last_checkpoint links recipes_and_names) \
+  $(call NAMED,integration,compile completion emulated exact export_photographs failures frozen health kubernetes ladder) \
   $(call NAMED,integration,real_data release remote report_page resume same_samples trackers) \
   $(call NAMED,numerics,agreement bad_numbers checkpoints judging many_ranks reducing remembering strategies) \
   $(call NAMED,numerics,sync_norm watching)
@@ -34,6 +35,12 @@ test: $(READY_DEV) $(NATIVE)
 	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(PAIRS)) --junitxml build/tests/rest.xml || failed=1; \
 	$(BIN)/python .ci/tests.py $$(ls build/tests/*.xml) || failed=1; \
 	exit $$failed
+
+# What takes minutes: every preset for two steps, a run that is killed again and again, and, each for so many seconds, the
+# native core against libjpeg-turbo and its pool under ThreadSanitizer. Without clang or libjpeg-turbo's headers (libjpeg62-turbo-dev) a test says what it lacks, and is skipped.
+LONG_SECONDS ?= 180
+test-long: $(READY_DEV)
+	PACELINE_LONG_SECONDS=$(LONG_SECONDS) $(BIN)/python -m pytest -m long -rA tests
 
 # On a machine with a GPU, with that machine's own Python: needs paceline's dependencies and pytest, no plug-ins.
 test-gpu:

@@ -86,13 +86,19 @@ def fork(
     *,
     folder: str = os.curdir,
     in_session: bool = False,
+    tied: Sequence[int] = (),
 ) -> int:
-    """Start a program whose files are `files`, by the number each is to have; return its process id."""
+    """Start a program whose files are `files`, by the number each is to have; return its process id.
+
+    `tied` are the arguments of `die_with_parent`, where it is to end with this one.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
         return pid
     try:
+        if tied:
+            importlib.import_module("paceline.core.process").die_with_parent(*tied)
         if in_session:
             os.setsid()
         os.chdir(folder)
@@ -124,6 +130,8 @@ def be_as_started(environ: Mapping[str, str], files: Mapping[int, int]) -> None:
 
 def run(words: Sequence[str]) -> NoReturn:
     """Run what follows `python` on a command line, and end as it does."""
+    if list(words[:2]) == ["-I", "-S"]:  # tied to the one that asked for it (`tied_to_us`), which is not our parent
+        words = words[6:]
     its_own = {"DEVNULL": DEVNULL, "PIPE": PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
     for name in STARTERS:
         importlib.import_module(name).subprocess = SimpleNamespace(Popen=popen, **its_own)
@@ -155,7 +163,11 @@ def run(words: Sequence[str]) -> NoReturn:
 
 def popen(command: list[str], **asked: Any) -> "Forked | subprocess.Popen[str]":
     """Be `subprocess.Popen` of what starts ranks and runs: fork what this Python is to run, and start what else is."""
-    return Forked(command, **asked) if command[0] in (PYTHON, sys.executable) else subprocess.Popen(command, **asked)
+    tie = importlib.import_module("paceline.core.process").tied_to_us([])  # words, and then a process and a signal
+    tied, words = ([], command) if command[: len(tie) - 2] != tie[:-2] else (command[: len(tie)], command[len(tie) :])
+    if words[0] not in (PYTHON, sys.executable):
+        return subprocess.Popen(command, **asked)
+    return Forked(words, **asked, tied=[int(each) for each in tied[-2:]])
 
 
 class Forked:
@@ -173,13 +185,14 @@ class Forked:
         stderr: int | None = None,
         text: bool = True,
         errors: str = "replace",
+        tied: Sequence[int] = (),
     ) -> None:
         assert stdin == DEVNULL and start_new_session and text and errors == "replace"
         nothing = os.open(os.devnull, os.O_RDWR)
         out = {None: 1, DEVNULL: nothing}[stdout]
         self._said, err = os.pipe() if stderr == PIPE else (None, 2)
         files = {0: nothing, 1: out, 2: err, **{number: number for number in pass_fds}}
-        self.pid = fork(command[1:], dict(os.environ) if env is None else env, files, in_session=True)
+        self.pid = fork(command[1:], dict(os.environ) if env is None else env, files, in_session=True, tied=tied)
         self.returncode: int | None = None
         os.close(nothing)
         if self._said is not None:

@@ -28,6 +28,7 @@ def train(
     source: str | Callable[..., Any] | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
+    own_code: bool = False,
 ) -> "RunResult":
     """Train a classifier, evaluate it, and leave a run directory; return its result.
 
@@ -39,6 +40,9 @@ def train(
     called as `source(split="train", **data.source.args)`, and with "val". Both must stand at the top of a module, a
     script or a notebook: the recipe names them by import path. See `docs/how-to/extend.md`.
 
+    Code that a recipe file or a run directory names is imported only with `own_code`: set it where you trust whoever
+    wrote the file. What the arguments name needs no such leave, a mapping or a `Recipe` included.
+
     `run_dir` is where the run is written, `runs/RECIPE-TIME` unless given; the result has it as `run_dir` too. With
     `resume` it goes on from its newest checkpoint. One process is one rank: a script that torchrun or srun starts
     several times trains in all of them, and each gets the same result. Raise `paceline.core.errors.PacelineError` for
@@ -46,7 +50,7 @@ def train(
     """
     # Not an import statement, as all over the package `__version__` is read from here: that would be a circle.
     work: Callable[..., RunResult] = import_module(f"{__name__}.cli.script").train
-    return work(recipe, overrides, model, source, run_dir, resume=resume)
+    return work(recipe, overrides, model, source, run_dir, resume=resume, own_code=own_code)
 
 
 class _Package(ModuleType):

@@ -39,7 +39,7 @@ TYPED = [
 ]
 VERBS = typer.main.get_group(app).commands
 LANGUAGES = ("", "sh", "python", "yaml", "json", "text")
-HIDDEN = re.compile(r"^(?:\$ |\w+=\S+ )*(?:paceline|torchrun) ", re.MULTILINE)
+HIDDEN = re.compile(r"^(?:\$ |\w+=\S+ )*(?:paceline|torchrun) (?!…:)", re.MULTILINE)
 MADE = ROOT / "docs" / "reference" / "cli.md"
 PLACEHOLDER = re.compile(r"<\w+>")
 RUN = "runs/placeholder"

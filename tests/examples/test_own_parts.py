@@ -46,9 +46,9 @@ if __name__ == "__main__":
     print(whole.status, whole.steps, whole.weights_sha256)
     shutil.rmtree("halves/checkpoints/step-00000006")
     os.remove("halves/result.json")
-    again = paceline.train("halves", resume=True)
+    again = paceline.train("halves", resume=True, own_code=True)
     print(again.status, again.steps, again.weights_sha256)
-    assert paceline.train("halves", resume=True).weights_sha256 == again.weights_sha256
+    assert paceline.train("halves", resume=True, own_code=True).weights_sha256 == again.weights_sha256
     print("returned", again.run_dir, whole.run_dir)
 """
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -91,11 +91,27 @@ def test_its_run_is_evaluated_where_the_module_is_found(own_model, paceline) -> 
     assert again["top1"] == before["top1"]
 
 
+def test_its_run_is_resumed_only_with_own_code(own_model, paceline) -> None:
+    _, rundir = own_model
+    paceline("train", str(rundir), "--resume", **ON_PATH).says("model.name: own_model:Pyramid is code", "--own-code")
+    again = paceline("train", str(rundir), "--resume", "--own-code", **ON_PATH)
+    assert again.code == 0 and "was complete already" in again.out
+
+
+def test_consent_reaches_the_ranks_of_the_runs_that_an_experiment_starts(own_model, paceline, tmp_path) -> None:
+    (tmp_path / "r.yaml").write_text("extends: digits\nmodel: {name: 'own_model:Pyramid'}\nparallel: {device: cpu}\n")
+    words = ("scale", "r.yaml", "--ranks", "2", "--steps", "2", "--repeats", "1", "--run-dir", "scaled")
+    paceline(*words, **ON_PATH).says("r.yaml:2: model.name: own_model:Pyramid is code")
+    assert not (tmp_path / "scaled").exists()
+    done = paceline(*words, "--own-code", **ON_PATH)
+    assert done.code == 0, done.err
+
+
 def test_its_run_is_refused_in_one_line_where_the_module_is_not_found(own_model, paceline) -> None:
     _, rundir = own_model
     said = ("model.name: own_model:Pyramid: there is no module own_model", "PYTHONPATH=")
     paceline("eval", str(rundir), "--own-code").says(*said)
-    paceline("eval", str(rundir), **ON_PATH).says("is code that the run names (add --own-code where you trust whoever")
+    paceline("eval", str(rundir), **ON_PATH).says("model.name: own_model:Pyramid is code", "(add --own-code")
 
 
 def test_a_dry_run_imports_what_the_run_would(paceline) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.long
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KILLS, SEED = 5, 6
 

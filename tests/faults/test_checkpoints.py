@@ -18,7 +18,9 @@ from unittest import mock
 import pytest
 import torch
 
+from paceline.core.errors import CheckpointError
 from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, Writer, format, load_part, verify
+from paceline.train.checkpoint.format import is_weights_alone
 
 BOTH = pytest.mark.parametrize("background", [True, False], ids=["background", "at once"])
 MIB = 1 << 20
@@ -194,6 +196,76 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path, background: boo
     assert_only(tmp_path, 1)
 
 
+def writer_on(folder: Path, warnings: list[str], keep: Keep, *, background: bool) -> Writer:
+    return Writer(Checkpoints(folder, keep), background=background, on_failure="warn", warn=warnings.append)
+
+
+# matrix: 30
+@BOTH
+def test_older_checkpoints_make_room_for_the_last_one(small_disk: Path, background: bool) -> None:
+    """But not those that are kept for good, here that of step 2, the best."""
+    warnings: list[str] = []
+    with contextlib.closing(writer_on(small_disk, warnings, Keep(9), background=background)) as writer:
+        for step in (1, 2, 3):
+            writer.save(step, 2, snapshot(step))
+        writer.save(4, 2, snapshot(4), "preempted")
+        writer.flush()
+        assert writer.saved_step == 4
+    assert_only(small_disk, 2, 3, 4)
+    assert {"model", "optimizer"} == {path.stem for path in (small_disk / "step-00000004").glob("*.safetensors")}
+    (warning,) = warnings
+    assert "step-00000004: the disk is full: older checkpoints were removed" in warning
+
+
+# matrix: 30
+@BOTH
+def test_a_run_that_has_ended_saves_its_weights_alone_where_more_does_not_fit(
+    small_disk: Path, background: bool
+) -> None:
+    warnings: list[str] = []
+    big = 2 * MIB + MIB // 2
+    with contextlib.closing(writer_on(small_disk, warnings, Keep(1), background=background)) as writer:
+        writer.save(1, -1, snapshot(1, big))
+        writer.save(2, -1, snapshot(2, big), "ended")
+        writer.flush()
+        assert (writer.saved_step, writer.result().saved, writer.result().failed) == (2, 2, 0)
+    checkpoint = Checkpoints(small_disk, Keep(1)).newest_whole(pytest.fail)
+    assert checkpoint == small_disk / "step-00000002" and is_weights_alone(checkpoint)
+    assert all((each == 2).all() for each in load_part(checkpoint, "model").values())
+    assert load_part(checkpoint, "optimizer") == {}
+    (warning,) = warnings
+    assert "step-00000002: the disk is full: its weights were saved alone, in 1.2 MiB" in warning
+
+
+# matrix: 30
+@BOTH
+def test_a_run_that_is_to_be_resumed_never_saves_weights_alone(small_disk: Path, background: bool) -> None:
+    warnings: list[str] = []
+    big = 2 * MIB + MIB // 2
+    with contextlib.closing(writer_on(small_disk, warnings, Keep(1), background=background)) as writer:
+        writer.save(1, -1, snapshot(1, big))
+        writer.save(2, -1, snapshot(2, big), "preempted")
+        writer.flush()
+        assert (writer.saved_step, writer.result().failed) == (1, 1)
+    assert_only(small_disk, 1)
+    assert_says_full(warnings[0].replace("2.5 MiB", "3.0 MiB"), small_disk, "No space left on device")
+
+
+# matrix: 30
+@BOTH
+def test_saves_that_fail_alike_are_counted_in_one_warning(small_disk: Path, background: bool) -> None:
+    warnings: list[str] = []
+    with contextlib.closing(writer_on(small_disk, warnings, Keep(9), background=background)) as writer:
+        for step in range(1, 8):
+            writer.save(step, -1, snapshot(step, 5 * MIB))
+        writer.save(8, -1, snapshot(8))
+        writer.save(9, -1, snapshot(9, 5 * MIB))
+    first, likewise, again = warnings
+    assert "step-00000001: was not saved: No space left on device" in first
+    assert "6 more checkpoints, of steps 2 to 7, failed likewise: No space left on device" in likewise
+    assert "step-00000009: was not saved" in again
+
+
 # matrix: 31
 @BOTH
 def test_a_disk_that_became_read_only_is_said(small_disk: Path, background: bool) -> None:
@@ -222,12 +294,17 @@ def test_a_folder_that_was_closed_is_said(tmp_path: Path, background: bool) -> N
 
 # matrix: 31
 @BOTH
-def test_a_folder_that_was_removed_is_made_again(tmp_path: Path, background: bool) -> None:
+def test_the_folder_of_checkpoints_is_made_again_but_not_the_run(tmp_path: Path, background: bool) -> None:
     folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
     assert tried(folder, 1, background=background) == []
-    shutil.rmtree(tmp_path / "run")
+    shutil.rmtree(folder)
     assert tried(folder, 2, background=background) == []
     assert_only(folder, 2)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="run: was removed while"):  # also where a failure is but a warning
+        tried(folder, 3, background=background)
+    assert not list(tmp_path.iterdir())
 
 
 # matrix: 31

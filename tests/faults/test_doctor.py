@@ -18,7 +18,7 @@ import pytest
 
 TIMEOUT_S = 60
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "TORCHELASTIC_", "GLOO_", "NCCL_")
-BUSY = {"memory", "disk", "disk speed"}
+BUSY = {"memory", "disk", "disk speed", "load"}
 """What may be worth a look on a sound machine while other programs keep it busy."""
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from paceline.cli import main; main()"
 WITHOUT_NCCL = (

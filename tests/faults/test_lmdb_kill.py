@@ -14,9 +14,11 @@ import pytest
 
 from paceline.core.dataset import DatasetInfo, Datasets, Sample, Split
 from paceline.core.errors import DataError
+from paceline.data import unfinished
 from paceline.data.sources import lmdb_write
 from paceline.data.sources.lmdb import load_lmdb
 from paceline.data.sources.lmdb_write import write_lmdb
+from paceline.data.unfinished import made_beside
 from paceline.recipe.schema.source import Lmdb
 
 pytest.importorskip("lmdb", reason="an LMDB is written by the package lmdb: pip install lmdb")
@@ -96,10 +98,10 @@ def test_a_writer_that_is_killed_leaves_nothing_or_all_and_the_next_one_finishes
 
 
 # matrix: 39
-@pytest.mark.parametrize("call", ["fsync", "rename"])
+@pytest.mark.parametrize("call", ["fsync", "move_new"])
 def test_a_writer_that_is_killed_at_the_end_leaves_nothing_or_all(tmp_path: Path, monkeypatch, call: str) -> None:
     """At each call that brings the files onto the disk or gives them their name, before it and after it."""
-    owner = os if call == "fsync" else Path
+    owner = {"fsync": os, "move_new": unfinished, "unlink": Path}[call]
     real = getattr(owner, call)
     outcomes = []
     for number in range(6):
@@ -154,9 +156,10 @@ def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(tmp_path: Path, mon
 def test_two_writers_of_one_folder_do_not_mix(tmp_path: Path) -> None:
     out = tmp_path / "set"
     datasets = Datasets(Noise("train"), Noise("val"))
-    with lmdb_write._alone(tmp_path / ".set.partial"), pytest.raises(DataError, match="another process is writing it"):
-        write_lmdb(datasets, out, quietly, skip_bad=True)
-    assert not out.exists() and (tmp_path / ".set.partial").exists()
+    with made_beside(out, "partial", lmdb_write._LOCK):
+        with pytest.raises(DataError, match="another process is writing it"):
+            write_lmdb(datasets, out, quietly, skip_bad=True)
+        assert not out.exists() and (tmp_path / ".set.partial").exists()
 
 
 # matrix: 39

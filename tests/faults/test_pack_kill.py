@@ -16,7 +16,7 @@ from PIL import Image
 
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
-from paceline.data.pack import writer
+from paceline.data.pack import assemble, writer
 from paceline.data.pack.part import ROW
 from paceline.data.pack.reader import open_pack
 from paceline.data.pack.writer import PackOptions, pack
@@ -119,7 +119,7 @@ def assert_leaves_nothing(photos: Datasets, out: Path, options: PackOptions) -> 
     assert not list(out.parent.glob(".again*"))
 
 
-CALLS = {"fsync": os, "rmtree": shutil, "replace": Path, "unlink": Path}
+CALLS = {"fsync": os, "rmdir": Path, "replace": Path, "unlink": Path, "move_new": assemble}
 
 
 # matrix: 39

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from paceline.core.csv_cells import from_cell
 from paceline.core.errors import RecipeError
 from paceline.data.sources.places import printable
 from paceline.recipe.load import load
@@ -20,9 +21,13 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 BAD = {
     "a tag that calls": ("seed: !!python/object/apply:os.system [touch canary]\n", "r.yaml:1: tag ", "not allowed"),
     "aliases without end": (BOMB, "r.yaml:1: ", "anchors and aliases are not allowed"),
-    "a key said twice": (f"{TRAIN}seed: 1\nseed: 2\n", "r.yaml:3: ", 'duplicate key "seed"'),
-    "a key said twice below": ("train:\n  epochs: 1\n  epochs: 2\n", "r.yaml:3: ", 'duplicate key "epochs"'),
-    "an unknown key": (f"{TRAIN}optim:\n  learning_rate: 1\n", "r.yaml:3: optim.learning_rate: ", "(one of lr, "),
+    "a key said twice": (f"{TRAIN}seed: 1\nseed: 2\n", "r.yaml:3:1: ", 'duplicate key "seed"'),
+    "a key said twice below": ("train:\n  epochs: 1\n  epochs: 2\n", "r.yaml:3:3: ", 'duplicate key "epochs"'),
+    "an unknown key": (
+        f"{TRAIN}optim:\n  learning_rate: 1\n",
+        "r.yaml:3: optim.learning_rate: ",
+        "(did you mean 'lr'?)",
+    ),
     "a misspelt key": (f"{TRAIN}optim: {{momentun: 0.9}}\n", "r.yaml:2: optim.momentun: ", "did you mean 'momentum'?"),
     "an unknown section": (f"{TRAIN}model_name: x\n", "r.yaml:2: model_name: ", "("),
     "text for a number": (f"{TRAIN}data:\n  batch_size: many\n", "r.yaml:3: data.batch_size: ", "'many'"),
@@ -129,7 +134,8 @@ def test_names_of_classes_come_back_from_tables_and_json_as_they_are_printed(evi
     folder, _, _, judged = evil
     with (folder / "run" / "classes.csv").open(newline="") as file:
         rows = list(csv.reader(file, strict=True))
-    assert sorted(row[0] for row in rows[1:]) == sorted(PRINTED)
+    assert sorted(from_cell(row[0]) for row in rows[1:]) == sorted(PRINTED)
+    assert all(row[0].isprintable() and not row[0].startswith(("=", "+", "-", "@")) for row in rows[1:])
     assert {len(row) for row in rows} == {4} and len(set(PRINTED)) == len(CLASSES)
     with (folder / "run" / "confusion.csv").open(newline="") as file:
         square = list(csv.reader(file, strict=True))

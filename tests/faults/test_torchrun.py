@@ -83,6 +83,7 @@ def ended(agent: "subprocess.Popen[str]") -> tuple[int, str]:
 # matrix: 11
 # matrix: 12
 # matrix: 13
+@pytest.mark.long
 def test_each_restart_comes_up_and_the_run_ends_with_the_same_bits(
     paceline_anew, tmp_path: Path, whole, clean, state_digest
 ) -> None:

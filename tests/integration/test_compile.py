@@ -16,7 +16,7 @@ from paceline.models.speednet import largest
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 SMALL = (
     *("synthetic", "data.source.num_images=64", "data.source.num_val_images=16", "data.source.image_size=16"),
-    *("data.batch_size=16", "model.width=0.05", "train.epochs=auto", "train.steps=3", "train.eval_every=off"),
+    *("data.batch_size=16", "model.width=0.25", "train.epochs=auto", "train.steps=3", "train.eval_every=off"),
     *("checkpoint.every=off", "log.tensorboard=off", "log.every=1st", "parallel.threads=1", "data.workers=0"),
 )
 
@@ -39,6 +39,7 @@ def test_in_16_bits_compiled_code_has_the_gradient_at_the_largest_feature() -> N
     assert_close(gradient(torch.compile(tail)), gradient(tail), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.long
 def test_two_ranks_compiled_train_as_they_do_uncompiled(paceline, tmp_path: Path, lines_of) -> None:
     """DDP is compiled from outside, so its buckets leave in the middle of the backward pass."""
     losses = {}

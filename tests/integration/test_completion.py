@@ -56,10 +56,12 @@ def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Termina
     if shutil.which(command[0]) is None:
         pytest.skip(f"there is no {command[0]} here")
     (tmp_path / "runs" / "digits-1").mkdir(parents=True)
+    (tmp_path / "runs" / "digits-1" / "plan.json").touch()
     (tmp_path / "runs" / "digits-1" / "recipe.yaml").touch()
     (tmp_path / "photographs").mkdir()
     for name in ("x's $(touch executed)", "two\nlines"):
         (tmp_path / "others" / "runs" / name).mkdir(parents=True)
+        (tmp_path / "others" / "runs" / name / "plan.json").touch()
         (tmp_path / "others" / "runs" / name / "recipe.yaml").touch()
     program = tmp_path / "bin" / "paceline"
     program.parent.mkdir()

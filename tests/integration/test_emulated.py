@@ -92,6 +92,7 @@ def test_mistakes_that_a_gpu_punishes_are_seen() -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_tests_for_a_gpu_pass_on_an_emulated_one() -> None:
     """Some of them, one of each kind; `make test-gpu-emulated` runs all."""
     tests = [f"tests/gpu/{each}" for each in TESTS]
@@ -103,6 +104,7 @@ def test_tests_for_a_gpu_pass_on_an_emulated_one() -> None:
 def test_two_ranks_on_gpus_end_with_the_bits_of_two_on_cpus(tmp_path: Path) -> None:
     """NCCL's process group, its streams and its watchdog, over an NCCL that adds as gloo does."""
     words = ["-m", "paceline", "train", "synthetic", "--ranks", "2", "--json", "model.width=0.125", "train.steps=12"]
+    words += ["model.memory_format=contiguous"]  # which a CPU computes such a narrow network in
     words += ["data.source.num_images=96", "data.source.num_val_images=13", "data.batch_size=8", "optim.lr=0.01"]
     words += ["parallel.compression=powersgd", "train.ema.decay=0.9", "log.sinks=[]", "parallel.threads=1"]
     on_gpus = on_emulated_gpu(*words, "parallel.device=cuda", cwd=tmp_path, gpus=2)

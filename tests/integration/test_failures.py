@@ -11,6 +11,8 @@ import psutil
 import pytest
 from PIL import Image
 
+from paceline.core.limits import usable_cores
+
 SMALL = ("train.steps=3", "model.width=0.1", "data.batch_size=12", "parallel.threads=1")
 
 
@@ -46,6 +48,40 @@ def test_a_batch_that_does_not_divide(paceline) -> None:
     paceline("train", "data.batch_size=500", "--ranks", "8").says(
         "data.batch_size: 500 does not divide over 8 ranks (try 504)"
     )
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("train", "--dry-run"),
+        ("train", "data.batch_size=500"),  # which would not divide over them either
+        ("doctor",),
+        ("scale",),
+        ("scale", "--collective"),
+        ("profile",),
+        ("ladder", "cpu"),
+        ("tune",),
+    ],
+    ids=" ".join,
+)
+def test_more_ranks_than_the_machine_can_bear_are_refused_before_one_is_started(
+    paceline, verb: tuple[str, ...]
+) -> None:
+    cores = usable_cores()
+    most = max(16, 4 * cores)
+    where = f"--ranks: {most + 1} on {cores} CPU core"
+    paceline(*verb, "--ranks", str(most + 1)).says(where, f"start at most {most}", "--oversubscribe")
+
+
+def test_more_ranks_are_started_for_who_insists(paceline) -> None:
+    """A dry run starts none, and says how many there would be."""
+    ranks = max(16, 4 * usable_cores()) + 1
+    ended = paceline("train", f"data.batch_size={ranks}", "--dry-run", "--ranks", str(ranks), "--oversubscribe")
+    assert ended.code == 0 and f"devices: {ranks} x cpu" in ended.out, ended.err
+
+
+def test_insisting_is_refused_where_slurm_would_start_the_ranks(paceline) -> None:
+    paceline("scale", "--nodes", "2", "--oversubscribe").says("--oversubscribe: ", "--nodes", "leave it out")
 
 
 def test_a_missing_root(paceline, tmp_path: Path) -> None:

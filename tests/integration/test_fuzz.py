@@ -1,9 +1,12 @@
 """The native core and bytes it does not trust: every file of the corpus, then some thousands of damaged ones.
 
 Built with AddressSanitizer and UndefinedBehaviorSanitizer, so that one byte read too far ends the program. The
-mutations are the same each time; `make fuzz` searches further, with libFuzzer.
+mutations are the same each time; `make fuzz` searches further, with libFuzzer. `make test-long` compares with
+libjpeg-turbo and looks for races, for as many seconds each as `PACELINE_LONG_SECONDS` says.
 """
 
+import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,6 +19,10 @@ LIMIT_S = 120
 SANITISE = ["-std=c11", "-O1", "-g", "-fno-sanitize-recover=all", "-fsanitize=address,undefined", "-ffp-contract=off"]
 
 
+BUILD_S = 600
+LONG_S = int(os.environ.get("PACELINE_LONG_SECONDS", "180"))
+
+
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Compile what decodes, and return the object files."""
@@ -26,10 +33,8 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     probe.write_text("int main(void) { return 0; }\n")
     if subprocess.run(["cc", *SANITISE, probe, "-o", folder / "probe"], capture_output=True).returncode:
         pytest.skip("this C compiler has no sanitizers")
-    binding = ("arguments", "module", "pool")
-    sources = [each for each in sorted(CSRC.glob("*.c")) if not each.stem.startswith(binding)]
-    sources += [CSRC / "fuzz" / "check.c", CSRC / "fuzz" / "driver.c"]
-    subprocess.run(["cc", *SANITISE, "-c", *sources], cwd=folder, check=True, timeout=LIMIT_S)
+    files = [*sources("pool"), CSRC / "fuzz" / "check.c", CSRC / "fuzz" / "driver.c"]
+    subprocess.run(["cc", *SANITISE, "-c", *files], cwd=folder, check=True, timeout=LIMIT_S)
     return [str(each) for each in folder.glob("*.o")]
 
 
@@ -47,3 +52,60 @@ def test_damaged_files_are_told_and_never_a_crash(kind: str, decoder: list[str],
     assert found.returncode == 0, found.stderr[-4000:]
     num_files, num_mutated = (int(word) for word in found.stdout.split() if word.isdigit())
     assert num_files == len(files) and num_mutated > 100  # some thousands where nothing else runs
+
+
+def sources(*but: str) -> list[Path]:
+    """Return the core's C files without Python's, and without `but`."""
+    return [each for each in sorted(CSRC.glob("*.c")) if not each.stem.startswith(("arguments", "module", *but))]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LONG_S + LIMIT_S + BUILD_S)
+def test_what_the_core_accepts_libjpeg_turbo_decodes_to_the_same_pixels(tmp_path: Path) -> None:
+    if not shutil.which("clang"):
+        pytest.skip("clang is not installed: apt-get install clang")
+    fuzzer = tmp_path / "compare"
+    options = [*SANITISE[:-2], "-fsanitize=address,undefined,fuzzer", "-ffp-contract=off"]
+    files = [*sources("pool"), CSRC / "fuzz" / "check.c", CSRC / "fuzz" / "fuzz_compare.c"]
+    probe = tmp_path / "probe.c"
+    probe.write_text(
+        "#include <stdio.h>\n#include <jpeglib.h>\nint main(void) { return LIBJPEG_TURBO_VERSION_NUMBER < 0; }\n"
+    )
+    if subprocess.run(["clang", probe, "-ljpeg", "-o", tmp_path / "probe"], capture_output=True).returncode:
+        pytest.skip("libjpeg-turbo's headers are not installed: apt-get install libjpeg62-turbo-dev")
+    subprocess.run(["clang", *options, *files, "-ljpeg", "-lm", "-o", fuzzer], check=True, timeout=BUILD_S)
+    (tmp_path / "found").mkdir()
+    limits = [f"-max_total_time={LONG_S}", "-max_len=16384", "-timeout=60", "-rss_limit_mb=3000"]
+    ended = subprocess.run(
+        [fuzzer, *limits, tmp_path / "found", CSRC / "fuzz" / "corpus" / "jpeg"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S + LIMIT_S, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    compared = re.search(r"(\d+) compared with libjpeg", ended.stdout)
+    assert compared and int(compared[1]) > 100, ended.stdout
+    print(ended.stdout.strip())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LONG_S + LIMIT_S + BUILD_S)
+def test_threads_that_submit_free_and_close_a_pool_do_not_race(tmp_path: Path) -> None:
+    compiler = shutil.which("clang") or shutil.which("cc")
+    if not compiler:
+        pytest.skip("no C compiler: apt-get install clang")
+    stress = tmp_path / "stress"
+    files = [*sources(), CSRC / "fuzz" / "check.c", CSRC / "fuzz" / "stress_pool.c"]
+    options = ["-std=c11", "-O1", "-g", "-pthread", "-fsanitize=thread", "-ffp-contract=off"]
+    built = subprocess.run(
+        [compiler, *options, *files, "-lm", "-o", stress], capture_output=True, text=True, timeout=BUILD_S
+    )
+    if built.returncode and "tsan" in built.stderr:
+        pytest.skip(f"{compiler} has no ThreadSanitizer: apt-get install clang")
+    assert built.returncode == 0, built.stderr
+    records = sorted((CSRC / "fuzz" / "corpus" / "record").iterdir())
+    ended = subprocess.run(
+        [stress, str(LONG_S), *records], capture_output=True, text=True, timeout=LONG_S + LIMIT_S, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    done, dropped, freed = (int(number) for number in re.findall(r"(\d+) (?:batches|dropped|freed)", ended.stdout))
+    assert done > 100 and freed > 100 and (dropped > 0 or LONG_S < 60)
+    print(ended.stdout.strip())

@@ -108,6 +108,10 @@ def test_two_tasks_at_once_and_the_ladder_after_them_make_each_run_once(paceline
     assert [task.wait() for task in tasks] == [0, 0], said
     assert [out.count("images/s") for out, _ in said] == [1, 1]
     folder = ExperimentDir(tmp_path / "found")
+    for path in folder.trials.iterdir():  # as on two nodes: here each had the cores that the other wanted
+        values = json.loads((path / "result.json").read_text())
+        values["verdict"]["bottleneck"] = "compute-bound"
+        (path / "result.json").write_text(json.dumps(values))
     runs = {path.name: (path / "result.json").stat().st_mtime_ns for path in folder.trials.iterdir()}
     assert len(runs) == 2 and not folder.result.exists()
 

@@ -21,6 +21,7 @@ from paceline.recipe.load import load, preset_names
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 
+pytestmark = pytest.mark.long
 NAMES = preset_names()
 NUM_PRESETS = 41
 RANKS = 2

@@ -240,7 +240,7 @@ def test_what_is_killed_while_it_fetches_goes_on_where_it_was(
     (server.folder / "access.log").write_text("")
     server.stop()
     server.start()
-    datasets = open_remote(server.url("set"), cache, 10**9, NO_PAUSE)
+    datasets = open_remote(server.url("slow/set"), cache, 10**9, NO_PAUSE)
     fetch_all(datasets)
     for name, num_bytes in held.items():
         assert server.bytes_of(f"{name}.pack") == (server.www / "set" / f"{name}.pack").stat().st_size - num_bytes
@@ -281,8 +281,14 @@ def test_what_fails_once_is_asked_for_again(server: Server, cache: Path, expecte
     ("root", "says"),
     [
         ("nothing", r"/nothing/index.pack: 404 Not Found \(correct data.source.root\)"),
-        ("closed/set.pack", r"/closed/set.pack: 403 Forbidden \(allow reading it, or sign the URL\)"),
-        ("locked/set.pack", r"/locked/set.pack: 401 Unauthorized \(put name and password into the URL, or sign it\)"),
+        (
+            "closed/set.pack",
+            r"/closed/set.pack: 403 Forbidden \(allow reading it, or set PACELINE_URL_CREDENTIALS to its signed URL\)",
+        ),
+        (
+            "locked/set.pack",
+            r"/locked/set.pack: 401 Unauthorized \(set PACELINE_URL_CREDENTIALS=https://NAME:PASSWORD@HOST/PATH",
+        ),
         ("unranged/set.pack", r"/unranged/set.pack: is sent whole where a range was asked for \(200 instead of 206\)"),
         ("set/data-00000.pack", r"is a shard of a pack \(name the folder that it lies in\)"),
         ("empty.pack", r"/empty.pack: is not a pack"),
@@ -296,10 +302,14 @@ def test_what_is_no_pack_says_so_at_once(root: str, says: str, server: Server, c
         open_remote(server.url(root), cache, 0, NO_PAUSE)
 
 
-def test_a_password_opens_what_is_locked_and_is_never_printed(server: Server, cache: Path, expected: list) -> None:
-    assert everything(open_remote(server.url("locked/set", "me:secret@"), cache, 0, NO_PAUSE)) == expected
+def test_a_password_in_the_environment_opens_what_is_locked_and_is_never_printed(
+    server: Server, cache: Path, expected: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_URL_CREDENTIALS", server.url("locked", "me:secret@"))
+    assert everything(open_remote(server.url("locked/set"), cache, 0, NO_PAUSE)) == expected
+    monkeypatch.setenv("PACELINE_URL_CREDENTIALS", server.url("locked", "me:wrong-one@"))
     with pytest.raises(DataError, match="401 Unauthorized") as raised:
-        open_remote(server.url("locked/set", "me:wrong-one@"), cache, 0, NO_PAUSE)
+        open_remote(server.url("locked/set"), cache, 0, NO_PAUSE)
     assert "wrong-one" not in str(raised.value) and str(server.port) in str(raised.value)
 
 
@@ -351,16 +361,30 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
             at_once(lambda: None).read(Http(stalled_s=0.05), Address(url), 0, 10)
 
 
-def test_file_systems_that_fsspec_knows_are_read_too(packed: Path, cache: Path, expected: list) -> None:
-    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed (pip install 'paceline[remote]')")
-    memory = fsspec.filesystem("memory")
+@pytest.fixture
+def bucket(packed: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a bucket that holds the pack: fsspec's own file system in memory, under the name of a cloud's."""
+    registry = pytest.importorskip("fsspec.registry", reason="fsspec is not installed (pip install 'paceline[remote]')")
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Bucket(MemoryFileSystem):
+        protocol = "gs"
+        store: dict = {}  # noqa: RUF012 - the parent's is shared in the same way
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return super()._strip_protocol(path.removeprefix("gs://"))
+
+    monkeypatch.setitem(registry._registry, "gs", Bucket)
     for path in (packed / "set").iterdir():
-        memory.pipe_file(f"/packs/set/{path.name}", path.read_bytes())
-    datasets = open_remote("memory://packs/set", cache, 10**9, NO_PAUSE)
+        Bucket(skip_instance_cache=True).pipe_file(f"/packs/set/{path.name}", path.read_bytes())
+    return "gs://packs/set"
+
+
+def test_packs_in_buckets_are_read_through_fsspec(bucket: str, cache: Path, expected: list) -> None:
+    datasets = open_remote(bucket, cache, 10**9, NO_PAUSE)
     assert everything(datasets) == expected
     fetch_all(datasets)
     assert len(kept(cache)) == 4
-    with pytest.raises(DataError, match=r"memory://packs/none/index.pack: is not there \(correct data.source.root\)"):
-        open_remote("memory://packs/none", cache, 0, NO_PAUSE)
-    with pytest.raises(DataError, match=r"nothing://a/index.pack: Protocol not known"):
-        open_remote("nothing://a", cache, 0, NO_PAUSE)
+    with pytest.raises(DataError, match=r"gs://packs/none/index.pack: is not there \(correct data.source.root\)"):
+        open_remote("gs://packs/none", cache, 0, NO_PAUSE)

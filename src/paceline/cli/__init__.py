@@ -1,5 +1,7 @@
 """The command line: one file a verb. Nothing here imports torch before a verb needs it."""
 
+import contextlib
+import errno
 import os
 import sys
 import threading
@@ -10,9 +12,11 @@ import typer
 
 from paceline.cli import started  # noqa: F401  first, for it takes the time
 from paceline.cli.verbs import app
+from paceline.core.console import ConsoleLostError, progress_console, secure_console, undelivered
 from paceline.core.errors import PacelineError, PeerLostError
+from paceline.core.process import ignore_stop_signals
 from paceline.data.sources.places import printable
-from paceline.parallel.environ import world_from_environ
+from paceline.parallel.environ import end_with_launcher, world_from_environ
 
 # The same class under typer's own click and under the separate package, depending on typer's version.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -24,9 +28,11 @@ ORDERLY_S: Final = 10.0
 
 def main() -> None:
     """Run the program, and end the process with a documented exit code."""
-    code = _run()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    secure_console()
+    with contextlib.suppress(PacelineError):  # the verb refuses variables that contradict one another
+        end_with_launcher(os.environ, world_from_environ(os.environ))  # before the imports, which take seconds
+    code = _delivered(_run())
+    ignore_stop_signals()  # all has been written, and ending may take seconds: a late signal is not to change the code
     if code and "torch.distributed" in sys.modules:
         os._exit(code)  # an orderly end could wait for ranks that are gone
     leave(code)
@@ -44,11 +50,22 @@ def leave(code: int, orderly_s: float = ORDERLY_S) -> NoReturn:
     sys.exit(code)
 
 
+def _delivered(code: int) -> int:
+    """Write what is buffered, and return `code`, or 1 where the JSON that was asked for could not be written."""
+    lost = undelivered()
+    if not lost or code:
+        return code
+    if lost != os.strerror(errno.EPIPE):  # a reader who has left knows
+        _complain(f"stdout: cannot be written: {lost} (the result is in the run directory)")
+    return 1
+
+
 def _run() -> int:
     try:
         code = completed(sys.argv[2:]) if sys.argv[1:2] == [COMPLETE] else app(standalone_mode=False)
         sys.stdout.flush()  # here a pipe that is closed is explained
     except BaseException as error:
+        progress_console(as_json=False)  # the error decides the code: what is still buffered is dropped if it must be
         return _explained(error)
     return code if isinstance(code, int) else 0
 
@@ -76,8 +93,9 @@ def _explained(error: BaseException) -> int:
         case KeyboardInterrupt() | typer.Abort():
             return 130
         case BrokenPipeError() | SystemExit():  # typer makes the latter of the former
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
+        case ConsoleLostError() | OSError(errno=errno.ENAMETOOLONG):
+            return _refused_by_the_system(error)
         case _ if isinstance(error, _UsageError):
             if error.format_message():  # without words the help was shown
                 override = _override_for(error)
@@ -87,6 +105,15 @@ def _explained(error: BaseException) -> int:
     world = world_from_environ(os.environ)
     _complain(f"rank {world.rank} of {world.world_size}: {type(error).__name__}: {error}")
     return 1
+
+
+def _refused_by_the_system(error: OSError) -> int:
+    """Say that output was lost, or that a path which a user named is too long; return the exit code."""
+    if isinstance(error, ConsoleLostError):
+        _complain(f"{error.strerror} (free some space, or write elsewhere)")
+        return 1
+    _complain(f"{str(error.filename)[:80]}...: {error.strerror} (name another)")
+    return 2
 
 
 def _override_for(error: Any) -> str:

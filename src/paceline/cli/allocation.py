@@ -1,6 +1,7 @@
 """The Slurm allocation that this process is in: how many nodes it has, and how steps of ours are started on them."""
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -56,7 +57,8 @@ def start_in(environ: Mapping[str, str]) -> Start:
     given = ["SLURM_OVERLAP=1"]
     if "SLURM_CPUS_PER_TASK" in environ and "SRUN_CPUS_PER_TASK" not in environ:
         given.append(f"SRUN_CPUS_PER_TASK={environ['SLURM_CPUS_PER_TASK']}")
-    return lambda command: start_process(["env", *dropped, *given, *command])
+    # srun ends its step on every node when it is asked to end; killed, it could not.
+    return lambda command: start_process(["env", *dropped, *given, *command], signal.SIGTERM)
 
 
 def _listed(numbers: Sequence[int]) -> str:

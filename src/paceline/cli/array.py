@@ -59,7 +59,7 @@ def _scale(words: list[str], ranks_per_node: int) -> Array:
     from paceline.cli.scale import tasks_of
 
     given = _given("scale", words)
-    asked = {name: value for name, value in measuring_options(given).items() if name not in _OURS}
+    asked = {name: value for name, value in measuring_options(given).items() if name not in (*_OURS, "own_code")}
     options, said = Options(**asked), words
     if options.ranks == _AUTO:
         known = [ranks_per_node] if options.is_study else read_ranks(_AUTO, ranks_per_node)

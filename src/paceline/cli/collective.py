@@ -8,14 +8,14 @@ from pathlib import Path
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.cli.show_collective import show_collective
 from paceline.core.errors import WorldError
-from paceline.core.rundir import write_atomic
+from paceline.core.files import write_output
 from paceline.core.world import World
 from paceline.lab.predict.measured import Measured
 from paceline.recipe.load import DEFAULT, load
 from paceline.recipe.schema.parallel import Parallel
 
 
-def collective(ranks: str, out: Path | None, *, as_json: bool) -> int:
+def collective(ranks: str, out: Path | None, *, as_json: bool, oversubscribe: bool = False) -> int:
     """Time all-reduces between `ranks` ranks, as those of a job or started here; return the exit code.
 
     Raise `WorldError` for a single rank, which sends nothing, and for a file that `--network` would not find.
@@ -23,7 +23,7 @@ def collective(ranks: str, out: Path | None, *, as_json: bool) -> int:
     if out is not None and (out.suffix != ".json" or "+" in str(out)):
         raise WorldError(f"--out: {out} cannot be told from a network's name (name a file such as net.json, without +)")
     world = enter_world()
-    num_ranks = ranks_to_start(ranks, world, load(DEFAULT).recipe)
+    num_ranks = ranks_to_start(ranks, world, load(DEFAULT).recipe, oversubscribe=oversubscribe)
     if num_ranks < 2:
         raise WorldError("--ranks: a rank alone sends nothing (set --ranks 2, or more)")
     if world.launcher == "single":
@@ -52,6 +52,6 @@ def measure(world: World) -> Measured:
 def write(found: Measured, path: Path) -> None:
     """Write what was found. Raise `WorldError` where that cannot be."""
     try:
-        write_atomic(path, found.model_dump_json(indent=2) + "\n")
+        write_output(path, found.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise WorldError(f"--out: {path}: cannot be written: {error.strerror} (name another file)") from None

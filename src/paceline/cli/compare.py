@@ -7,7 +7,7 @@ from pathlib import Path
 from paceline.cli.show_compare import show_comparison
 from paceline.core.class_table import printable
 from paceline.core.errors import PacelineError, RecipeError, near_miss
-from paceline.core.rundir import write_atomic
+from paceline.core.files import write_output
 from paceline.report.compare import CompareResult, Trained, build_page, compare_runs, read_trained
 from paceline.report.compare.read import METRICS
 from paceline.report.compare.threshold import check, parse_thresholds
@@ -62,8 +62,8 @@ def _write(result: CompareResult, runs: list[Trained], out: Path, *, says_so: bo
         case _:
             text = printable(to_html(build_page(result, runs)))
     try:
-        write_atomic(out, text)
+        write_output(out, text)
     except OSError as error:
         raise PacelineError(f"--out: {out} cannot be written: {error.strerror} (name another with --out)") from None
     if says_so:
-        print(f"comparison: {out}")
+        print(f"comparison: {printable(str(out))}")

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from paceline.cli.submit_words import VERBS
 from paceline.core.errors import RecipeError
+from paceline.core.rundir import is_run
 
 SHELLS: Final = ("bash", "fish", "zsh")
 
@@ -109,7 +110,7 @@ def _runs() -> list[str]:
 
     Those that do not fit in a line are left out: shells read one candidate from each.
     """
-    found = (str(recipe.parent) for recipe in Path().glob("runs/*/recipe.yaml"))
+    found = (str(path) for path in Path().glob("runs/*") if is_run(path))
     return sorted(name for name in found if name.isprintable())
 
 

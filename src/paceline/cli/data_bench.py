@@ -16,6 +16,7 @@ from paceline.cli.data_words import count_workers, read_source
 from paceline.cli.show_bench import Found, show_bench
 from paceline.core.dataset import ArraySource, Datasets, Source
 from paceline.core.errors import DataError
+from paceline.core.rundir import write_atomic
 from paceline.core.units import size
 from paceline.data.native import WHAT_IS_LOST, native
 from paceline.data.pack.reader import PackSource, open_pack
@@ -41,11 +42,18 @@ class Asked:
 
 
 def bench_data(
-    src: str | None, overrides: list[str], asked: Asked, workers: str, out: Path | None, *, as_json: bool
+    src: str | None,
+    overrides: list[str],
+    asked: Asked,
+    workers: str,
+    out: Path | None,
+    *,
+    own_code: bool = False,
+    as_json: bool,
 ) -> int:
     """Do what `paceline data bench` was asked for; return the exit code."""
     num_workers = count_workers(workers)
-    meant = read_source(src, overrides)
+    meant = read_source(src, overrides, own_code=own_code)
     folder = _claimed(out) if out else None
     datasets = build_datasets(meant.source, may_download=False, skip_bad=meant.data.on_bad_image == "skip")
     notes = [] if native() or isinstance(datasets.train, ArraySource) else [WHAT_IS_LOST]
@@ -68,7 +76,7 @@ def bench_data(
     found = Found(meant.name, contest, rows, notes, {"machine": describe_machine(), "workers": num_workers})
     show_bench(found, as_json=as_json)
     if folder:
-        (folder / "bench.json").write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_atomic(folder / "bench.json", json.dumps(found.to_dict(), indent=2) + "\n")
     return 0
 
 

@@ -6,14 +6,16 @@ import sys
 from paceline.cli.data_words import Asked, read_source
 from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import RecipeError
-from paceline.core.rundir import RunDir
+from paceline.core.rundir import RunDir, is_run
 from paceline.data.identity import dataset_digest
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.encoded import EncodedSource
 from paceline.data.sources.places import expanded, printable
 
 
-def list_held_out(src: str | None, overrides: list[str], *, look_at_all: bool = False, as_json: bool) -> int:
+def list_held_out(
+    src: str | None, overrides: list[str], *, look_at_all: bool = False, own_code: bool = False, as_json: bool
+) -> int:
     """Print the names of the validation images, files as they are called below their root; return the exit code.
 
     What a folder holds out follows from the files in it, so a run's are listed as long as these are the same. Raise
@@ -22,7 +24,7 @@ def list_held_out(src: str | None, overrides: list[str], *, look_at_all: bool = 
     """
     if look_at_all:
         raise RecipeError("--all: looks into images, and --held-out only lists them (leave it out)")
-    asked = read_source(src, overrides)
+    asked = read_source(src, overrides, own_code=own_code)
     datasets = build_datasets(asked.source, may_download=False, skip_bad=True)
     if isinstance(datasets.val, ArraySource):
         raise RecipeError(f"--held-out: {asked.name} is pixels in memory, without names (name a folder or a list)")
@@ -39,9 +41,9 @@ def list_held_out(src: str | None, overrides: list[str], *, look_at_all: bool = 
 
 def _refuse_changed(src: str | None, asked: Asked, digest: str) -> None:
     """Raise `DataError` where a run is asked of that was trained on other images than are there."""
-    run = RunDir(expanded(src)) if src and asked.is_recipe else None
-    if run is None or not run.recipe.is_file():
+    if not (src and asked.is_recipe and is_run(expanded(src))):
         return
+    run = RunDir(expanded(src))
     from paceline.train.checkpoint import Checkpoints, Keep
     from paceline.train.resume import check_dataset
 

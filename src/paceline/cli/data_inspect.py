@@ -24,9 +24,11 @@ _LOOKED_AT: Final = 2000
 _NAMED: Final = 3
 
 
-def inspect_data(src: str | None, overrides: list[str], *, look_at_all: bool, as_json: bool) -> int:
+def inspect_data(
+    src: str | None, overrides: list[str], *, look_at_all: bool, own_code: bool = False, as_json: bool
+) -> int:
     """Do what `paceline data inspect` was asked for; return the exit code."""
-    asked = read_source(src, overrides)
+    asked = read_source(src, overrides, own_code=own_code)
     datasets = build_datasets(asked.source, may_download=False, skip_bad=True)
     limit = None if look_at_all else _LOOKED_AT
     with build_progress("images") as progress:

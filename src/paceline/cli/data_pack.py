@@ -62,11 +62,13 @@ class Written:
         }
 
 
-def pack_data(src: str, out: Path, overrides: list[str], asked: Asked, workers: str, *, as_json: bool) -> int:
+def pack_data(
+    src: str, out: Path, overrides: list[str], asked: Asked, workers: str, *, own_code: bool = False, as_json: bool
+) -> int:
     """Do what `paceline data pack` was asked for; return the exit code."""
     _check(asked)
     num_workers = count_workers(workers)
-    meant = read_source(src, overrides)
+    meant = read_source(src, overrides, own_code=own_code)
     skip_bad = meant.data.on_bad_image == "skip"
     options = _pack_options(asked, skip_bad=skip_bad)
     datasets = build_datasets(meant.source, may_download=True, skip_bad=skip_bad)

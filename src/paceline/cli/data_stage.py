@@ -14,14 +14,14 @@ from paceline.data.sources.places import expanded, printable
 from paceline.data.stage import section_of, stage_for_keeps, unstage
 
 
-def stage_data(words: list[str], *, remove: bool, as_json: bool) -> int:
+def stage_data(words: list[str], *, remove: bool, own_code: bool = False, as_json: bool) -> int:
     """Do what `paceline data stage` was asked for; return the exit code. `words` are SRC WHERE [KEY=VALUE ...]."""
     if remove:
         return _remove(words, as_json=as_json)
     if len(words) < 2 or "=" in words[1]:
         raise RecipeError("paceline data stage: wants SRC and WHERE (such as: paceline data stage ~/photos /dev/shm)")
     src, where, *overrides = words
-    section = read_source(src, overrides).source
+    section = read_source(src, overrides, own_code=own_code).source
     with build_progress("bytes") as progress:
         copy = stage_for_keeps(section, expanded(where), progress)
     staged = section_of(section, copy)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.arguments import Json
+from paceline.cli.arguments import Json, OwnCode
 from paceline.cli.unshared import unshared
 
 data = typer.Typer(no_args_is_help=True, help="Pack data, look at it, prove it and measure it before a run does.")
@@ -31,16 +31,17 @@ def inspect(
     overrides: Overrides = None,
     look_at_all: Annotated[bool, typer.Option("--all", help="Look into every image, not 2,000 of a split.")] = False,
     held_out: Annotated[bool, typer.Option("--held-out", help="List the validation images, one a line.")] = False,
+    own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
     """Say what a data set is like: classes, sizes, formats, bytes."""
     if held_out:
         from paceline.cli.data_held_out import list_held_out
 
-        return list_held_out(src, overrides or [], look_at_all=look_at_all, as_json=as_json)
+        return list_held_out(src, overrides or [], look_at_all=look_at_all, own_code=own_code, as_json=as_json)
     from paceline.cli.data_inspect import inspect_data as work
 
-    return work(src, overrides or [], look_at_all=look_at_all, as_json=as_json)
+    return work(src, overrides or [], look_at_all=look_at_all, own_code=own_code, as_json=as_json)
 
 
 @data.command(epilog="Example: `paceline data pack ~/photos photos.pack`")
@@ -67,6 +68,7 @@ def pack(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a pack that is there.")] = False,
     workers: Workers = "auto",
+    own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
     """Write a data set as a pack, which loads several times as fast; no pixel changes without --resize."""
@@ -74,7 +76,7 @@ def pack(
     from paceline.cli.data_pack import pack_data as work
 
     asked = Asked(form, resize, quality, shard_size, overwrite)
-    return work(src, out, overrides or [], asked, workers, as_json=as_json)
+    return work(src, out, overrides or [], asked, workers, own_code=own_code, as_json=as_json)
 
 
 @data.command(epilog="Example: `paceline data unpack photos.pack ~/photos-again`")
@@ -98,12 +100,13 @@ def stage(
         typer.Argument(metavar="SRC WHERE [KEY=VALUE]", help="A data set, and a folder in memory or on a local disk."),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the copies in WHERE, which stands alone.")] = False,
+    own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
     """Copy a data set into memory or to a local disk, for the runs on this machine."""
     from paceline.cli.data_stage import stage_data as work
 
-    return work(words or [], remove=remove, as_json=as_json)
+    return work(words or [], remove=remove, own_code=own_code, as_json=as_json)
 
 
 @data.command(epilog="Example: `paceline data verify photos.pack --against ~/photos`")
@@ -117,12 +120,13 @@ def verify(
         str | None, typer.Option(metavar="SRC", help="What a pack was made from: prove that it holds the same.")
     ] = None,
     workers: Workers = "auto",
+    own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
     """Read and decode every image; list what cannot be decoded, and what is there more than once."""
     from paceline.cli.data_verify import verify as work
 
-    return work(words or [], workers, against=against, as_json=as_json)
+    return work(words or [], workers, against=against, own_code=own_code, as_json=as_json)
 
 
 @data.command(epilog="Example: `paceline data bench ~/photos --seconds 5`")
@@ -137,6 +141,7 @@ def bench(
     packs: Annotated[bool, typer.Option("--pack/--no-pack", help="Measure a pack of the images, made for it.")] = True,
     cold: Annotated[bool, typer.Option("--cold/--no-cold", help="Measure from the disk too, not from memory.")] = True,
     out: Annotated[Path | None, typer.Option(help="Folder to write bench.json to.")] = None,
+    own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
     """Measure every loader on your own data, and what the machine could do at most."""
@@ -144,4 +149,4 @@ def bench(
     from paceline.cli.data_bench import bench_data as work
 
     asked = Asked(seconds, rounds, images, packs=packs, cold=cold)
-    return work(src, overrides or [], asked, workers, out, as_json=as_json)
+    return work(src, overrides or [], asked, workers, out, own_code=own_code, as_json=as_json)

@@ -22,7 +22,7 @@ from paceline.data.verify import verify as check
 from paceline.recipe.schema.source import SourceSection
 
 
-def verify(words: list[str], workers: str, *, against: str | None = None, as_json: bool) -> int:
+def verify(words: list[str], workers: str, *, against: str | None = None, own_code: bool = False, as_json: bool) -> int:
     """Do what `paceline data verify` was asked for; return the exit code. Raise `DataError` when an image is bad.
 
     Pixels in memory were all read to get there.
@@ -30,9 +30,9 @@ def verify(words: list[str], workers: str, *, against: str | None = None, as_jso
     src, overrides = (words[0], words[1:]) if words else (None, [])
     num_workers = count_workers(workers)
     if against is not None:
-        of = read_source(src, []).source, read_source(against, overrides)
+        of = read_source(src, []).source, read_source(against, overrides, own_code=own_code)
         return _prove(*of, num_workers, as_json=as_json)
-    data = read_source(src, overrides).data
+    data = read_source(src, overrides, own_code=own_code).data
     datasets = build_datasets(data.source, may_download=False, skip_bad=True)
     if isinstance(datasets.train, ArraySource) and isinstance(datasets.val, ArraySource):
         _show(datasets, Verified(_num_images(datasets)), "held in memory, nothing to decode", as_json=as_json)

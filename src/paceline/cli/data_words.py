@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import RecipeError, WorldError, near_miss
+from paceline.core.rundir import is_run
 from paceline.data.sources.folder import VAL_FOLDERS
 from paceline.data.sources.places import expanded, is_file, is_folder, printable
-from paceline.recipe.load import DEFAULT, RUN_RECIPE, load, preset_names
+from paceline.recipe.consent import require_consent
+from paceline.recipe.load import DEFAULT, load, preset_names
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import SourceSection
-from paceline.train.code_note import tell_code
 
 _PHOTOGRAPHS: Final = "folder"
 """The preset whose sizes and augmentation images are benchmarked with that no recipe names."""
@@ -42,26 +43,30 @@ class Asked:
         return self.data.source
 
 
-def read_source(src: str | None, overrides: list[str]) -> Asked:
-    """Return what `src`, with KEY=VALUE words over it, names. Raise `RecipeError` for what it cannot mean."""
+def read_source(src: str | None, overrides: list[str], *, own_code: bool = False) -> Asked:
+    """Return what `src`, with KEY=VALUE words over it, names. Raise `RecipeError` for what it cannot mean.
+
+    A folder is data unless paceline has written it, even where a `recipe.yaml` lies in it. A recipe whose file names
+    code for its data is refused without `own_code`.
+    """
     odd = next((word for word in overrides if "=" not in word), None)
     if odd is not None:
         raise RecipeError(f"{odd!r}: is not an override (write KEY=VALUE, such as data.source.val_fraction=0.2)")
     if src is None:
-        return _of_recipe(DEFAULT, overrides)
+        return _of_recipe(DEFAULT, overrides, own_code=own_code)
     if "=" in src and not os.path.lexists(expanded(src)):
-        return _of_recipe(DEFAULT, [src, *overrides])
-    found = [f"{key}={value}" for key, value in _settings(src, overrides)]
+        return _of_recipe(DEFAULT, [src, *overrides], own_code=own_code)
+    found = tuple(_settings(src, overrides))
     if not found:
         _refuse_unknown(src)
-        return _of_recipe(src, overrides)
-    loaded = load(_PHOTOGRAPHS, Patch.parse([*found, *overrides]))
+        return _of_recipe(src, overrides, own_code=own_code)
+    loaded = load(_PHOTOGRAPHS, Patch((*found, *Patch.parse(overrides).assignments)))  # a name is no YAML
     return Asked(printable(src), loaded.recipe.data, is_recipe=False)
 
 
 def _refuse_unknown(src: str) -> None:
     """Raise `RecipeError` for what is neither data nor like a recipe's name, and for a path where nothing is."""
-    if src in preset_names() or os.path.lexists(expanded(src) / RUN_RECIPE):
+    if _is_recipe(src):
         return
     hint = "name a folder of images, a .csv list, a .pack or a recipe"
     if ("/" in src or src.startswith((".", "~"))) and not os.path.lexists(expanded(src)):
@@ -70,9 +75,9 @@ def _refuse_unknown(src: str) -> None:
         raise RecipeError(f"{src!r}: is neither a preset, a recipe file, a run directory nor data ({hint})")
 
 
-def _of_recipe(name: str, overrides: list[str]) -> Asked:
+def _of_recipe(name: str, overrides: list[str], *, own_code: bool) -> Asked:
     loaded = load(name, Patch.parse(overrides))
-    tell_code(loaded, under="data.")
+    require_consent(loaded, own_code=own_code, of=("data.",))
     is_other = any(word.partition("=")[0] in ("data.source", "data.source.name") for word in overrides)
     called = _called(loaded.recipe.data.source) if is_other else loaded.name
     return Asked(called, loaded.recipe.data, is_recipe=True)
@@ -84,11 +89,10 @@ def _called(source: SourceSection) -> str:
     return next((printable(told[key]) for key in ("root", "train_root", "train") if key in told), source.name)
 
 
-def _settings(src: str, overrides: list[str]) -> Iterator[tuple[str, str]]:
+def _settings(src: str, overrides: list[str]) -> Iterator[tuple[str, str | bool]]:
     """Yield the settings of the recipe that reads what lies at `src`; none where that is a recipe's name."""
     path = expanded(src)
-    is_recipe = src in preset_names() or os.path.lexists(path / RUN_RECIPE)
-    name = "" if is_recipe else _kind(src, path)
+    name = "" if _is_recipe(src) else _kind(src, path)
     if not name:
         return
     yield "data.source.name", name
@@ -97,7 +101,11 @@ def _settings(src: str, overrides: list[str]) -> Iterator[tuple[str, str]]:
         return
     yield "data.source.root", src
     if name in ("cifar10", "cifar100", "fashion_mnist"):
-        yield "data.source.download", "false"
+        yield "data.source.download", False
+
+
+def _is_recipe(src: str) -> bool:
+    return src in preset_names() or is_run(expanded(src))
 
 
 def _kind(src: str, path: Path) -> str:
@@ -147,7 +155,7 @@ def in_recipe(source: SourceSection) -> str:
         for name, value in source.model_dump(exclude_defaults=True).items()
         if name != "name"
     ]
-    return " ".join(told)
+    return printable(" ".join(told))
 
 
 def parse_bytes(text: str, option: str) -> int:

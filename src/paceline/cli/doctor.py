@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.advice import Costs, advise, close_to
-from paceline.cli.ranks import enter_world, start_ranks
+from paceline.cli.ranks import enter_world, refuse_too_many, start_ranks
 from paceline.cli.show import goodput_line, print_rows, saving_line
 from paceline.cli.show_doctor import rows_of, verdict
 from paceline.cli.started import STARTED_S
 from paceline.cli.words import count_ranks, split_words
 from paceline.core.errors import PacelineError, RecipeError, WorldError
 from paceline.core.results import CheckpointResult
-from paceline.core.rundir import RunDir
+from paceline.core.rundir import RunDir, is_run
 from paceline.core.units import Duration, count
 from paceline.core.world import World
 from paceline.lab.doctor.finding import Finding, is_any_wrong, worst
 from paceline.lab.doctor.here import Here
 from paceline.lab.doctor.machine import machine_findings
-from paceline.recipe.load import RUN_RECIPE, load
+from paceline.recipe.consent import require_consent
+from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
-from paceline.train.code_note import tell_code
 
 if TYPE_CHECKING:
     from paceline.cli.upkeep import Upkeep
@@ -55,7 +55,9 @@ def doctor(
     as_json: bool,
     ranks: str | None = None,
     run_dir: Path | None = None,
+    oversubscribe: bool = False,
     port: int = 0,
+    own_code: bool = False,
 ) -> int:
     """Do what `paceline doctor` was asked for; return the exit code.
 
@@ -65,14 +67,15 @@ def doctor(
     mtbf_s = _seconds(mtbf) if mtbf else None
     run = _run(words)
     loaded = load(*split_words(words)) if words or mtbf_s is not None else None
+    if loaded:
+        require_consent(loaded, own_code=own_code)
     recipe = loaded.recipe if loaded else None
     environ = dict(os.environ)  # as it was given, before this process adds to it
     world = _entered()
     to_start = _ranks_to_start(ranks, world, environ)
+    refuse_too_many(to_start, recipe.parallel.device if recipe else "auto", oversubscribe=oversubscribe)
     if to_start > 1:
         return start_ranks(to_start, port, [])
-    if loaded and world.is_main:
-        tell_code(loaded)
     folder = run_dir.expanduser() if run_dir else run.path if run else Path("runs")
     here = Here(environ, folder, time.perf_counter, time.time())
     data = cache(lambda: _data_of(recipe))  # looked for once, which takes long on a network disk
@@ -161,7 +164,7 @@ def _seconds(text: str) -> float:
 def _run(words: list[str]) -> RunDir | None:
     """Return the run directory that the words begin with, or None."""
     folder = Path(words[0]).expanduser() if words and "=" not in words[0] else None
-    return RunDir(folder) if folder and (folder / RUN_RECIPE).is_file() else None
+    return RunDir(folder) if folder and is_run(folder) else None
 
 
 def _of_recipe(recipe: Recipe, data: "Data", mtbf_s: float | None) -> list[Part]:

@@ -2,32 +2,30 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.core.limits import rank_cores
-from paceline.core.units import count
+from paceline.core.units import count, duration
 from paceline.core.world import World
 from paceline.data.choice import choose_loader
 from paceline.data.sources.build import build_datasets
+from paceline.data.sources.places import printable
 from paceline.data.staging.inventory import take_inventory
-from paceline.models.trial import check_model
 from paceline.parallel.device import choose_device
 from paceline.recipe.effects import outwaited
 from paceline.recipe.load import Loaded
 from paceline.recipe.own import check_own_parts
 from paceline.recipe.plan import Plan
-from paceline.recipe.yamlfile import write_text
-from paceline.train.code_note import tell_code
-from paceline.train.precision import half_on_cpu
+from paceline.train.precision import build_precision, check_trained_model
 from paceline.train.sinks.build import require_sinks
 from paceline.train.try_parts import try_parts
 
 
 def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
-    """Print recipe, plan, learning rate and devices; return the exit code."""
+    """Print what a run would do; return the exit code."""
     if not world.is_main:
         return 0
-    tell_code(loaded)
     recipe = loaded.recipe
     if world.launcher == "single":
         world = replace(world, world_size=ranks, local_world_size=ranks)
@@ -38,7 +36,8 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
     if recipe.data.stage != "off":
         take_inventory(recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip")  # refuses what cannot be staged
     plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
-    known = check_model(recipe.model, plan, half_on_cpu=half_on_cpu(recipe.train.precision, device))
+    known = check_trained_model(recipe, plan, device)
+    build_precision(recipe.train.precision, device)  # refuses a precision that the device does not have
     tried = try_parts(recipe, plan, datasets.train)
     cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
@@ -50,10 +49,30 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
         values = {"hash": recipe.hash, "recipe": recipe.to_dict(), "plan": plan.to_dict(), "devices": devices}
         print(json.dumps(values, indent=2))
         return 0
-    print(f"# recipe {recipe.hash}")
-    print(write_text(recipe.to_dict()))
-    print("# plan")
-    print(write_text(plan.to_dict()))
-    print(f"learning rate: {plan.lr_sentence}")
-    print(f"devices: {devices}")
+    for name, value in _in_words(loaded, plan, devices):
+        print(f"{name}: {printable(value)}")
     return 0
+
+
+def _in_words(loaded: Loaded, plan: Plan, devices: str) -> Iterator[tuple[str, str]]:
+    """Yield what will be done, by name. The recipe itself is for `paceline recipes` to show."""
+    yield "recipe", f"{loaded.name} {loaded.recipe.hash} (paceline recipes shows every field; --json has all of this)"
+    yield "model", loaded.recipe.model.name
+    split = f"{plan.train_images:,} training and {plan.val_images:,} validation images"
+    yield "data", f"{loaded.recipe.data.source.name}, {split}, {plan.num_classes} classes, {plan.image_size} px"
+    at_once = f", {plan.micro_batch} at once" if plan.micro_batch != plan.rank_batch else ""
+    yield "batch", f"{plan.batch_size} images per step, {plan.rank_batch} per rank{at_once}"
+    epochs = count(round(plan.total_steps / plan.steps_per_epoch, 2), "epoch")
+    left_out = f"; {count(plan.dropped_images, 'image')} left out of each" if plan.dropped_images else ""
+    yield "steps", f"{plan.total_steps:,}: {epochs} of {plan.steps_per_epoch:,}{left_out}"
+    yield "evaluation", _every(plan.eval_every)
+    seconds_between = f"every {duration(plan.checkpoint_every_s)} of training" if plan.checkpoint_every_s else ""
+    yield "checkpoints", seconds_between or _every(plan.checkpoint_every)
+    yield "learning rate", plan.lr_sentence
+    for note in plan.notes:
+        yield "note", note
+    yield "devices", devices
+
+
+def _every(steps: int) -> str:
+    return f"every {count(steps, 'step')}" if steps else "off"

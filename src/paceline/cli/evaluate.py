@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
-from paceline.core.rundir import RunDir
+from paceline.core.errors import PacelineError
+from paceline.core.rundir import RunDir, checkpoint_name
 from paceline.data.sources.places import expanded, printable
+from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
@@ -29,13 +31,16 @@ def evaluate(
     port: int,
     as_json: bool,
     per_class: bool,
+    oversubscribe: bool = False,
 ) -> int:
     """Do what `paceline eval` was asked for; return the exit code. `out` is a folder that is made for what came out."""
     rundir = RunDir.existing(run)
     name = str(rundir.path)
-    own, recipe = load(name).recipe, load(name, Patch.parse(overrides)).recipe
+    own, loaded = load(name).recipe, load(name, Patch.parse(overrides))
+    require_consent(loaded, own_code=own_code, of=("model", "data.source"))
+    recipe = loaded.recipe
     world = enter_world()
-    num_ranks = ranks_to_start(ranks, world, recipe)
+    num_ranks = ranks_to_start(ranks, world, recipe, oversubscribe=oversubscribe)
     if world.launcher == "single" and num_ranks > 1:
         return start_ranks(num_ranks, port, [])
     from paceline.cli.show import show_evaluation
@@ -44,10 +49,12 @@ def evaluate(
     from paceline.train.run import evaluate as work
 
     path = Checkpoints(rundir.checkpoints, Keep(1)).named(checkpoint)
+    if world.is_main and checkpoint == "last":
+        note_missing_end(rundir, path)
     place = expanded(str(out)) if out and world.is_main else None
     with claimed(place) if place else contextlib.nullcontext() as folder:
         keep = partial(_leave, folder, path, overrides) if folder else kept_nowhere
-        report = work(recipe, world, path, own=own, say=_note, own_code=own_code, keep=keep)
+        report = work(recipe, world, path, own=own, say=_note, keep=keep)
     if world.is_main:
         show_evaluation(report, path, as_json=as_json, per_class=per_class)
     if place and not as_json:
@@ -62,6 +69,17 @@ def _leave(folder: RunDir, checkpoint: Path, overrides: Sequence[str], report: "
 
     of = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name, "overrides": list(overrides)}
     leave(folder, {**of, **evaluation_json(report, ())}, report, source)
+
+
+def note_missing_end(rundir: RunDir, checkpoint: Path) -> None:
+    """Say which `checkpoint` stands in for that of a run's last step, where this is not there."""
+    from paceline.train.resume import missing_end
+
+    with contextlib.suppress(PacelineError):
+        if checkpoint.name == checkpoint_name(rundir.read_result().steps):
+            return  # without the time that it takes to read all of it
+    if missing := missing_end(rundir):
+        _note(f"{missing}; {checkpoint.name} is used")
 
 
 def _note(sentence: str) -> None:

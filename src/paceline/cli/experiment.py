@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from paceline.cli.telling import Begins, Say, telling
+from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import Experiment, ExperimentDir, open_experiment
 from paceline.core.experiments.sharing import task_locked
 from paceline.core.rundir import RunDir
+from paceline.data.sources.places import printable
 from paceline.lab.runner import interrupted_by
 from paceline.lab.tasks import Task
 from paceline.lab.trial import Outcome
@@ -42,7 +44,7 @@ def experiment(name: str, asked: dict[str, Any], run_dir: Path | None, *, as_jso
 
     Which of its runs still count is judged run by run. Whoever interrupts is told how to go on.
     """
-    out = sys.stderr if as_json else sys.stdout
+    out = progress_console(as_json=as_json)
     folder = _open(name, asked, run_dir, lambda line: print(line, file=out, flush=True))
     with RunDir(folder.path).lock(), _told_how_to_go_on(folder):
         yield folder
@@ -66,7 +68,7 @@ def run_task(
         raise RecipeError("--task: is a part of an experiment whose folder all parts share (add --run-dir DIR)")
     folder = _open("", asked, run_dir, lambda line: None)
     outcomes: Sequence[Outcome] = ()
-    out = sys.stderr if as_json else sys.stdout
+    out = progress_console(as_json=as_json)
     with (
         task_locked(folder.path, task.number),
         _told_how_to_go_on(folder),
@@ -94,7 +96,7 @@ def _told_how_to_go_on(folder: ExperimentDir) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"stopped: the same command goes on with {folder.path}", file=sys.stderr)
+        print(f"stopped: the same command goes on with {printable(folder.path)}", file=sys.stderr)
         raise
 
 

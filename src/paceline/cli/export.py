@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import cast, get_args
 
+from paceline.cli.evaluate import note_missing_end
 from paceline.core.errors import RecipeError, near_miss
 from paceline.core.rundir import RunDir
 from paceline.data.sources.places import expanded
@@ -40,6 +41,8 @@ def export(
     from paceline.inference.classifier import at_size, load_classifier
 
     classifier = load_classifier(run, checkpoint, device="cpu", own_code=own_code)
+    if checkpoint == "last":
+        note_missing_end(RunDir(run), classifier.checkpoint)
     classifier = classifier if image_size is None else at_size(classifier, image_size)
     exported = export_classifier(classifier, form, out, with_preprocessing=with_preprocessing)
     show_export(exported, classifier.checkpoint, format=format, as_json=as_json)

@@ -5,18 +5,20 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.arguments import Json, Ranks, TaskNumber, Words
+from paceline.cli.arguments import Json, Oversubscribe, OwnCode, Ranks, TaskNumber, Words, new_folder
 
 
 def profile(
     words: Words = None,
     ranks: Ranks = "auto",
-    run_dir: Annotated[Path | None, typer.Option(help="Where it is written (runs/profile-RECIPE-TIME).")] = None,
+    run_dir: Annotated[Path | None, new_folder("Where it is written (runs/profile-RECIPE-TIME).")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps after the warm-up that are measured.")] = 40,
     repeats: Annotated[int, typer.Option(min=1, help="How often the run and each probe is measured, in turns.")] = 1,
     probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Measure what free data and such give.")] = True,
     trace: Annotated[bool, typer.Option("--trace", help="Write a Chrome trace of all ranks.")] = False,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Mark stages for Nsight Systems; prints its command.")] = False,
+    own_code: OwnCode = False,
+    oversubscribe: Oversubscribe = False,
     as_json: Json = False,
 ) -> int:
     """Train for a few steps, and say where each second went and what would save it."""
@@ -31,7 +33,9 @@ def profile(
         probes=probes,
         trace=trace,
         nvtx=nvtx,
+        own_code=own_code,
         as_json=as_json,
+        oversubscribe=oversubscribe,
     )
 
 
@@ -46,11 +50,13 @@ def ladder(
     ] = None,
     ranks: Ranks = "auto",
     recipe: Annotated[str | None, typer.Option(help="A recipe to climb from, in place of the ladder's own.")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Where it is written (runs/ladder-NAME-TIME).")] = None,
+    run_dir: Annotated[Path | None, new_folder("Where it is written (runs/ladder-NAME-TIME).")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps that are measured in a run (the ladder's).")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Pairs of runs for each rung (the ladder's).")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the ladders, or the rungs of one, and stop.")] = False,
     task: TaskNumber = None,
+    own_code: OwnCode = False,
+    oversubscribe: Oversubscribe = False,
     as_json: Json = False,
 ) -> int:
     """Lay settings one over the other, and say what each of them buys: kept where it does, dropped where not."""
@@ -66,13 +72,15 @@ def ladder(
         list_only=list_only,
         as_json=as_json,
         task=task,
+        own_code=own_code,
+        oversubscribe=oversubscribe,
     )
 
 
 def tune(
     words: Words = None,
     ranks: Ranks = "auto",
-    run_dir: Annotated[Path | None, typer.Option(help="Where it is written (runs/tune-RECIPE-TIME).")] = None,
+    run_dir: Annotated[Path | None, new_folder("Where it is written (runs/tune-RECIPE-TIME).")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are measured in the shortest runs.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Pairs of runs that decide whether a setting stays.")] = 3,
     vary: Annotated[
@@ -83,6 +91,8 @@ def tune(
         bool, typer.Option("--allow-batch", help="Try other batch sizes too, the learning rate following.")
     ] = False,
     budget: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many runs.")] = None,
+    own_code: OwnCode = False,
+    oversubscribe: Oversubscribe = False,
     as_json: Json = False,
 ) -> int:
     """Find the fastest settings for a recipe on this machine that train as it does; write them as a recipe."""
@@ -97,7 +107,9 @@ def tune(
         vary=vary or [],
         allow_batch=allow_batch,
         budget=budget,
+        own_code=own_code,
         as_json=as_json,
+        oversubscribe=oversubscribe,
     )
 
 

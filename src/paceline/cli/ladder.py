@@ -21,9 +21,11 @@ from paceline.cli.experiment import (
     refuse_ranks_of_others,
     run_task,
 )
+from paceline.cli.ranks import refuse_too_many
 from paceline.cli.show_ladder import show_ladder, show_ladders, show_rungs
 from paceline.cli.telling import Begins, Say, telling
 from paceline.cli.words import count_ranks, refuse_length
+from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.ladder import LadderResult
@@ -33,15 +35,15 @@ from paceline.core.units import count
 from paceline.lab.earlier import Earlier
 from paceline.lab.ladder import Climbed, Climber, Here
 from paceline.lab.measuring import FALLING, measuring_patch
-from paceline.lab.rungs import Ladder, ladder_names, load_ladder
+from paceline.lab.rungs import Ladder, ladder_names, load_ladder, require_consent_to_rungs
 from paceline.lab.runner import Runner, interrupted_by
 from paceline.lab.tasks import Task, find_task, ladder_tasks, place_of
 from paceline.lab.trial import Outcome, Trial, folder_name, vary, words_of, write_recipe
 from paceline.parallel.environ import count_gpus
+from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.train.code_note import tell_code
 
 _AUTO: Final = "auto"
 
@@ -56,6 +58,7 @@ class _Asked:
     repeats: int
     steps: int
     ranks: int
+    oversubscribe: bool = False
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -76,6 +79,8 @@ def ladder(
     list_only: bool,
     as_json: bool,
     task: int | None = None,
+    own_code: bool = False,
+    oversubscribe: bool = False,
 ) -> int:
     """Do what `paceline ladder` was asked for; return the exit code."""
     name, recipe, said = _split(words, recipe)
@@ -85,7 +90,10 @@ def ladder(
         _list(name, as_json=as_json)
         return 0
     asked = _ask(load_ladder(name or _AUTO), recipe, said, ranks, steps=steps, repeats=repeats)
-    tell_code(asked.loaded)
+    asked = replace(asked, oversubscribe=oversubscribe)
+    refuse_too_many(asked.ranks, asked.recipe.parallel.device, oversubscribe=oversubscribe)
+    require_consent(asked.loaded, own_code=own_code)
+    require_consent_to_rungs(asked.ladder, name or _AUTO, own_code=own_code)
     if task is not None:
         return _run_task(asked, task, run_dir, as_json=as_json)
     with experiment(f"ladder-{asked.ladder.name}", asked.plain, run_dir, as_json=as_json) as folder:
@@ -149,7 +157,7 @@ def _ask(
 
 def _climb(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
     """Run the ladder, and write what it came to."""
-    out = sys.stderr if as_json else sys.stdout
+    out = progress_console(as_json=as_json)
     _write_recipes(asked, folder)
     total = None if asked.ladder.goes_on else asked.repeats * (2 * len(asked.ladder.rungs) - 1)
     with interrupted_by(*STOPS), telling(out, total) as (begins, say):
@@ -217,6 +225,7 @@ def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> 
         begins=before,
         earlier=Earlier(folder.replaced, say),
         limit_s=LIMIT_S,
+        oversubscribe=asked.oversubscribe,
     )
     return Climber(
         ladder=asked.ladder,

@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from paceline.cli.evaluate import note_missing_end
 from paceline.cli.ranks import enter_world
 from paceline.core.errors import RecipeError, near_miss
+from paceline.core.rundir import RunDir
 
 FORMATS = ("auto", "table", "csv", "jsonl")
 _SOME_UNREAD = 1
@@ -41,6 +43,8 @@ def predict(
 
     world = enter_world()
     classifier = load_classifier(run, checkpoint, device, own_code=own_code)
+    if checkpoint == "last":
+        note_missing_end(RunDir(classifier.run), classifier.checkpoint)
     if classifier.preprocessing.channels not in (1, 3):
         number = classifier.preprocessing.channels
         raise RecipeError(

@@ -20,6 +20,7 @@ from paceline.cli.report import leave_report
 from paceline.cli.started import STARTED_S
 from paceline.cli.telling import telling
 from paceline.cli.words import refuse_length, split_words
+from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
 from paceline.core.process import ignore_stop_signals
 from paceline.core.rundir import RunDir
@@ -32,11 +33,11 @@ from paceline.lab.trial import Outcome, Trial, vary, words_of, write_recipe
 from paceline.lab.turns import run_turns
 from paceline.parallel.environ import launch_name
 from paceline.parallel.launch import PREEMPTED
+from paceline.recipe.consent import consent_words, require_consent
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
-from paceline.train.code_note import tell_code
 
 _RECIPE: Final = "base.yaml"
 _NVTX: Final = Patch((("measure.nvtx", "on"),))
@@ -55,6 +56,7 @@ class _Asked:
     aside: Sequence[Trial]
     left_out: Sequence[LeftOut]
     nvtx: bool
+    oversubscribe: bool = False
 
     @property
     def trials(self) -> list[Trial]:
@@ -76,14 +78,17 @@ def profile(
     probes: bool,
     trace: bool,
     nvtx: bool,
+    own_code: bool = False,
     as_json: bool,
+    oversubscribe: bool = False,
 ) -> int:
     """Do what `paceline profile` was asked for; return the exit code."""
     name, said = split_words(words)
     refuse_length(said, "a profile", to="profile")
     loaded = load(name, said)
+    require_consent(loaded, own_code=own_code)
     world = enter_world()
-    num_ranks = ranks_to_start(ranks, world, loaded.recipe)
+    num_ranks = ranks_to_start(ranks, world, loaded.recipe, oversubscribe=oversubscribe)
     asks = loaded.recipe.measure
     trace, nvtx = trace or asks.trace != "off", nvtx or asks.nvtx == "on"
     _refuse_more_runs(world, repeats=repeats, trace=trace, nvtx=nvtx)
@@ -100,10 +105,9 @@ def profile(
         aside=aside_trials(loaded.recipe, num_ranks, steps, said, trace=trace),
         left_out=left_out,
         nvtx=nvtx,
+        oversubscribe=oversubscribe,
     )
     rundir = _rundir(loaded.name, run_dir, world)
-    if world.is_main:
-        tell_code(loaded)
     try:
         if world.launcher == "single":
             return _measure(asked, rundir, as_json=as_json)
@@ -135,13 +139,14 @@ def _rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
     if run_dir is None:
         return RunDir.claim(f"profile-{name}", datetime.now().astimezone())
     rundir = RunDir(run_dir.expanduser())
+    rundir.refuse_links()
     rundir.refuse_another_run(resume=False)
     return rundir
 
 
 def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
     """Run the trials in processes of their own, write what they came to, and show it."""
-    out = sys.stderr if as_json else sys.stdout
+    out = progress_console(as_json=as_json)
     recipe_file = rundir.path / _RECIPE
     write_recipe(asked.recipe, recipe_file)
     outcomes: list[Outcome] = []
@@ -154,6 +159,7 @@ def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
                 asked.ranks,
                 place=lambda trial, repeat: _place(rundir, trial, repeat),
                 begins=begins,
+                oversubscribe=asked.oversubscribe,
             )
             for outcome in run_turns(asked.of_turn, asked.base.repeats, runner):
                 _check_base(outcome)
@@ -239,7 +245,7 @@ def _nsys_command(asked: _Asked, rundir: RunDir) -> str:
         f"--output={rundir.path / 'nsys'}",
     )
     recipe_file, folder = str(rundir.path / _RECIPE), str(rundir.path / "probes" / "nsys-1")
-    program = ("paceline", "train", recipe_file, *words_of(_NVTX))
+    program = ("paceline", "train", recipe_file, *words_of(_NVTX), *consent_words(asked.recipe))
     return shlex.join(("nsys", "profile", *options, *program, "--ranks", str(asked.ranks), "--run-dir", folder))
 
 
@@ -247,27 +253,38 @@ def _be_a_rank(asked: _Asked, rundir: RunDir, world: World, *, as_json: bool) ->
     """Run the base as one of the ranks that torchrun or Slurm has started; rank 0 says what comes of it."""
     from paceline.train.interrupt import Interrupts
 
-    with Interrupts() as interrupts:
+    with Interrupts(announces=world.is_main) as interrupts:
         from paceline.cli.progress import build_progress
         from paceline.train.job import Invocation
         from paceline.train.run import run
+        from paceline.train.whereabouts import Whereabouts
 
-        listeners = [build_progress(sys.stderr if as_json else sys.stdout)] if world.is_main else []
-        launch = launch_name(os.environ, os.getppid(), os.uname().nodename)
-        invocation = Invocation(STARTED_S, ("paceline", *sys.argv[1:]), listeners, launch, interrupts)
+        whereabouts = Whereabouts()
+        listeners = [build_progress(progress_console(as_json=as_json), whereabouts)] if world.is_main else []
+        invocation = Invocation(
+            STARTED_S,
+            ("paceline", *sys.argv[1:]),
+            listeners,
+            launch=launch_name(os.environ, os.getppid(), os.uname().nodename),
+            interrupts=interrupts,
+            whereabouts=whereabouts,
+        )
         result = run(asked.recipe, world, rundir, invocation=invocation)
         if result.status == "preempted":
             ignore_stop_signals()
             return PREEMPTED
     if world.is_main:
         write_recipe(asked.recipe, rundir.path / _RECIPE)
-        by_hand = [LeftOut(trial.name, _by_hand(trial, rundir)) for trial in (*asked.probes, *asked.aside)]
+        by_hand = [
+            LeftOut(trial.name, _by_hand(trial, rundir, asked.recipe)) for trial in (*asked.probes, *asked.aside)
+        ]
         alone = replace(asked, left_out=(*asked.left_out, *by_hand))
         _conclude(alone, [Outcome(asked.base, 1, rundir, result)], rundir, as_json=as_json)
     return 0
 
 
-def _by_hand(trial: Trial, rundir: RunDir) -> str:
+def _by_hand(trial: Trial, rundir: RunDir, recipe: Recipe) -> str:
     """Return how a run is started that a rank of somebody else's cannot start."""
-    words = shlex.join(("train", str(rundir.path / _RECIPE), *words_of(trial.patch)))
+    of_code = consent_words(recipe)
+    words = shlex.join(("train", str(rundir.path / _RECIPE), *words_of(trial.patch), *of_code))
     return f"needs ranks of its own (start them as these were, with: {words})"

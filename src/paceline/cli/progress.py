@@ -1,115 +1,256 @@
-"""What rank 0 says while it trains: a live bar on a terminal, plain lines elsewhere."""
+"""What rank 0 prints while it trains: a live bar on a terminal, plain lines elsewhere."""
 
-from typing import TextIO
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 
 from paceline.core.class_table import ClassTable
 from paceline.core.results import EvalResult, RunResult
-from paceline.core.units import accuracy, count, duration
+from paceline.core.units import accuracy, count, duration, number
+from paceline.data.sources.places import printable_lines
 from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
 
+Where = Callable[[], tuple[int, str]]
+"""Return how many steps are done, and the stage that the run is in."""
+_SPOKEN: Final = {"evaluate": "evaluating", "checkpoint": "saving"}
+
+
+class Pace:
+    """Estimate the time per step and the time left from the steps done at different times.
+
+    The first step that is seen to end only starts the clock: it compiles, fills caches and waits for the first batch.
+    Evaluations and checkpoints are included, since whoever waits for the run waits for them too.
+    """
+
+    def __init__(self, plan: Plan, start: int, now: Callable[[], float]) -> None:
+        self._plan = plan
+        self._start = start
+        self._now = now
+        self._first: tuple[int, float] | None = None
+        self._last: tuple[int, float] = (start, now())
+
+    @property
+    def step(self) -> int:
+        """The number of steps done."""
+        return self._last[0]
+
+    def reached(self, step: int) -> None:
+        """Note that `step` steps are done by now."""
+        if step <= self._last[0]:
+            return
+        self._last = (step, self._now())
+        self._first = self._first or self._last
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds per step; None before the second step."""
+        if self._first is None or self._last[0] == self._first[0]:
+            return None
+        return (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last step; None before the second step."""
+        if self.step_s is None:
+            return None
+        since_s = self._now() - self._last[1]
+        return max(0.0, self.step_s * (self._plan.total_steps - self._last[0]) - min(since_s, self.step_s))
+
 
 class PlainProgress:
-    """A line at the start, at each logged step that a person would wait for, and at each evaluation."""
+    """A line at the start, from the second step on one every ten seconds, and one for each evaluation.
+
+    With `where` a thread looks at the run once a second, so that steps that take minutes are reported as well.
+    """
 
     _QUIET_S = 10.0
+    _SOON_S = 30.0
+    """A run that has longer than this to go reports its time left as soon as it is known."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, where: Where | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._out = out
-        self._said_s = 0.0
+        self._where = where
+        self._now = now
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._reported_s = now()
+        self._reported_step = -1
+        self._record: StepRecord | None = None
         self._plan: Plan | None = None
+        self._pace: Pace | None = None
 
     def started(self, plan: Plan, step: int) -> None:
-        """Say what will be done."""
+        """Print what will be done."""
         self._plan = plan
-        self._say(introduction(plan, step))
+        self._pace = Pace(plan, step, self._now)
+        self._reported_s = self._now()
+        self._print(introduction(plan, step))
+        if self._where is not None:
+            threading.Thread(target=self._watch, args=(self._where,), name="progress", daemon=True).start()
 
     def step(self, record: StepRecord) -> None:
-        """Say how it goes, at most every ten seconds."""
-        assert self._plan is not None
-        if record.trained_s - self._said_s >= self._QUIET_S:
-            self._said_s = record.trained_s
-            self._say(
-                f"{_place(record.step, record.epoch, self._plan)}  loss {record.loss:.4f}  lr {record.lr:.4g}  "
-                f"{record.images_per_s:,.0f} images/s  {_left(record, self._plan)} left"
-            )
+        """Print the loss and the speed, at most every ten seconds."""
+        self._record = record
+        self.look(record.step)
+
+    def look(self, step: int) -> None:
+        """Print how far the run is, if `step` steps are done and it is time for a line."""
+        assert self._plan is not None and self._pace is not None
+        with self._lock:
+            self._pace.reached(step)
+            left_s, is_first = self._pace.left_s, self._reported_step < 0
+            is_due = self._now() - self._reported_s >= self._QUIET_S and step > self._reported_step
+            if left_s is None or not (is_due or (is_first and left_s > self._SOON_S)):
+                return
+            self._reported_s, self._reported_step = self._now(), step
+            facts = "  ".join(text for _, text in _facts(self._plan, self._pace, self._record))
+            self._print(f"{_place(step, step / self._plan.steps_per_epoch, self._plan)}  {facts}")
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Say what came out."""
+        """Print the result of an evaluation."""
         assert self._plan is not None
-        self._say(f"{_place(record.step, record.epoch, self._plan)}  {_judgement(record)}")
+        self._print(f"{_place(record.step, record.epoch, self._plan)}  {_judgement(record)}")
 
     def warned(self, message: str) -> None:
-        """Say what to beware of."""
-        self._say(f"warning: {message}")
+        """Print a warning."""
+        self._print(f"warning: {message}")
 
     def finished(self, result: RunResult) -> None:
         """Do nothing: whoever started the run shows the result."""
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Print nothing more."""
+        self._closed.set()
 
-    def _say(self, line: str) -> None:
-        print(line, file=self._out, flush=True)
+    def _watch(self, where: Where) -> None:
+        while not self._closed.wait(1.0):
+            self.look(where()[0])
+
+    def _print(self, line: str) -> None:
+        print(printable_lines(line), file=self._out, flush=True)
 
 
 class LiveProgress:
-    """A bar over the current epoch with loss, learning rate, images/s and time left; evaluations stay above it."""
+    """A bar over the current epoch with loss, learning rate, images/s and time left; evaluations stay above it.
 
-    def __init__(self, console: Console) -> None:
+    The bar reads `where` whenever it is drawn, ten times a second, so the run pays nothing for it to move at each step.
+    """
+
+    _BAR = 20
+
+    def __init__(self, console: Console, where: Where | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._console = console
-        self._progress = Progress(
+        self._where = where
+        self._now = now
+        self._task: TaskID | None = None
+        self._record: StepRecord | None = None
+        self._plan: Plan | None = None
+        self._pace: Pace | None = None
+        self._bar = _Bar(
+            self._draw,
             TextColumn("epoch {task.fields[epoch]}", markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=self._BAR),
             TextColumn("{task.percentage:>3.0f}%  {task.fields[facts]}", markup=False),
             console=console,
             transient=True,
         )
-        self._task: TaskID | None = None
-        self._plan: Plan | None = None
 
     def started(self, plan: Plan, step: int) -> None:
-        """Say what will be done, and draw the bar."""
+        """Print what will be done, and draw the bar."""
         self._plan = plan
-        self._console.print(introduction(plan, step))
-        self._task = self._progress.add_task("", total=plan.steps_per_epoch, epoch=_epoch(step, plan), facts="starting")
-        self._progress.start()
+        self._pace = Pace(plan, step, self._now)
+        self._console.print(printable_lines(introduction(plan, step)))
+        self._task = self._bar.add_task("", total=plan.steps_per_epoch, epoch=_epoch(step, plan), facts="starting")
+        self._bar.start()
 
     def step(self, record: StepRecord) -> None:
-        """Move the bar."""
-        assert self._plan is not None and self._task is not None
-        done = (record.step - 1) % self._plan.steps_per_epoch + 1
-        facts = (
-            f"step {record.step:,}/{self._plan.total_steps:,}  loss {record.loss:.4f}  lr {record.lr:.3g}  "
-            f"{record.images_per_s:,.0f} images/s  {_left(record, self._plan)} left"
-        )
-        self._progress.update(self._task, completed=done, epoch=_epoch(record.step - 1, self._plan), facts=facts)
+        """Take the loss and the speed."""
+        assert self._pace is not None
+        self._record = record
+        self._pace.reached(record.step)
 
     def evaluated(self, record: EvalRecord) -> None:
         """Leave a line above the bar."""
         assert self._plan is not None
         line = f"{_place(record.step, record.epoch, self._plan)}  {_judgement(record)}"
-        self._progress.console.print(line, highlight=False)
+        self._bar.console.print(line, highlight=False)
 
     def warned(self, message: str) -> None:
         """Leave a line above the bar."""
-        self._progress.console.print(f"warning: {message}", highlight=False, soft_wrap=True)
+        self._bar.console.print(f"warning: {printable_lines(message)}", highlight=False, soft_wrap=True)
 
     def finished(self, result: RunResult) -> None:
         """Do nothing: whoever started the run shows the result."""
 
     def close(self) -> None:
         """Take the bar away."""
-        self._progress.stop()
+        self._bar.stop()
+
+    def _draw(self) -> None:
+        """Bring the bar to where the run is."""
+        if self._task is None or self._plan is None or self._pace is None:
+            return
+        stage = ""
+        if self._where is not None:
+            step, stage = self._where()
+            self._pace.reached(step)
+        step, plan = self._pace.step, self._plan
+        epoch = _epoch(max(0, step - 1), plan)
+        room = self._console.width - len(f"epoch {epoch}  100%   ") - self._BAR
+        facts = self._fitted(stage.partition(",")[0], room)
+        done = (step - 1) % plan.steps_per_epoch + 1 if step else 0
+        self._bar.update(self._task, completed=done, epoch=epoch, facts=facts)
+
+    def _fitted(self, stage: str, room: int) -> str:
+        """Return the facts for which there is room: the learning rate goes first, then the speed and the loss."""
+        assert self._plan is not None and self._pace is not None
+        facts = _facts(self._plan, self._pace, self._record) or [("start", "starting")]
+        if stage in _SPOKEN:
+            facts.append(("stage", _SPOKEN[stage]))
+        step = f"step {self._pace.step:,}/{self._plan.total_steps:,}"
+        for dropped in ((), ("lr",), ("lr", "speed"), ("lr", "speed", "loss")):
+            text = "  ".join([step, *(text for name, text in facts if name not in dropped)])
+            if len(text) <= room:
+                return text
+        return step
 
 
-def build_progress(out: TextIO) -> LogSink:
-    """Return live progress for a terminal, plain lines for anything else."""
+class _Bar(Progress):
+    """A progress bar that calls `draw` before it is drawn."""
+
+    def __init__(self, draw: Callable[[], None], *columns: ProgressColumn, **options: Any) -> None:
+        self._before = draw
+        super().__init__(*columns, **options)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield what is drawn."""
+        self._before()
+        yield from super().get_renderables()
+
+
+def build_progress(out: TextIO, where: Where | None = None) -> LogSink:
+    """Return live progress for a terminal, plain lines for anything else; `where` says how far the run is."""
     console = Console(file=out, markup=False, emoji=False, highlight=False)
-    return LiveProgress(console) if console.is_terminal else PlainProgress(out)
+    return LiveProgress(console, where) if console.is_terminal else PlainProgress(out, where)
+
+
+def _facts(plan: Plan, pace: Pace, record: StepRecord | None) -> list[tuple[str, str]]:
+    """Return the facts of a run in progress by name; those that need the second step or a logged one come then."""
+    facts = []
+    if record is not None:
+        facts += [("loss", f"loss {record.loss:.4f}"), ("lr", f"lr {record.lr:.4g}")]
+    if record is not None or pace.step_s:
+        images_per_s = record.images_per_s if record is not None else plan.batch_size / (pace.step_s or math.inf)
+        facts.append(("speed", f"{number(images_per_s)} images/s"))
+    if pace.left_s is not None:
+        facts.append(("left", f"{duration(pace.left_s)} left"))
+    return facts
 
 
 def introduction(plan: Plan, step: int) -> str:
@@ -156,9 +297,3 @@ def _accuracies(whose: str, result: EvalResult, classes: ClassTable | None, *, w
     if classes is not None and classes.is_uneven and result.mean_class_accuracy is not None:
         parts.append(f"mean of classes {accuracy(result.mean_class_accuracy)}")
     return [*parts, *([f"top5 {accuracy(result.top5)}"] if with_top5 else [])]
-
-
-def _left(record: StepRecord, plan: Plan) -> str:
-    """Return the time left, judged by the speed since the last record."""
-    images = (plan.total_steps - record.step) * plan.batch_size
-    return duration(images / record.images_per_s) if record.images_per_s else "?"

@@ -1,20 +1,32 @@
 """Being a rank, and starting ranks: what `train` and `eval` share."""
 
 import os
+import signal
 import socket
 import sys
+from dataclasses import replace
+from typing import Final
 
 from paceline.cli.words import count_ranks
 from paceline.core.errors import WorldError
-from paceline.core.process import die_with_parent, ignore_stop_signals
+from paceline.core.limits import oom_kills, usable_cores
+from paceline.core.process import ignore_stop_signals
 from paceline.core.units import count
 from paceline.core.world import World
-from paceline.parallel.environ import count_gpus, ends_with_parent, is_one_node, world_from_environ
+from paceline.parallel.environ import count_gpus, end_with_launcher, is_one_node, world_from_environ
 from paceline.parallel.interface import interface_to
 from paceline.parallel.launch import PREEMPTED, launch
 from paceline.recipe.schema import Recipe
 
 _LOOPBACK = "lo"
+_KILLED = 128 + signal.SIGKILL
+_OUT_OF_MEMORY = (
+    "out of memory, as its control group has a limit (lower data.batch_size or data.workers, or ask for more memory)"
+)
+RANKS_PER_CORE: Final = 4
+ALWAYS_ALLOWED: Final = 16
+"""Ranks that any machine may be asked for; beyond them, `RANKS_PER_CORE` for each core. Chosen: each is a process that
+imports torch, 200 MB of its own and seconds of a core."""
 
 
 def enter_world() -> World:
@@ -27,30 +39,56 @@ def enter_world() -> World:
     # A rank that asks a peer for something may find it gone; torch's C++ side would print 20 lines about it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above all levels; its profiler writes when it starts and stops
-    if ends_with_parent(os.environ, world):
-        die_with_parent(world.launcher_pid or os.getppid())
+    end_with_launcher(os.environ, world)
     if interface := _interface(world):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return world
 
 
-def ranks_to_start(text: str, world: World, recipe: Recipe) -> int:
+def ranks_to_start(text: str, world: World, recipe: Recipe, *, oversubscribe: bool = False) -> int:
     """Return how many ranks the run has, from `--ranks` or from who started this process.
 
-    Raise `WorldError` when the two disagree, or when the machine has GPUs, but fewer than ranks.
+    Raise `WorldError` when the two disagree, and for more ranks than `refuse_too_many` allows to start here.
     """
     if world.launcher != "single":
+        if oversubscribe and world.launcher != "local":
+            raise WorldError(f"--oversubscribe: has no effect on ranks that {world.launcher} started (leave it out)")
         if text not in ("auto", str(world.world_size)):
             started = f"{count(world.world_size, 'rank')} were started by {world.launcher}"
             raise WorldError(f"--ranks: {text}, but {started} (leave --ranks out)")
         return world.world_size
     is_one_process = recipe.parallel.strategy == "dataparallel"  # it drives all GPUs itself
     ranks = 1 if text == "auto" and is_one_process else count_ranks(text, os.environ)
-    gpus = count_gpus(os.environ)
-    if recipe.parallel.device != "cpu" and 0 < gpus < ranks:
+    refuse_too_many(ranks, recipe.parallel.device, oversubscribe=oversubscribe)
+    return ranks
+
+
+def refuse_too_many(ranks: int, device: str, *, oversubscribe: bool) -> None:
+    """Raise `WorldError` for more ranks than are to be started on this machine.
+
+    On GPUs, where `device` is not `cpu` and there are some, there is one rank per GPU. On CPUs a rank is a process that
+    imports torch: more of them than a small multiple of the cores take the machine away from everybody, unless that is
+    insisted on.
+    """
+    gpus = 0 if device == "cpu" else count_gpus(os.environ)
+    if 0 < gpus < ranks:
         here = count(gpus, "GPU")
         raise WorldError(f"--ranks: {ranks} is more than the {here} here (start {gpus}, or set parallel.device=cpu)")
-    return ranks
+    cores = usable_cores()
+    most = max(ALWAYS_ALLOWED, RANKS_PER_CORE * cores)
+    if not gpus and ranks > most and not oversubscribe:
+        raise WorldError(
+            f"--ranks: {ranks} on {count(cores, 'CPU core')} (start at most {most}, or add --oversubscribe to insist)"
+        )
+
+
+def starting(ranks: int, device: str) -> str:
+    """Return the line that says what is started on what, which is printed before the imports that take seconds."""
+    from paceline import __version__
+
+    gpus = 0 if device == "cpu" else count_gpus(os.environ)
+    where = count(gpus, "GPU") if gpus else count(usable_cores(), "CPU core")
+    return f"paceline {__version__}: starting {count(ranks, 'rank')} on {where}"
 
 
 def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.0, max_restarts: int = 0) -> int:
@@ -64,7 +102,10 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
         again = ["--resume"] if attempt and "--resume" not in words else []
         # -P: a module in the current folder, which may be somebody's data, is not to be imported.
         command = [sys.executable, "-P", "-m", "paceline", verb, *extra, *again, *words]
+        oom_before = oom_kills()
         ended = launch(command, ranks, os.environ, port=port, grace_s=grace_s, attempt=attempt)
+        if ended.code == _KILLED and ended.was_lost and oom_kills() > oom_before:
+            ended = replace(ended, sentence=f"{ended.sentence}: {_OUT_OF_MEMORY}")
         if not ended.was_lost or attempt == max_restarts:
             break
         what = ended.sentence or "a rank failed, so all ranks were ended"

@@ -1,13 +1,23 @@
 """`paceline recipes`: what can be trained, what exactly a name means, and who said so."""
 
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from paceline.cli.words import split_words
+from paceline.data.sources.places import printable
 from paceline.recipe.load import Loaded, load, preset_names, preset_summary
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import write_text
+
+_GROUPS: Final = {
+    "start": "To start with, and for your own images",
+    "known": "Known data sets",
+    "tutorial": "Five tutorials on data-parallel training",
+}
 
 
 def recipes(words: list[str], *, origin: bool, schema: bool, as_json: bool) -> int:
@@ -44,9 +54,21 @@ def _list(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps(summaries, indent=2))
         return
-    width = max(len(name) for name in summaries)
-    for name, summary in summaries.items():
-        print(f"{name:{width}}  {summary}")
+    indent = max(len(name) for name in summaries) + 4
+    columns = max(indent + 30, shutil.get_terminal_size().columns) if sys.stdout.isatty() else sys.maxsize
+    for group, heading in _GROUPS.items():
+        print(f"{heading}:")
+        for name, summary in summaries.items():
+            if _group_of(name) == group:
+                line = f"  {name:{indent - 4}}  {summary}"
+                print(textwrap.fill(line, columns, subsequent_indent=" " * indent, drop_whitespace=True))
+
+
+def _group_of(name: str) -> str:
+    """Return `tutorial` for what is below a folder of its own, `start` for what needs no known data set."""
+    if "/" in name:
+        return "tutorial"
+    return "start" if name.partition("-")[0] in ("digits", "folder", "synthetic") else "known"
 
 
 def _show(loaded: Loaded, *, origin: bool, as_json: bool) -> None:
@@ -58,7 +80,7 @@ def _show(loaded: Loaded, *, origin: bool, as_json: bool) -> None:
         rows = [(f"{path}: {_written(value)}", loaded.stack.origin(path)) for path, value in _leaves(values)]
         width = min(60, max(len(row[0]) for row in rows))
         for text, place in rows:
-            print(f"{text:{width}}  # {place}")
+            print(f"{printable(text):{width}}  # {printable(place)}")
     else:
         print(f"# recipe {loaded.recipe.hash}")
         print(write_text(values), end="")

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.files import write_output
 from paceline.core.rundir import RunDir, write_atomic
+from paceline.data.sources.places import printable
 from paceline.report import report_text, write_report
 
 
@@ -18,7 +20,9 @@ def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
     rundir = RunDir(run.expanduser())
     text = report_text(rundir, format)
     if format == "html" and out is None:
-        out = rundir.report
+        out, write = rundir.report, write_atomic  # whatever lies there: the run directory may be somebody else's
+    else:
+        write = write_output
     if out is None:
         if as_json and format == "md":
             raise RecipeError("--json: Markdown goes to stdout too (add --out PATH, or take --format json)")
@@ -26,11 +30,11 @@ def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
         return 0
     out = out.expanduser()
     try:
-        write_atomic(out, text)
+        write(out, text)
     except OSError as error:
         raise PacelineError(f"--out: {out} cannot be written: {error.strerror} (name another with --out)") from None
     written = {"path": str(out), "format": format, "bytes": len(text.encode())}
-    print(json.dumps(written, indent=2) if as_json else f"report: {out}")
+    print(json.dumps(written, indent=2) if as_json else f"report: {printable(out)}")
     return 0
 
 

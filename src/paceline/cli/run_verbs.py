@@ -5,19 +5,21 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.arguments import Json, OwnCode, Port, Ranks, Words
+from paceline.cli.arguments import Json, Oversubscribe, OwnCode, Port, Ranks, Words, new_folder
 from paceline.cli.unshared import unshared
 
 
 def train(
     words: Words = None,
     ranks: Ranks = "auto",
-    run_dir: Annotated[Path | None, typer.Option(help="Where the run is written (runs/RECIPE-TIME).")] = None,
+    run_dir: Annotated[Path | None, new_folder("Where the run is written (runs/RECIPE-TIME).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print recipe, plan and devices, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, print the plan, and stop.")] = False,
+    own_code: OwnCode = False,
     max_restarts: Annotated[
         int, typer.Option(min=0, metavar="N", help="Start ranks that went away again, up to N times, and resume.")
     ] = 0,
+    oversubscribe: Oversubscribe = False,
     port: Port = 0,
     as_json: Json = False,
 ) -> int:
@@ -30,9 +32,11 @@ def train(
         run_dir,
         resume=resume,
         dry_run=dry_run,
+        own_code=own_code,
         max_restarts=max_restarts,
         port=port,
         as_json=as_json,
+        oversubscribe=oversubscribe,
     )
 
 
@@ -48,6 +52,7 @@ def evaluate(
         Path | None, typer.Option(metavar="FOLDER", help="Leave the confusion matrix and the worst images there.")
     ] = None,
     own_code: OwnCode = False,
+    oversubscribe: Oversubscribe = False,
     port: Port = 0,
     as_json: Json = False,
 ) -> int:
@@ -64,6 +69,7 @@ def evaluate(
         port=port,
         as_json=as_json,
         per_class=classes,
+        oversubscribe=oversubscribe,
     )
 
 

@@ -6,16 +6,17 @@ Each run is a training in processes of its own. Ranks are started here, or by `s
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.allocation import gpus_of_a_node, nodes_of, refuse_more_nodes, start_in
 from paceline.cli.experiment import STOPS, experiment, found_before, leave, run_task
-from paceline.cli.ranks import enter_world
+from paceline.cli.ranks import enter_world, refuse_too_many
 from paceline.cli.scale_words import Options, one_of, read_nodes, read_ranks, refuse_recipe
 from paceline.cli.telling import Begins, Say, telling
 from paceline.cli.words import count_ranks, refuse_length, refuse_no_clock, split_words
+from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, WorldError
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.scaling import ScaleResult
@@ -28,14 +29,14 @@ from paceline.lab.earlier import Earlier, unlike
 from paceline.lab.measuring import measuring_patch
 from paceline.lab.predict.points import POINTS
 from paceline.lab.runner import Runner, TrialError, interrupted_by
-from paceline.lab.scaling import caution_of, plan_points, points_csv, ranks_over, to_points, top1_of
+from paceline.lab.scaling import caution_of, plan_points, points_csv, ranks_over, starving, to_points, top1_of
 from paceline.lab.tasks import Task, find_task, place_of, study_tasks
 from paceline.lab.trial import Outcome, Trial, folder_name, words_of, write_recipe
 from paceline.lab.turns import Case, run_turns, there_and_back, whole_patch
 from paceline.parallel.environ import count_gpus
+from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
-from paceline.train.code_note import tell_code
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class _Study:
     conclude: Callable[[Sequence[Outcome]], dict[str, Any]]
     is_whole: bool
     lost: Sequence[str]
+    oversubscribe: bool = False
 
     def of_turn(self, turn: int) -> list[Trial]:
         """Return what is run in a turn, from 1, in order."""
@@ -73,6 +75,8 @@ def scale(
     run_dir: Path | None,
     as_json: bool,
     task: int | None = None,
+    own_code: bool = False,
+    oversubscribe: bool = False,
 ) -> int:
     """Do what `paceline scale` was asked for; return the exit code."""
     options = Options(
@@ -87,10 +91,11 @@ def scale(
         lr_rules=lr_rules,
         target=target,
         seeds=seeds,
+        oversubscribe=oversubscribe,
     )
-    loaded, study = _read(words, options)
+    loaded, study = _read(words, options, is_here=True)
     _refuse_launcher()
-    tell_code(loaded)
+    require_consent(loaded, own_code=own_code)
     if task is not None:
         return _run_task(options, loaded, study, task, run_dir, as_json=as_json)
     refuse_more_nodes(_missing_nodes(options, loaded, study, run_dir), os.environ)
@@ -113,8 +118,11 @@ def tasks_of(words: list[str], options: Options) -> tuple[Task, ...]:
     return study_tasks(_read(words, options)[1].cases, options.turns)
 
 
-def _read(words: list[str], options: Options) -> tuple[Loaded, _Study]:
-    """Return what is measured. Raise `PacelineError` for what has no effect, and for a recipe that is no study."""
+def _read(words: list[str], options: Options, *, is_here: bool = False) -> tuple[Loaded, _Study]:
+    """Return what is measured. Raise `PacelineError` for what has no effect, and for a recipe that is no study.
+
+    Where it `is_here` that ranks are started, and not by Slurm, so they do for more than this machine can bear.
+    """
     options.refuse_without_effect()
     name, said = split_words(words)
     if options.is_whole:
@@ -123,8 +131,12 @@ def _read(words: list[str], options: Options) -> tuple[Loaded, _Study]:
         refuse_length(said, "short runs", to="measure")
     loaded = load(name, said)
     refuse_recipe(loaded.recipe, options)
+    if is_here and options.nodes is None and options.ranks != "auto":
+        most = max(read_ranks(options.ranks, 0))
+        refuse_too_many(most, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     build = _study_batches if options.is_study else _study_ranks
-    return loaded, build(options, loaded, said, read_nodes(options.nodes))
+    study = build(options, loaded, said, read_nodes(options.nodes))
+    return loaded, replace(study, oversubscribe=options.oversubscribe)
 
 
 def _missing_nodes(options: Options, loaded: Loaded, study: _Study, run_dir: Path | None) -> list[int]:
@@ -229,7 +241,7 @@ def _asked(study: _Study, loaded: Loaded, options: Options) -> dict[str, Any]:
 
 def _measure(study: _Study, loaded: Loaded, options: Options, folder: ExperimentDir, *, as_json: bool) -> list[Outcome]:
     """Run all cases in turns; return how their runs ended. Raise `TrialError` where none gave a result."""
-    out = sys.stderr if as_json else sys.stdout
+    out = progress_console(as_json=as_json)
     write_recipe(loaded.recipe, folder.recipe)
     total = len(study.cases) * options.turns
     outcomes: list[Outcome] = []
@@ -262,6 +274,7 @@ def _runner(
         start=start_in(os.environ) if is_on_nodes else start_process,
         earlier=Earlier(folder.replaced, say, nodes_of(os.environ)),
         needs_speed=not study.is_whole,
+        oversubscribe=study.oversubscribe,
     )
 
 
@@ -324,6 +337,6 @@ def _conclude(study: _Study, loaded: Loaded, options: Options, outcomes: Sequenc
             "provenance": _provenance(outcomes),
             "epoch_images": _epoch_images(outcomes),
             **found,
-            "caution": " ".join(filter(None, (found.get("caution"), unlike(outcomes)))),
+            "caution": " ".join(filter(None, (found.get("caution"), starving(outcomes), unlike(outcomes)))),
         }
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from paceline.cli.arguments import Json, TaskNumber, Words
+from paceline.cli.arguments import Json, Oversubscribe, OwnCode, TaskNumber, Words, new_folder
 from paceline.core.errors import RecipeError
 
 
@@ -29,10 +29,11 @@ _TIMING: Final = "Timing messages"
 _OF_BOTH: Final = (_Question.POINTS, _Question.RUN)
 # Which questions hear an option that not all of them do.
 _HEARD: Final[Mapping[str, tuple[_Question, ...]]] = {
-    "--ranks": (_Question.RANKS, _Question.COLLECTIVE),
+    **dict.fromkeys(("--ranks", "--oversubscribe"), (_Question.RANKS, _Question.COLLECTIVE)),
     **dict.fromkeys(("--nodes", "--mode", "--steps", "--repeats", "--accuracy"), (_Question.RANKS,)),
     **dict.fromkeys(("--batch-sizes", "--warmups", "--lr-rules", "--target", "--seeds"), (_Question.RANKS,)),
     "--task": (_Question.RANKS,),
+    "--own-code": (_Question.RANKS,),
     "--run-dir": (_Question.RANKS, *_OF_BOTH),
     **dict.fromkeys(("--at", "--ranks-per-node", "--rank-batch", "--images", "--price"), _OF_BOTH),
     **dict.fromkeys(("--network", "--alpha-us", "--gigabytes-per-s", "--fixed-s"), (_Question.RUN,)),
@@ -61,9 +62,7 @@ Target = Annotated[
     typer.Option(metavar="TOP1", help="Accuracy to train to (the recipe's own).", rich_help_panel=_STUDYING),
 ]
 Seeds = Annotated[int | None, typer.Option(min=1, help="Whole runs of each (3).")]
-Where = Annotated[
-    Path | None, typer.Option(help="Where it is written (runs/scale-RECIPE-TIME; of a prediction nowhere).")
-]
+Where = Annotated[Path | None, new_folder("Where it is written (runs/scale-RECIPE-TIME; of a prediction nowhere).")]
 Predict = Annotated[
     bool, typer.Option("--predict", help="Predict, from a run directory or from --points.", rich_help_panel=_PREDICTING)
 ]
@@ -142,6 +141,7 @@ def scale(
     seeds: Seeds = None,
     run_dir: Where = None,
     task: TaskNumber = None,
+    own_code: OwnCode = False,
     predict: Predict = False,
     points: Points = None,
     at: At = None,
@@ -157,6 +157,7 @@ def scale(
     alone: Alone = None,
     collective: Collective = False,
     out: Out = None,
+    oversubscribe: Oversubscribe = False,
     as_json: Json = False,
 ) -> int:
     """Measure how a recipe scales over ranks, nodes and batches, or predict it."""
@@ -194,7 +195,8 @@ def _answer(question: _Question, words: list[str], points: Path | None, given: d
         case _Question.COLLECTIVE:
             from paceline.cli.collective import collective
 
-            return collective(options.get("ranks", "auto"), options.get("out"), as_json=as_json)
+            ranks, oversubscribe = options.get("ranks", "auto"), options.get("oversubscribe", False)
+            return collective(ranks, options.get("out"), as_json=as_json, oversubscribe=oversubscribe)
         case _Question.POINTS:
             from paceline.cli.predict_scale import predict_points
 
@@ -226,7 +228,7 @@ def measuring_options(given: dict[str, Any]) -> dict[str, Any]:
 def _measuring(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Return what the measuring verb takes: the `options` that were given, and for the others what says nothing."""
     unsaid: dict[str, Any] = {name: None for name in given if f"--{name.replace('_', '-')}" in _MEASURING}
-    return unsaid | {"ranks": "auto", "accuracy": False} | options
+    return unsaid | {"ranks": "auto", "accuracy": False, "own_code": False, "oversubscribe": False} | options
 
 
 def _heard(question: _Question, given: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Options:
     lr_rules: str | None = None
     target: float | None = None
     seeds: int | None = None
+    oversubscribe: bool = False
 
     @property
     def is_study(self) -> bool:
@@ -58,6 +59,8 @@ class Options:
 
     def refuse_without_effect(self) -> None:
         """Raise `RecipeError` for the first option that has no effect beside the others."""
+        if self.oversubscribe and self.nodes is not None:
+            raise RecipeError("--oversubscribe: has no effect beside --nodes, where Slurm starts ranks (leave it out)")
         short: dict[str, object] = {"--steps": self.steps, "--repeats": self.repeats}
         given: dict[str, object]
         if self.is_study:

@@ -1,5 +1,6 @@
 """A run that a script or a notebook asks for: what `paceline.train` does. It starts no ranks; torchrun and srun do."""
 
+import contextlib
 import re
 import sys
 import time
@@ -10,8 +11,9 @@ from typing import Any, Final
 
 from paceline.cli.ranks import enter_world
 from paceline.cli.train import Asked, choose_rundir, resumed, run_here
-from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.errors import CheckpointError, PacelineError, RecipeError
 from paceline.core.results import RunResult
+from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Loaded, load_any
 from paceline.recipe.own import path_of
 from paceline.recipe.patch import Patch
@@ -35,6 +37,7 @@ def train(
     run_dir: str | Path | None,
     *,
     resume: bool,
+    own_code: bool = False,
 ) -> RunResult:
     """Train as this rank of the world that the environment tells of; return the result, the same on every rank."""
     from paceline.cli.show import print_place
@@ -44,6 +47,7 @@ def train(
     with in_python():
         folder = None if run_dir is None else Path(run_dir)
         name, loaded = _loaded(recipe, _patch(overrides, model, source), folder, resume=resume)
+        require_consent(loaded, own_code=own_code)
         world = enter_world()
         rundir = choose_rundir(name, loaded, folder, world, resume=resume)
         try:
@@ -53,8 +57,13 @@ def train(
         finally:
             if folder is None:
                 rundir.give_back()
+    if result.status == "failed":
+        from paceline.train.resume import unsaved
+
+        raise CheckpointError(unsaved(rundir, result))
     if world.is_main:
-        print_place(rundir)
+        with contextlib.suppress(OSError, UnicodeError):  # a console that is full or gone
+            print_place(rundir)
     return result
 
 

@@ -16,17 +16,23 @@ from paceline.core.results import (
     CheckpointResult,
     EvalReport,
     EvalResult,
+    Finding,
     GoodputResult,
     RunResult,
     StageResult,
 )
 from paceline.core.rundir import RunDir, checkpoint_name
 from paceline.core.stages import spoken
-from paceline.core.units import accuracy, count, milliseconds, number, seconds, share, size
-from paceline.data.sources.places import printable
+from paceline.core.units import accuracy, count, milliseconds, parameters, seconds, share, size
+from paceline.data.sources.places import printable, printable_lines
+from paceline.recipe.consent import consent_words
 from paceline.recipe.load import Loaded
+from paceline.recipe.schema import Recipe
 
 _WORST = 3
+_WORTH_A_WORD = 0.02
+"""Share of CPU time from which what other processes took is told of a run that was not starved: gains are of a few
+percent."""
 _MATTERS = 0.002
 """Share of the wall clock from which a loss is worth a word."""
 
@@ -37,12 +43,18 @@ def show_result(result: RunResult, rundir: RunDir, loaded: Loaded, *, as_json: b
         print(result.model_dump_json(indent=2))
         return
     print_rows(
-        [("network", _network(result, loaded)), *_rows(result, rundir), *_kept(result, rundir)],
-        f"{result.status.replace('_', ' ')}: recipe {result.recipe_hash}",
+        [("network", _network(result, loaded)), *_rows(result, rundir), *_kept(result, rundir, loaded.recipe)],
+        _title(result, rundir),
     )
+    _print_health(result.health or ())
     if result.throughput.n and result.stages and result.account is not None:
         print_stages(result.stages, result.account.counted_steps, "rank 0" if result.world_size > 1 else "")
     print_place(rundir)
+
+
+def _title(result: RunResult, rundir: RunDir) -> str:
+    """Return how the run ended, and the hash of its recipe."""
+    return f"{result.how_it_ended(rundir.total_steps())}: recipe {result.recipe_hash}"
 
 
 def print_place(rundir: RunDir) -> None:
@@ -60,31 +72,31 @@ def show_evaluation(report: EvalReport, checkpoint: Path, *, as_json: bool, per_
         return
     rows = _judged(report.val, report.ema, report.train, classes)
     print_rows(rows, f"{checkpoint.parent.parent.name}, {checkpoint.name}")
+    _print_health(report.health)
     if per_class:
         _print_classes(classes)
 
 
 def evaluation_json(report: EvalReport, classes: Iterable[ClassCount]) -> dict[str, Any]:
-    """Return the weights as they are at the top level; averages, training images and classes where there are any."""
+    """Return the weights as they are at the top level; averages, training images, findings and classes where there
+    are any."""
     values = report.model_dump(mode="json", exclude_none=True)
     table = [{"class": each.name, "images": each.images, "correct": each.correct} for each in classes]
     found = {**values.pop("val"), **values}
     if report.gap is not None:
         found["gap"] = report.gap
+    if report.health:
+        found["health"] = [each.model_dump(mode="json") for each in report.health]
     return {**found, "classes": table} if table else found
 
 
 def _network(result: RunResult, loaded: Loaded) -> str:
     """Return `resnet18_cifar, 11.2 M parameters (digits)`: the network, and the recipe that it was trained by."""
     num, trained = result.parameters, result.trained_parameters
-    size = "" if num is None else f", {_size(num)} parameters"
+    size = "" if num is None else f", {parameters(num)} parameters"
     if trained is not None and trained != num:
-        size += f", {_size(trained)} of them trained"
+        size += f", {parameters(trained)} of them trained"
     return printable(f"{loaded.recipe.model.name}{size} ({loaded.name})")
-
-
-def _size(num: int) -> str:
-    return f"{number(num / 1e6)} M" if num >= 1e6 else f"{num:,}"
 
 
 def _rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
@@ -118,7 +130,11 @@ def _rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
     rows.append(("learning rate", result.lr))
     if result.account is not None:
         rows.append(("accounted", account_line(result.account)))
-    rows.append(("verdict", verdict_line(result.verdict)))
+    rows.append(("bottleneck", verdict_line(result.verdict)))
+    if result.cpu is not None and result.starved is None and result.cpu.share >= _WORTH_A_WORD:
+        rows.append(
+            ("other programs", f"held the cores {share(result.cpu.share)} of the time that training wanted to run")
+        )
     rows.append(("weights", f"sha256 {result.weights_sha256[:16]}"))
     return rows
 
@@ -144,7 +160,7 @@ def verdict_line(verdict: Mapping[str, str]) -> str:
     return " ".join(parts)
 
 
-def _kept(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
+def _kept(result: RunResult, rundir: RunDir, recipe: Recipe) -> list[tuple[str, str]]:
     """Return the rows on what was saved, what was lost, and how to go on, where there is anything to tell."""
     rows = []
     if result.goodput is not None and result.goodput.wall_s:
@@ -153,8 +169,9 @@ def _kept(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
         rows.append(("checkpoints", saving_line(result.checkpoints)))
     if result.bad_images:
         rows.append(("bad images", f"{count(result.bad_images, 'image')} left out (see {rundir.bad_images})"))
-    if result.status == "preempted":
-        rows.append(("to go on", f"paceline train {shlex.quote(str(rundir.path))} --resume"))
+    if result.status in ("preempted", "failed"):
+        words = ("paceline", "train", str(rundir.path), "--resume", *consent_words(recipe))
+        rows.append(("resume with", shlex.join(words)))
     return rows
 
 
@@ -225,8 +242,14 @@ def print_rows(rows: Sequence[tuple[str, ...]], title: str) -> None:
     for _ in rows[0][1:]:
         table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable_lines, row))  # a recipe or a file may have brought a cell
     _console().print(table)
+
+
+def _print_health(findings: Sequence[Finding]) -> None:
+    """Print what is wrong with what was learnt; nothing where nothing is."""
+    if findings:
+        print_rows([(each.title, printable(f"{each.evidence} {each.advice}")) for each in findings], "health")
 
 
 def _print_classes(classes: Iterable[ClassCount]) -> None:
@@ -236,7 +259,7 @@ def _print_classes(classes: Iterable[ClassCount]) -> None:
         table.add_column(heading, justify="right")
     for each in classes:
         judged = accuracy(each.accuracy) if each.images else "none to judge"
-        table.add_row(each.name, f"{each.images:,}", f"{each.correct:,}", judged)
+        table.add_row(printable(each.name), f"{each.images:,}", f"{each.correct:,}", judged)
     _console().print(table)
 
 
@@ -276,6 +299,7 @@ def account_line(account: AccountResult) -> str:
         "stages": account.stages_s,
         **{spoken(name): each_s for name, each_s in account.pauses.items()},
         "finish": account.finish_s,
+        "closing": account.closing_s,
         spoken("residual"): account.residual_s,
     }
     told = [f"{name} {seconds(each_s)}" for name, each_s in parts.items() if abs(each_s) >= 0.05]
@@ -283,7 +307,9 @@ def account_line(account: AccountResult) -> str:
 
 
 def _table(title: str, *, show_header: bool = True) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED, show_header=show_header)
+    return Table(
+        title=printable_lines(title), title_justify="left", title_style="bold", box=box.ROUNDED, show_header=show_header
+    )
 
 
 def _console() -> Console:

@@ -1,7 +1,7 @@
 """Show how fast loaders are: two tables for a person, of files in memory and on the disk; JSON for a program."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,12 @@ from paceline.core.units import number, share, size
 from paceline.lab.contest import Contest
 from paceline.lab.floors import DECODER
 from paceline.lab.loaders import Row
+from paceline.measure.verdict import LOST_CPU_SHARE
 
+_ROUNDS = 3
+"""A rate that was measured less often has no spread to speak of."""
+_NOISE = 1.1
+"""A loader cannot be faster than the decoder in it; up to a tenth is what medians of three differ by at rest."""
 _HEADINGS = ("loader, data", "images/s", "spread", "a core", "CPU ms")
 
 
@@ -80,15 +85,30 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.1f} M"
 
 
-def _conclusions(contest: Contest, rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
+def _conclusions(contest: Contest, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    lost = max((row.lost_cpu for row in rows), default=0.0)
+    if lost >= LOST_CPU_SHARE:
+        held = f"other processes held the cores up to {share(lost)} of the time that loaders wanted to run"
+        yield "CPU-starved", f"{held}: no loader can be told from another (run it again when nothing else runs here)"
+        return
     loaders = sorted((row for row in rows if row.kind == "loader"), key=lambda row: row.images_per_s)
-    floors = {row.name: row for row in rows if row.kind == "floor"}
+    ceilings = {row.name: row for row in rows if row.kind == "floor"}
     if len(loaders) < 2:
         return
-    best, worst = loaders[-1], loaders[0]
-    ratio = best.images_per_s / max(worst.images_per_s, 1e-9)
-    yield "fastest", f"{best.name}: {number(round(ratio, 1), 2)} times {worst.name}"
-    if DECODER in floors and best.name.startswith("native"):
-        yield "of its floor", f"{share(best.images_per_s / floors[DECODER].images_per_s)} of what decoding alone does"
+    best, second, worst = loaders[-1], loaders[-2], loaders[0]
+    decoder = ceilings.get(DECODER)
+    if decoder is not None and any(
+        row.name.startswith("native") and row.images_per_s > _NOISE * decoder.images_per_s for row in loaders
+    ):
+        yield "noise", "a loader is faster than decoding alone, so these rates are noise (give more --rounds)"
+        return
+    if best.n < _ROUNDS or best.spread[0] <= second.spread[1]:
+        why = "their rates overlap" if best.n >= _ROUNDS else f"measured in fewer than {_ROUNDS} rounds"
+        yield "fastest", f"not decided: {best.name} or {second.name}, {why} (give more --rounds)"
+    else:
+        ratio = best.images_per_s / max(worst.images_per_s, 1e-9)
+        yield "fastest", f"{best.name}: {number(round(ratio, 1), 2)} times {worst.name}"
+    if decoder is not None and best.name.startswith("native"):
+        yield "of its ceiling", f"{share(best.images_per_s / decoder.images_per_s)} of what decoding alone does"
     if best.name.endswith(", pack") and len(contest.sources) > 1:
         yield "to have it", "paceline data pack SRC OUT.pack, and train with data.source={name: pack, root: OUT.pack}"

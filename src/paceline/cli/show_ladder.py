@@ -69,7 +69,14 @@ def _row(rung: RungResult, *, has_ranks: bool) -> tuple[str, ...]:
     first = "" if rung.over_first is None else f"{rung.over_first.value:.2f}x"
     ranks = [str(rung.ranks or "")] if has_ranks else []
     below = "" if rung.over_below is None else times(rung.over_below)
-    return rung.name, *ranks, speed, below, first, rung.status.replace("_", " ")
+    return (
+        rung.name,
+        *ranks,
+        speed,
+        below,
+        first,
+        rung.status.replace("_", " ") + (", CPU-starved" if rung.starved else ""),
+    )
 
 
 def _print_steps(rungs: Sequence[RungResult]) -> None:
@@ -131,7 +138,7 @@ def _facts(result: LadderResult, folder: ExperimentDir) -> Iterator[tuple[str, s
     best = next(rung for rung in result.rungs if rung.name == result.best)
     yield "best", best.name
     if best.verdict:
-        yield "verdict", verdict_line(best.verdict)
+        yield "bottleneck", verdict_line(best.verdict)
     if result.stopped:
         yield "no further", result.stopped
     runs = f"{count(result.repeats, 'pair')} of runs a rung, of {count(result.steps, 'step')}"

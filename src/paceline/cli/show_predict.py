@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.tables import print_table
-from paceline.core.class_table import printable as encodable
+from paceline.core.csv_cells import to_cell
 from paceline.core.units import count, share
 from paceline.data.sources.places import printable
 from paceline.inference.listing import Unread
@@ -79,18 +79,18 @@ def _lines() -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _csv(top: int) -> Iterator[Show]:
-    """Print a row an image: its path, `top` pairs of class and probability, and why it has none."""
+    """Print a row per image: its path, `top` pairs of class and probability, and why it has none."""
     table = csv.writer(sys.stdout, lineterminator="\n")
     pairs = ((f"class_{number}", f"probability_{number}") for number in range(1, top + 1))
     table.writerow(["image", *(column for pair in pairs for column in pair), "error"])
 
     def show(each: Prediction | Unread) -> None:
         _complain(each)
-        name = encodable(os.fspath(each.path))
+        name = to_cell(os.fspath(each.path))
         if isinstance(each, Unread):
-            table.writerow([name, *[""] * (2 * top), each.reason])
+            table.writerow([name, *[""] * (2 * top), to_cell(each.reason)])
         else:
-            cells = (cell for guess in each.guesses for cell in (guess.name, _rounded(guess)))
+            cells = (cell for guess in each.guesses for cell in (to_cell(guess.name), _rounded(guess)))
             table.writerow([name, *cells, ""])
         sys.stdout.flush()
 

@@ -6,11 +6,12 @@ from typing import Final
 from paceline.cli.show import print_rows
 from paceline.cli.tables import print_table
 from paceline.core.experiments.prediction import Predicted, PredictionResult
+from paceline.core.stages import spoken
 from paceline.core.units import count, number, seconds, share
 
 _RANGE: Final = {"points": "95 % interval", "run": "likely range"}
 _LAST: Final = "dominated by"
-_SPEED: Final = ("ranks", "nodes", "a step", "images/s", "GPU hours")
+_SPEED: Final = ("ranks", "nodes", "a step", "images/s", "GPU-hours")
 _HELD: Final = "88 %"
 """How many of the intervals of published tables held: benchmarks/results/prediction.json."""
 
@@ -33,7 +34,7 @@ def _title(result: PredictionResult) -> str:
 
 
 def _whole(each: Predicted) -> tuple[str, ...]:
-    where, most = f"{seconds(each.low_s)} to {seconds(each.high_s)}", each.dominates.replace("_", "-")
+    where, most = f"{seconds(each.low_s)} to {seconds(each.high_s)}", spoken(each.dominates)
     return f"{each.ranks:,}", seconds(each.time_s), where, share(each.efficiency), most
 
 

@@ -101,7 +101,7 @@ def _rows(profile: Profile, rundir: RunDir) -> list[tuple[str, str]]:
     low, high = base.spread
     rows = [("throughput", f"{base.images_per_s:,.0f} images/s ({low:,.0f} to {high:,.0f})")]
     rows += _cost(profile.cost)
-    rows.append(("verdict", f"{verdict['bottleneck']}. {verdict['evidence']}"))
+    rows.append(("bottleneck", f"{verdict['bottleneck']}. {verdict['evidence']}"))
     if verdict.get("ceiling"):
         rows.append(("ceiling", verdict["ceiling"]))
     if verdict["try"]:

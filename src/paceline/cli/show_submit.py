@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from paceline.cluster.job import Job
 from paceline.cluster.slurm_jobs import Slurm, follow
+from paceline.core.console import progress_console
 from paceline.core.units import count
 
 _PAUSE_S: Final = 2.0
@@ -84,7 +85,7 @@ def show_wait(submitted: Submitted, slurm: Slurm, output: Path | None, *, as_jso
 
     `output` is its file, where Slurm need not be asked for it.
     """
-    number, out = submitted.main.number, sys.stderr if as_json else sys.stdout
+    number, out = submitted.main.number, progress_console(as_json=as_json)
     pause = _Pause()
 
     def say(line: str) -> None:

@@ -11,6 +11,7 @@ from paceline.core.interval import Interval
 from paceline.core.units import count
 from paceline.data.sources.places import printable
 from paceline.lab.times import times
+from paceline.recipe.consent import OWN_CODE
 
 
 def show_tune(result: TuneResult, folder: ExperimentDir, *, as_json: bool) -> None:
@@ -39,8 +40,9 @@ def _facts(result: TuneResult, folder: ExperimentDir) -> Iterator[tuple[str, str
         yield "settings", " ".join(result.best_patch)
     if result.verdict:
         yield "held back by", f"{result.verdict.get('bottleneck', '')}. {result.verdict.get('evidence', '')}"
+    of_code = f" {OWN_CODE}" if result.provenance.get("own_parts") else ""
     yield "search", f"{count(result.trials, 'run')}, of {result.grid:,} settings; {result.stopped}"
-    yield "recipe", f"paceline train {shlex.quote(result.recipe_file)} --ranks {result.ranks}"
+    yield "recipe", f"paceline train {shlex.quote(result.recipe_file)} --ranks {result.ranks}{of_code}"
     yield "report", printable(folder.report)
 
 

@@ -24,6 +24,7 @@ from paceline.cluster.site import Site, load_site
 from paceline.cluster.slurm import script
 from paceline.cluster.slurm_jobs import Slurm, SlurmError
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.files import make_folder
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.recipe.load import load
 from paceline.recipe.yamlfile import write_text
@@ -49,13 +50,14 @@ def submit(
     gpus_per_node: int,
     site: str | None,
     run_dir: Path | None,
+    own_code: bool = False,
     array: bool,
     wait: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
     """Do what `paceline submit` was asked for; return the exit code, with `wait` that of the job."""
-    asked = read_words(words)
+    asked = read_words(words, own_code=own_code)
     chosen = _engine(engine, os.environ)
     answers = _site(site, asked.site, chosen, os.environ)
     _refuse_without_effect(chosen, array=array, wait=wait, dry_run=dry_run)
@@ -222,7 +224,7 @@ def _write(written: Sequence[_Written], frozen: Mapping[Path, str]) -> None:
     texts = {each.path: each.text for each in written} | dict(frozen)
     try:
         for path, text in texts.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent, parents=True)
             write_atomic(path, text)
     except OSError as error:
         raise RecipeError(f"--run-dir: {folder} cannot be written to: {error.strerror} (name another)") from None

@@ -13,8 +13,15 @@ from paceline.cli.submit_words import RANKS, Asked, Shape, refuse_few_gpus
 from paceline.cli.words import count_ranks, refuse_length, split_words
 from paceline.cluster.job import Job
 from paceline.core.errors import RecipeError, WorldError
+from paceline.core.rundir import RunDir, is_run
 from paceline.lab.tasks import Task
-from paceline.recipe.load import DEFAULT, PRESETS, RUN_RECIPE, find, load
+from paceline.recipe.consent import (
+    OWN_CODE,
+    names_code,
+    require_consent,
+    settings_name_code,
+)
+from paceline.recipe.load import DEFAULT, PRESETS, find, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
@@ -27,8 +34,9 @@ class Prepared:
     """A verb that was checked: `name` is what its run directory is called, where it has none yet.
 
     `recipe` is what it runs with: frozen into the job's folder where `is_frozen`, else read again when it starts. So is
-    a ladder, the text of whose file is `ladder`; it is empty for one that comes along. `run` is the run directory that
-    it works on, where the words have said which. Where `goes_on` is false a job that was stopped is not to be started
+    a ladder, the text of whose file is `ladder`; it is empty for one that comes along. With `own_code` a file that the
+    job reads names code, which was consented to. `run` is the run directory that it works on, where the words have said
+    which. Where `goes_on` is false a job that was stopped is not to be started
     again.
     """
 
@@ -38,6 +46,7 @@ class Prepared:
     recipe: Recipe | None = None
     is_frozen: bool = False
     ladder: str = ""
+    own_code: bool = False
     run: Path | None = None
     goes_on: bool = True
 
@@ -102,7 +111,9 @@ def jobs_of(prepared: Prepared, run_dir: Path, folder: Path, said: Sequence[str]
 
     parts = build_array(asked.verb, asked.words, asked.options, shape.ranks_per_node)
     verb, *words = parts.words
-    main = replace(main, words=(verb, *_frozen_words(prepared, main, words), "--run-dir", str(run_dir)))
+    main = replace(
+        main, words=(verb, *_frozen_words(prepared, main, words), *_consent(prepared), "--run-dir", str(run_dir))
+    )
     # All have the cores that the largest needs: what ran on fewer would count for nothing where there are more.
     most = max(-(-task.ranks // task.nodes) for task in parts.tasks)
     main = replace(main, ranks_per_node=max(main.ranks_per_node, most))
@@ -120,33 +131,36 @@ def _arrays(main: Job, tasks: Sequence[Task]) -> list[Job]:
 
 def _train(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
     name, said = split_words(list(asked.words))
-    if name == DEFAULT and run_dir is not None and (run_dir / RUN_RECIPE).is_file():
+    if name == DEFAULT and run_dir is not None and is_run(run_dir):
         name = str(run_dir)  # what is gone on with, as `train --resume` has it
     loaded = load(name, said)
+    require_consent(loaded, own_code=asked.own_code)
     if stage != "off" and loaded.stack.origin("data.stage") == "default":
         loaded = load(name, Patch((("data.stage", stage), *said.assignments)))
     if loaded.recipe.parallel.strategy == "dataparallel" and shape.num_ranks > 1:
         raise RecipeError("parallel.strategy: dataparallel is one process (write --nodes 1 --ranks-per-node 1)")
     divide_batch(loaded.recipe, shape.num_ranks)
     refuse_few_gpus(shape, loaded.recipe.parallel.device)
-    return Prepared(asked, shape, loaded.name, loaded.recipe, is_frozen=True)
+    of_code = names_code(loaded.recipe)
+    return Prepared(asked, shape, loaded.name, loaded.recipe, is_frozen=True, own_code=of_code)
 
 
 def _evaluate(asked: Asked, shape: Shape, run_dir: Path | None) -> Prepared:
     if not asked.words or "=" in asked.words[0]:
         raise RecipeError("eval: needs a run directory (write paceline submit eval RUN)")
     run = Path(asked.words[0]).expanduser()
-    if not (run / RUN_RECIPE).is_file():
-        raise RecipeError(f"{run}: is not a run directory (it has no {RUN_RECIPE}; see runs/)")
+    RunDir.existing(run)
     if run_dir is not None:
         raise RecipeError(f"--run-dir: {run_dir} has no effect on eval, which is told its run (leave it out)")
     loaded = load(str(run), Patch.parse(list(asked.words[1:])))
+    require_consent(loaded, own_code=asked.own_code, of=("model", "data.source"))
     refuse_few_gpus(shape, loaded.recipe.parallel.device)
-    return Prepared(asked, shape, f"eval-{loaded.name}", loaded.recipe, run=run.absolute())
+    name = f"eval-{loaded.name}"
+    return Prepared(asked, shape, name, loaded.recipe, own_code=asked.own_code, run=run.absolute())
 
 
 def _ladder(asked: Asked, shape: Shape) -> Prepared:
-    from paceline.lab.rungs import ladder_names, ladder_text, load_ladder
+    from paceline.lab.rungs import ladder_names, ladder_text, load_ladder, require_consent_to_rungs
 
     given = read_options("ladder", [*asked.words, *asked.options])
     names = [word for word in asked.words if "=" not in word]
@@ -160,6 +174,8 @@ def _ladder(asked: Asked, shape: Shape) -> Prepared:
     ladder = load_ladder(name)
     recipe = recipes[0] if recipes else ladder.recipe
     loaded = load(recipe, said)
+    require_consent(loaded, own_code=asked.own_code)
+    require_consent_to_rungs(ladder, name, own_code=asked.own_code)
     count_ranks(given["ranks"], {})
     is_frozen = not _is_preset(recipe)
     whole = replace(ladder, recipe=str(find(recipe).absolute()) if is_frozen else recipe)
@@ -168,7 +184,11 @@ def _ladder(asked: Asked, shape: Shape) -> Prepared:
         overrides = (word for word in asked.words if "=" in word and not word.startswith("recipe="))
         asked = replace(asked, words=(name, recipe, *overrides), options=_without_recipe(asked.options))
     asked = _with_ranks(asked, shape)
-    return Prepared(asked, shape, f"ladder-{ladder.name}", loaded.recipe, is_frozen=is_frozen, ladder=text)
+    of_code = (is_frozen and names_code(loaded.recipe)) or any(
+        settings_name_code(rung.patch.values()) for rung in ladder.rungs
+    )
+    name = f"ladder-{ladder.name}"
+    return Prepared(asked, shape, name, loaded.recipe, is_frozen=is_frozen, ladder=text, own_code=of_code)
 
 
 def _without_recipe(options: Sequence[str]) -> tuple[str, ...]:
@@ -183,12 +203,15 @@ def _without_recipe(options: Sequence[str]) -> tuple[str, ...]:
 def _measure(asked: Asked, shape: Shape) -> Prepared:
     recipe_name, said = split_words(list(asked.words))
     loaded = load(recipe_name, said)
+    require_consent(loaded, own_code=asked.own_code)
     name, is_frozen = f"{asked.verb}-{loaded.name}", not _is_preset(recipe_name)
+    of_code = is_frozen and names_code(loaded.recipe)
     if asked.verb == "scale":
         shape = _with_nodes(asked, shape)
-        return Prepared(_over_nodes(asked, shape), shape, name, loaded.recipe, is_frozen)
+        return Prepared(_over_nodes(asked, shape), shape, name, loaded.recipe, is_frozen, own_code=of_code)
     goes_on = asked.verb != "profile"
-    return Prepared(_with_ranks(asked, shape), shape, name, loaded.recipe, is_frozen, goes_on=goes_on)
+    asked = _with_ranks(asked, shape)
+    return Prepared(asked, shape, name, loaded.recipe, is_frozen, own_code=of_code, goes_on=goes_on)
 
 
 def _is_preset(name: str) -> bool:
@@ -231,11 +254,17 @@ def _words(prepared: Prepared, job: Job) -> tuple[str, ...]:
     asked, run_dir = prepared.asked, str(job.run_dir)
     match asked.verb:
         case "train":
-            return ("train", str(job.frozen), *asked.options, "--run-dir", run_dir, "--resume")
+            return ("train", str(job.frozen), *asked.options, *_consent(prepared), "--run-dir", run_dir, "--resume")
         case "eval":
-            return ("eval", run_dir, *asked.words[1:], *asked.options)
+            return ("eval", run_dir, *asked.words[1:], *asked.options, *_consent(prepared))
         case verb:
-            return (verb, *_frozen_words(prepared, job, asked.words), *asked.options, "--run-dir", run_dir)
+            words = (*_frozen_words(prepared, job, asked.words), *asked.options, *_consent(prepared))
+            return (verb, *words, "--run-dir", run_dir)
+
+
+def _consent(prepared: Prepared) -> tuple[str, ...]:
+    """Return the word that a job needs for code that its files name, those included that were written for it."""
+    return (OWN_CODE,) if prepared.own_code else ()
 
 
 def _frozen_words(prepared: Prepared, job: Job, words: Sequence[str]) -> tuple[str, ...]:

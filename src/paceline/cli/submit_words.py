@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from paceline.cli.submit_options import check_options
 from paceline.core.errors import RecipeError, WorldError
 from paceline.core.units import count
+from paceline.recipe.consent import OWN_CODE
 
 VERBS: Final = ("train", "eval", "ladder", "scale", "tune", "profile")
 RANKS: Final = ("train", "eval")
@@ -34,12 +35,16 @@ _OF_SOME: Final = (
 
 @dataclass(frozen=True)
 class Asked:
-    """A verb with its `words`, such as a recipe and overrides, its `options`, and the words about the `site`."""
+    """A verb with its `words`, such as a recipe and overrides, its `options`, and the words about the `site`.
+
+    With `own_code` the job may import code that a file names.
+    """
 
     verb: str
     words: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     site: tuple[str, ...] = ()
+    own_code: bool = False
 
     def has_option(self, name: str) -> bool:
         """Whether the verb was given option `name`, such as --ranks."""
@@ -60,7 +65,7 @@ class Shape:
         return self.nodes * self.ranks_per_node
 
 
-def read_words(words: Sequence[str]) -> Asked:
+def read_words(words: Sequence[str], *, own_code: bool = False) -> Asked:
     """Return what is asked: a verb (none: train), its words up to the first that begins with -, and its options.
 
     Raise `RecipeError` for an option that a job has from here, and a usage error of typer's for one that the verb does
@@ -69,12 +74,15 @@ def read_words(words: Sequence[str]) -> Asked:
     verb, rest = (words[0], words[1:]) if words and words[0] in VERBS else ("train", words)
     first = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
     site = tuple(word for word in rest[:first] if _OF_A_SITE.fullmatch(word))
-    asked = Asked(verb, tuple(word for word in rest[:first] if word not in site), tuple(rest[first:]), site)
+    asked = Asked(verb, tuple(word for word in rest[:first] if word not in site), tuple(rest[first:]), site, own_code)
     ours = {**_OURS, **_OF_RANKS} if verb in RANKS else _OURS
     for option, fix in ours.items():
         if asked.has_option(option):
             raise RecipeError(f"{option}: is not said of {verb} in a job ({fix})")
     check_options(verb, asked.words, asked.options)
+    if asked.has_option(OWN_CODE):  # written on either side of `--`, it is the same consent
+        options = tuple(word for word in asked.options if word != OWN_CODE)
+        asked = replace(asked, options=options, own_code=True)
     _refuse_site_without_effect(asked)
     return asked
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from paceline.data.sources.places import printable_lines
 from paceline.lab.trial import Trial
 
 Begins = Callable[[Trial, int], None]
@@ -20,7 +21,7 @@ def telling(out: TextIO, total: int | None = None) -> Iterator[tuple[Begins, Say
 
     console = Console(file=out, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
-        yield lambda trial, repeat: None, lambda line: print(line, file=out, flush=True)
+        yield lambda trial, repeat: None, lambda line: print(printable_lines(line), file=out, flush=True)
         return
     num_begun = 0
     with console.status("") as status:
@@ -31,4 +32,4 @@ def telling(out: TextIO, total: int | None = None) -> Iterator[tuple[Begins, Say
             of_how_many = "" if total is None else f" of {total}"
             status.update(f"{trial.name} (run {num_begun}{of_how_many})")
 
-        yield begins, lambda line: console.print(line, soft_wrap=True)
+        yield begins, lambda line: console.print(printable_lines(line), soft_wrap=True)

@@ -1,27 +1,30 @@
 """`paceline train`: read the words, start ranks if nobody else did, and run this one."""
 
-import json
+import contextlib
 import os
 import sys
+import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
+from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks, starting
 from paceline.cli.started import STARTED_S
 from paceline.cli.words import split_words
-from paceline.core.errors import RecipeError, WorldError
+from paceline.core.console import progress_console
+from paceline.core.errors import CheckpointError, PacelineError, RecipeError, WorldError
+from paceline.core.json_file import read_json
 from paceline.core.process import ignore_stop_signals
 from paceline.core.results import RunResult
-from paceline.core.rundir import RunDir
+from paceline.core.rundir import RunDir, is_run
 from paceline.core.world import World
 from paceline.data.sources.places import printable
 from paceline.parallel.environ import batch_job, count_gpus, launch_name
 from paceline.parallel.launch import PREEMPTED
-from paceline.recipe.load import DEFAULT, RUN_RECIPE, Loaded, load
+from paceline.recipe.consent import require_consent
+from paceline.recipe.load import DEFAULT, Loaded, load
 from paceline.recipe.plan import divide_batch
-from paceline.train.code_note import tell_code
 
 if TYPE_CHECKING:
     from paceline.train.interrupt import Interrupts
@@ -34,19 +37,24 @@ def train(
     *,
     resume: bool,
     dry_run: bool,
+    own_code: bool = False,
     max_restarts: int,
     port: int,
     as_json: bool,
+    oversubscribe: bool = False,
 ) -> int:
     """Do what `paceline train` was asked for; return the exit code."""
+    if not dry_run:
+        progress_console(as_json=as_json)  # whoever starts ranks is to outlive its console too
     name, patch = split_words(words)
     if resume:
         name = resumed(name, run_dir)
     loaded = load(name, patch)
+    require_consent(loaded, own_code=own_code)
     world = enter_world()
     if resume and ranks == "auto" and world.launcher == "single":
         ranks = _ranks_before((run_dir or Path(name)).expanduser())
-    num_ranks = ranks_to_start(ranks, world, loaded.recipe)
+    num_ranks = ranks_to_start(ranks, world, loaded.recipe, oversubscribe=oversubscribe)
     if max_restarts and world.launcher in ("torchrun", "slurm"):
         fix = "torchrun --max-restarts" if world.launcher == "torchrun" else "sbatch --requeue"
         raise WorldError(f"--max-restarts: {max_restarts}, but the ranks were started by {world.launcher} (use {fix})")
@@ -57,9 +65,12 @@ def train(
         return show(loaded, world, num_ranks, as_json=as_json)
     rundir = choose_rundir(name, loaded, run_dir, world, resume=resume)
     try:
+        if world.launcher == "single" and not as_json:  # a refusal is one line on stderr
+            out = progress_console(as_json=False)
+            print(starting(num_ranks, loaded.recipe.parallel.device), file=out, flush=True)
         if world.launcher == "single" and (num_ranks > 1 or max_restarts):
             grace_s = loaded.recipe.checkpoint.grace.seconds
-            extra = ["--run-dir", str(rundir.path)]
+            extra = [] if run_dir is not None else ["--run-dir", str(rundir.path)]
             if world.may_be_again and not resume and _is_of_this_launch(rundir):
                 extra.append("--resume")
             return start_ranks(num_ranks, port, extra, grace_s=grace_s, max_restarts=max_restarts)
@@ -75,9 +86,8 @@ def resumed(name: str, run_dir: Path | None) -> str:
     Raise `RecipeError` when there is none.
     """
     if run_dir is not None:
-        is_run = name == DEFAULT and (run_dir.expanduser() / RUN_RECIPE).is_file()
-        return str(run_dir) if is_run else name
-    if (Path(name).expanduser() / RUN_RECIPE).is_file():
+        return str(run_dir) if name == DEFAULT and is_run(run_dir.expanduser()) else name
+    if is_run(Path(name).expanduser()):
         return name
     recipe_name = load(name).name
     newest = RunDir.newest_of(recipe_name)
@@ -89,7 +99,7 @@ def resumed(name: str, run_dir: Path | None) -> str:
 def _ranks_before(run: Path) -> str:
     """Return how many ranks the run to resume had, which it goes on with unless told otherwise."""
     try:
-        return str(json.loads((run / "plan.json").read_text(encoding="utf-8"))["world_size"])
+        return str(read_json(run / "plan.json")["world_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return "auto"
 
@@ -101,7 +111,7 @@ def choose_rundir(name: str, loaded: Loaded, run_dir: Path | None, world: World,
     """
     if run_dir is not None:
         return RunDir(run_dir.expanduser())
-    if resume and (Path(name).expanduser() / RUN_RECIPE).is_file():
+    if resume and is_run(Path(name).expanduser()):
         return RunDir(Path(name).expanduser())
     if not world.is_main:
         return RunDir(Path("runs"))  # until rank 0 says which
@@ -122,18 +132,27 @@ def _is_of_this_launch(rundir: RunDir) -> bool:
 def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
     from paceline.train.interrupt import Interrupts
 
-    with Interrupts() as interrupts:  # importing torch takes seconds, in which a signal may come
+    with Interrupts(announces=world.is_main) as interrupts:  # importing torch takes seconds, in which a signal may come
         from paceline.cli.show import show_result
 
-        out = sys.stderr if as_json else sys.stdout
+        out = progress_console(as_json=as_json)
         asked = Asked(STARTED_S, ("paceline", *sys.argv[1:]), out, resume)
         result = run_here(loaded, world, rundir, interrupts, asked)
         if world.is_main:
             show_result(result, rundir, loaded, as_json=as_json)
-        if result.status == "preempted":
-            ignore_stop_signals()
-            return PREEMPTED
-    return 0
+        ignore_stop_signals()  # what the run came to is written: ending late is no reason to end otherwise
+        if result.status == "failed":
+            return _unsaved(result, rundir, world)
+    return PREEMPTED if result.status == "preempted" else 0
+
+
+def _unsaved(result: RunResult, rundir: RunDir, world: World) -> int:
+    """Return the exit code of a run whose final weights could not be saved; rank 0 says so, by `CheckpointError`."""
+    from paceline.train.resume import unsaved
+
+    if world.is_main:
+        raise CheckpointError(unsaved(rundir, result))
+    return CheckpointError.exit_code
 
 
 @dataclass(frozen=True)
@@ -154,21 +173,45 @@ def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrup
     from paceline.train.job import Invocation
     from paceline.train.resume import finished
     from paceline.train.run import run
+    from paceline.train.whereabouts import Whereabouts
 
     if count_gpus(os.environ):
         for variable, value in flight_recorder_environ(rundir.path).items():
             os.environ.setdefault(variable, value)
-    was_complete = asked.resume and world.is_main and finished(rundir) is not None
-    if world.is_main and not was_complete:
-        tell_code(loaded)
-    listeners = [build_progress(asked.out)] if world.is_main else []
-    in_job = batch_job(os.environ)
-    invocation = Invocation(asked.started_s, asked.words, listeners, _launch(), interrupts, in_job)
+    was_ended = world.is_main and (asked.resume or world.may_be_again) and finished(rundir) is not None
+    was_complete = asked.resume and was_ended
+    whereabouts = Whereabouts()
+    listeners = [build_progress(asked.out, whereabouts)] if world.is_main else []
+    invocation = Invocation(
+        asked.started_s,
+        asked.words,
+        listeners,
+        recipe_name=loaded.name,
+        launch=_launch(),
+        interrupts=interrupts,
+        batch_job=batch_job(os.environ),
+        whereabouts=whereabouts,
+    )
     result = run(loaded.recipe, world, rundir, resume=asked.resume, invocation=invocation)
     if was_complete:
         print(f"{printable(rundir.path)}: was complete already, and nothing was done", file=asked.out, flush=True)
     has_time = result.status != "preempted"
     has_report = was_complete and rundir.report.is_file()
+    is_new = world.is_main and has_time and not was_ended
+    if is_new:
+        result = _closed(result, rundir, asked)  # for the report
     if world.is_main and loaded.recipe.log.report == "on" and has_time and not has_report:
         leave_report(rundir)
+        if is_new:
+            result = _closed(result, rundir, asked)
     return result
+
+
+def _closed(result: RunResult, rundir: RunDir, asked: Asked) -> RunResult:
+    """Return the result with the account of the process up to now, and write it; rank 0 only."""
+    if result.account is None:
+        return result
+    closed = result.model_copy(update={"account": result.account.closed(time.perf_counter() - asked.started_s)})
+    with contextlib.suppress(PacelineError):  # on a full disk the account stays that of the result
+        rundir.write_result(closed)
+    return closed

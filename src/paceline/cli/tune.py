@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.cli.experiment import LIMIT_S, STOPS, experiment, found_before, leave, refuse_ranks_of_others
+from paceline.cli.ranks import refuse_too_many
 from paceline.cli.show_tune import show_tune
 from paceline.cli.telling import telling
 from paceline.cli.words import count_ranks, refuse_length, split_words
+from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.tuning import TuneResult
@@ -30,11 +32,11 @@ from paceline.lab.times import times
 from paceline.lab.trial import Trial, folder_name, vary, words_of, write_recipe
 from paceline.lab.tune import Found, Search
 from paceline.lab.tuned import tuned_text, write_tuned
+from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
-from paceline.train.code_note import tell_code
 
 _TUNED: Final = "tuned.yaml"
 
@@ -54,6 +56,7 @@ class _Asked:
     steps: int
     repeats: int
     budget: int | None
+    oversubscribe: bool = False
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -83,14 +86,26 @@ def tune(
     vary: list[str],
     allow_batch: bool,
     budget: int | None,
+    own_code: bool = False,
     as_json: bool,
+    oversubscribe: bool = False,
 ) -> int:
     """Do what `paceline tune` was asked for; return the exit code."""
     name, said = split_words(words)
     refuse_length(said, "a search", to="compare")
     refuse_ranks_of_others("tune")
-    asked = _ask(name, said, ranks, vary, allow_batch=allow_batch, steps=steps, repeats=repeats, budget=budget)
-    tell_code(asked.loaded)
+    asked = _ask(
+        name,
+        said,
+        ranks,
+        vary,
+        allow_batch=allow_batch,
+        steps=steps,
+        repeats=repeats,
+        budget=budget,
+        oversubscribe=oversubscribe,
+    )
+    require_consent(asked.loaded, own_code=own_code)
     with experiment(f"tune-{asked.loaded.name}", asked.plain, run_dir, as_json=as_json) as folder:
         result = found_before(folder, TuneResult) or _search(asked, folder, as_json=as_json)
     show_tune(result, folder, as_json=as_json)
@@ -107,6 +122,7 @@ def _ask(
     steps: int,
     repeats: int,
     budget: int | None,
+    oversubscribe: bool,
 ) -> _Asked:
     loaded = load(name, said)
     least = 2 + 2 * repeats
@@ -115,6 +131,7 @@ def _ask(
         raise RecipeError(f"--budget: {budget} is less than the {least} runs of {needs} (raise it, or lower --repeats)")
     measured = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said, lr_share=FALLING))
     num_ranks = count_ranks(ranks, os.environ)
+    refuse_too_many(num_ranks, measured.parallel.device, oversubscribe=oversubscribe)
     divide_batch(measured, num_ranks)
     return _Asked(
         name=name,
@@ -128,6 +145,7 @@ def _ask(
         steps=steps,
         repeats=repeats,
         budget=budget,
+        oversubscribe=oversubscribe,
     )
 
 
@@ -135,7 +153,7 @@ def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResul
     """Search, and write the tuned recipe and what was found."""
     from paceline.lab.cache import set_cache
 
-    out = sys.stderr if as_json else sys.stdout
+    out = progress_console(as_json=as_json)
     write_recipe(asked.loaded.recipe, folder.recipe)
     write_recipe(asked.recipe, folder.measured)
     with interrupted_by(*STOPS), telling(out, asked.budget) as (begins, say):
@@ -155,6 +173,7 @@ def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResul
             begins=before,
             earlier=Earlier(folder.replaced, say),
             limit_s=LIMIT_S,
+            oversubscribe=asked.oversubscribe,
         )
         found = Search(
             bench=Bench(asked.recipe, runner.run),

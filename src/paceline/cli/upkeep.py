@@ -3,7 +3,6 @@
 It only reads. A process that left no end in the ledger is running where its host says so, or where it cannot be asked.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,9 @@ from math import ceil
 from statistics import median
 from typing import Any
 
+from paceline.core.errors import CheckpointError
 from paceline.core.goodput import Mtbf, observed_mtbf
+from paceline.core.json_file import read_json
 from paceline.core.results import CheckpointResult, GoodputResult
 from paceline.core.rundir import RunDir, read_lines
 from paceline.recipe.schema.recipe import Checkpoint
@@ -54,10 +55,10 @@ def read_upkeep(rundir: RunDir, section: Checkpoint) -> Upkeep:
     ended = closed(attempts, rundir)
     restarts = _restarts(ended, {attempt.start.number for attempt in failed})
     newest = Checkpoints(rundir.checkpoints, Keep(newest=1)).newest()
-    saved = read_state(newest)["train"] if newest else {}
+    saved = read_state(newest).get("train", {}) if newest else {}
     result = rundir.read_result() if (rundir.path / "result.json").exists() else None
     trained_s = ended[-1].end.trained_s if ended and ended[-1].end else 0.0
-    spent = Spent(**saved.get("spent", {}))
+    spent, saved_s = _spent(saved, rundir)
     is_over = result is not None and result.status in ("completed", "target_reached")  # else it may have gone on since
     so_far = account(ended, trained_s, spent) if ended else None
     return Upkeep(
@@ -69,13 +70,22 @@ def read_upkeep(rundir: RunDir, section: Checkpoint) -> Upkeep:
         up_s=sum(attempt.end.ended_s - attempt.start.started_s for attempt in ended if attempt.end),
         goodput=result.goodput if result and is_over else so_far,
         saving=result.checkpoints if result and result.checkpoints and result.checkpoints.saved else None,
-        at_risk_s=0.0 if is_over else max(0.0, trained_s - float(saved.get("trained_s", 0.0))),
+        at_risk_s=0.0 if is_over else max(0.0, trained_s - saved_s),
     )
+
+
+def _spent(saved: dict[str, Any], rundir: RunDir) -> tuple[Spent, float]:
+    """Return what of the newest checkpoint's trained time were no steps, and that time."""
+    try:
+        spent = Spent(**{name: float(value) for name, value in saved.get("spent", {}).items()})
+        return spent, float(saved.get("trained_s", 0.0))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{rundir.checkpoints}: the newest tells of no times: {error} (remove it)") from None
 
 
 def _plan(rundir: RunDir) -> dict[str, Any]:
     try:
-        plan = json.loads((rundir.path / "plan.json").read_text(encoding="utf-8"))
+        plan = read_json(rundir.path / "plan.json")
     except (OSError, ValueError):
         return {}
     return plan if isinstance(plan, dict) else {}

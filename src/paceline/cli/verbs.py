@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import lab_verbs, run_verbs
-from paceline.cli.arguments import Json, Port, Words
+from paceline.cli.arguments import Json, Oversubscribe, OwnCode, Port, Words, new_folder
 from paceline.cli.data_verbs import data
 from paceline.cli.scale_verb import scale
 
@@ -96,7 +96,8 @@ def submit(
             metavar="NAME|FILE", help="What the cluster wants ($PACELINE_SITE, ~/.config/paceline/site.yaml)."
         ),
     ] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Where it is written, on a disk that all nodes see.")] = None,
+    run_dir: Annotated[Path | None, new_folder("Where it is written, on a disk that all nodes see.")] = None,
+    own_code: OwnCode = False,
     array: Annotated[
         bool, typer.Option("--array", help="The parts of a ladder or of scale as tasks of arrays.")
     ] = False,
@@ -115,6 +116,7 @@ def submit(
         gpus_per_node=gpus_per_node,
         site=site,
         run_dir=run_dir,
+        own_code=own_code,
         array=array,
         wait=wait,
         dry_run=dry_run,
@@ -132,14 +134,25 @@ def doctor(
     ranks: Annotated[
         str | None, typer.Option(metavar="N|auto", help="Ranks to start here, and to look at what is between them.")
     ] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Where runs would be written (runs/).")] = None,
+    run_dir: Annotated[Path | None, new_folder("Where runs would be written (runs/).")] = None,
+    own_code: OwnCode = False,
+    oversubscribe: Oversubscribe = False,
     port: Port = 0,
     as_json: Json = False,
 ) -> int:
     """Look at this machine, or at all ranks of a job, for what a run would fail or be slow by; and at saving."""
     from paceline.cli.doctor import doctor as work
 
-    return work(words or [], mtbf, ranks=ranks, run_dir=run_dir, port=port, as_json=as_json)
+    return work(
+        words or [],
+        mtbf,
+        ranks=ranks,
+        run_dir=run_dir,
+        oversubscribe=oversubscribe,
+        port=port,
+        own_code=own_code,
+        as_json=as_json,
+    )
 
 
 app.command(epilog="Example: `paceline profile folder data.source.root=~/photos --trace`")(lab_verbs.profile)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import PacelineError
+from paceline.core.files import open_to_read
 
 _LIMIT_S: Final = 60.0
 _PATIENCE: Final = 20
@@ -178,7 +179,7 @@ class Tail:
         """Yield whole lines that were not there before, and with `to_the_end` what comes after the last of them."""
         if path is None or not path.exists():
             return
-        with contextlib.suppress(OSError), path.open("rb") as file:
+        with contextlib.suppress(OSError), open_to_read(path) as file:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n") and not to_the_end:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from paceline.core.csv_cells import from_cell, to_cell
 from paceline.core.errors import PacelineError
 
 UNEVEN: Final = 10
@@ -69,13 +70,15 @@ def worst(classes: Iterable[ClassCount], number: int) -> list[ClassCount]:
 
 def classes_csv(table: ClassTable) -> str:
     """Return a row a class; the accuracy of a class without images is left empty."""
-    rows = [[each.name, each.images, each.correct, each.accuracy if each.images else ""] for each in table.classes]
+    rows = [
+        [to_cell(each.name), each.images, each.correct, each.accuracy if each.images else ""] for each in table.classes
+    ]
     return _csv([_COLUMNS, *rows])
 
 
 def confusion_csv(table: ClassTable) -> str:
     """Return the confusion matrix, a row a true class, with the names of the classes on top and on the left."""
-    names = [each.name for each in table.classes]
+    names = [to_cell(each.name) for each in table.classes]
     rows = [[name, *row] for name, row in zip(names, table.confusion, strict=True)]
     return _csv([[_CORNER, *names], *rows])
 
@@ -84,7 +87,7 @@ def read_classes_csv(text: str) -> tuple[ClassCount, ...]:
     """Return what `classes_csv` wrote. Raise `PacelineError` for anything else."""
     try:
         rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        return tuple(ClassCount(row["class"], int(row["images"]), int(row["correct"])) for row in rows)
+        return tuple(ClassCount(from_cell(row["class"]), int(row["images"]), int(row["correct"])) for row in rows)
     except (KeyError, TypeError, ValueError, csv.Error):
         raise PacelineError("is not a table of classes") from None
 

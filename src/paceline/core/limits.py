@@ -50,6 +50,19 @@ def find_limits(proc: Path = PROC, mount: Path = MOUNT) -> Limits:
     return Limits(memory_bytes, memory_of, cores, cores_of)
 
 
+def oom_kills(proc: Path = PROC, mount: Path = MOUNT) -> int:
+    """Return how many processes the kernel has ended for want of memory in the control group of this process.
+
+    It is 0 where that cannot be seen: without a group of its own, or on a kernel that does not count.
+    """
+    files = [group / "memory.events" for group in _groups(proc, mount, "")[:1]]
+    files += [group / "memory.oom_control" for group in _groups(proc, mount, "memory")[:1]]  # version 1
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):
+            return _table(file).get("oom_kill", 0)
+    return 0
+
+
 def memory_left_bytes() -> float:
     """Return the bytes that the control group of this process may still use; infinite where nothing limits it."""
     limits = find_limits()

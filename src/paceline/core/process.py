@@ -1,11 +1,21 @@
-"""How processes end: not after the one that started them, and not otherwise than they meant to."""
+"""How processes start and end: not after the one that started them, and not otherwise than they meant to.
+
+And by proc(5): which processes are below one, and the CPU time that they have used.
+
+Run as a program, `process.py PARENT SIGNAL COMMAND...`, it ties itself to its parent and becomes COMMAND: see
+`tied_to_us`. So it imports nothing of paceline.
+"""
 
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
-_PR_SET_PDEATHSIG = 1
+PROC: Final = Path("/proc")
+_PR_SET_PDEATHSIG: Final = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """What schedulers and terminals send to ask a run to stop."""
 
@@ -16,13 +26,73 @@ def ignore_stop_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when process `parent`, which started it, ends. Linux only; else nothing.
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process signal `number` when process `parent`, which started it, ends.
 
-    The parent may be gone before the request is made, so its id is compared afterwards.
+    Works on Linux only; elsewhere nothing happens. A process that is forked calls this first of all. The parent may
+    have ended before the request is made, so its id is compared afterwards. The kernel counts the thread that forked
+    as the parent: start processes from a thread that stays.
     """
     if not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(1)
+
+
+def tied_to_us(command: Sequence[str], number: int = signal.SIGKILL) -> list[str]:
+    """Return the words that start `command` as a child that gets signal `number` when this process ends.
+
+    Every program that is to end with us is started with these words. The request to the kernel outlives exec, so it
+    holds before COMMAND has run an instruction, whatever COMMAND is and whichever session it is in.
+    """
+    if not sys.platform.startswith("linux"):
+        return list(command)
+    # -I: modules beside this file or on PYTHONPATH are not to stand in for Python's own. -S: site packages take time.
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(number)), *command]
+
+
+def descendants(pid: int, proc: Path = PROC) -> list[int]:
+    """Return the processes below `pid`; none where the kernel does not list them."""
+    found: list[int] = []
+    for thread in tasks(pid, proc):
+        for child in map(int, read_or_nothing(f"{proc}/{pid}/task/{thread}/children").split()):
+            found += [child, *descendants(child, proc)]
+    return found
+
+
+def tasks(pid: int, proc: Path = PROC) -> list[int]:
+    """Return the ids of the threads of a process; none when it has ended."""
+    try:
+        return [int(task.name) for task in (proc / str(pid) / "task").iterdir()]
+    except OSError:
+        return []
+
+
+def cpu_ticks(pid: int, proc: Path = PROC) -> int:
+    """Return the clock ticks (SC_CLK_TCK) that a process has computed, with its children that have ended; else 0.
+
+    They are utime, stime, cutime and cstime, fields 14 to 17 of a line whose second field may contain spaces: proc(5).
+    """
+    fields = read_or_nothing(proc / str(pid) / "stat").rpartition(")")[2].split()
+    return sum(map(int, fields[11:15]))
+
+
+def read_or_nothing(path: Path | str) -> str:
+    """Return the text of a file, or nothing where it cannot be read: a process may end at any moment."""
+    try:
+        with open(path) as file:  # noqa: PTH123 - a Path for each of many threads takes as long as reading
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _become_tied(parent: str, number: str, *command: str) -> None:
+    die_with_parent(int(parent), int(number))
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python itself; `subprocess` gives them back before exec too
+        signal.signal(ignored, signal.SIG_DFL)
+    os.execvp(command[0], command)  # noqa: S606  it is what we were started to become
+
+
+if __name__ == "__main__":
+    _become_tied(*sys.argv[1:])

@@ -1,16 +1,20 @@
 """What a run amounts to: `result.json`, the contract between the trainer and everything that reads it later."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field
 
 from paceline.core.class_table import ClassTable
 from paceline.core.mistake import Mistake
+from paceline.core.units import count
 from paceline.core.value import Measured, Value
 
 SCHEMA_VERSION = 3
 Status = Literal["completed", "target_reached", "preempted", "failed"]
+CPU_STARVED: Final = "cpu-starved"
+"""The bottleneck of a run whose cores other processes held: nothing else that was measured of it can be relied on."""
 
 
 class EvalResult(Value):
@@ -28,11 +32,43 @@ class EvalResult(Value):
     mean_class_accuracy: float | None = None
 
 
+class Finding(Value):
+    """Something wrong with what a run has learnt: `evidence` in a sentence or two with its `numbers`, and `advice`.
+
+    `severity` is `error` where the weights are of no use as they are, `warning` where something was lost, and `note`
+    where a figure needs an explanation. `core.health` has the names and the rules.
+    """
+
+    name: str
+    severity: Literal["error", "warning", "note"]
+    evidence: str
+    advice: str
+    numbers: dict[str, Measured] = Field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The name as people read it."""
+        return self.name.replace("_", " ")
+
+
+class BatchNormCheck(Value):
+    """Of the same training `images`, how many are classified correctly with two kinds of batch-norm statistics.
+
+    `running` is with the running statistics, as in every evaluation, `batch` with those of the batches themselves, as
+    in training.
+    """
+
+    images: int
+    running: int
+    batch: int
+
+
 class EvalReport(Value):
     """What the weights after a step are worth: as they are, averaged, and on images they were trained on.
 
     `val` and `train` are of the weights as they are, `ema` of the averaged ones on the validation split. `classes`
-    and `worst`, the misclassified images of the highest loss, are of the judged weights; they are not part of the JSON.
+    and `worst`, the misclassified images of the highest loss, are of the judged weights, as is `health`, what is wrong
+    with them; they are not part of the JSON.
     """
 
     val: EvalResult
@@ -40,6 +76,7 @@ class EvalReport(Value):
     train: EvalResult | None = None
     classes: ClassTable | None = Field(default=None, exclude=True, repr=False)
     worst: tuple[Mistake, ...] = Field(default=(), exclude=True, repr=False)
+    health: tuple[Finding, ...] = Field(default=(), exclude=True, repr=False)
 
     @property
     def judged(self) -> EvalResult:
@@ -95,7 +132,9 @@ class AccountResult(Value):
     `measure.warmup_steps`; `stages_s` all stages of the `counted_steps` that follow (`RunResult.stages` has each);
     `pauses` has seconds by name: epoch_boundary (a loader starts, and its first batch), evaluate, checkpoint,
     trace, capture;
-    `finish_s` is what follows the last step: comparing ranks, writing traces, gathering and hashing the weights.
+    `finish_s` is what follows the last step: comparing ranks, writing traces, gathering and hashing the weights;
+    `closing_s` what follows the result: pictures, trackers, parting from the other ranks, the report. It ends when the
+    result is written for the last time: printing the summary and ending the interpreter are in no part.
     `explained` is the share of `wall_s` that is not residual.
     """
 
@@ -107,8 +146,16 @@ class AccountResult(Value):
     counted_steps: int
     pauses: dict[str, float]
     finish_s: float
+    closing_s: float = 0.0
     residual_s: float
     explained: float
+
+    def closed(self, wall_s: float) -> Self:
+        """Return the account of the same process `wall_s` seconds after its start: what came after it is closing."""
+        closing_s = self.closing_s + max(0.0, wall_s - self.wall_s)
+        wall_s = max(self.wall_s, wall_s)
+        explained = 1 - abs(self.residual_s) / wall_s if wall_s else self.explained
+        return self.model_copy(update={"closing_s": closing_s, "wall_s": wall_s, "explained": explained})
 
 
 class LoaderResult(Value):
@@ -194,6 +241,34 @@ class StragglerResult(Value):
     late_steps: float = 0.0
 
 
+class CpuResult(Value):
+    """The CPU time of a rank over the counted steps: of the rank that lost the largest share to other processes.
+
+    `run_s` is how long its threads and those of its loader workers ran, `waited_s` how long they were ready to run and
+    waited for a core, both summed over threads. `lost_s` of that is charged to other processes (and to a hypervisor),
+    the rest to the run's own; `share` is `lost_s` over that and `run_s`, `own_share` likewise. `throttled_share` is
+    the time that a CPU quota has stopped it, over that and what the run used. `others_cores` is how many of its `cores`
+    other processes kept busy on average, `pressure` the share of time in which anything on the node waited for a CPU
+    (PSI), and `switches` how often a thread of the rank was taken off its core. `ranks` share these cores, and each
+    computes with `threads`.
+    """
+
+    rank: int
+    cores: int
+    ranks: int
+    threads: int
+    wall_s: float
+    run_s: float
+    waited_s: float
+    lost_s: float
+    share: float
+    own_share: float
+    throttled_share: float
+    others_cores: float
+    pressure: float
+    switches: int
+
+
 class MemoryResult(Value):
     """The most memory that rank 0 has held at once, in bytes: of the host, and of its GPU (None without one).
 
@@ -247,9 +322,12 @@ class RunResult(Value):
     any; `best_step` and `best_epoch` say after how many steps and epochs. `skipped_steps` moved nothing, as their loss
     or gradient was no number. `bad_images` is how many different images could not be read and were left out.
     `parameters` (of the network), `trained_parameters` (those not frozen), `best_step`, `best_epoch`, `goodput`,
-    `checkpoints`, `account` and `memory` are None in results of before they were recorded; `loader` is None with
+    `checkpoints`, `account`, `memory` and `cpu` are None in results of before they were recorded, and `cpu` also where
+    the kernel does not tell how long threads wait; `loader` is None with
     `measure.clock=off`, `communication` also where gradients are not averaged by ddp, and `straggler` likewise and
-    where there is one rank, which is when `ranks` is empty. `verdict` has `bottleneck`, `evidence`, `ceiling` and
+    where there is one rank, which is when `ranks` is empty. `health` is what is wrong with what was learnt, the worst
+    first; it is empty where nothing was found, and None on ranks other than 0 and in results of before it was recorded.
+    `verdict` has `bottleneck`, `evidence`, `ceiling` and
     `try`. `provenance` says what it was measured on and how it was started; in a batch job `job_id`, and
     `job_restarts`, how often that was queued again (SLURM_RESTART_COUNT).
     `run_dir` is where the run is, known of what `paceline.train` returns.
@@ -280,10 +358,12 @@ class RunResult(Value):
     stages: dict[str, StageResult]
     account: AccountResult | None = None
     memory: MemoryResult | None = None
+    cpu: CpuResult | None = None
     loader: LoaderResult | None = None
     communication: CommunicationResult | None = None
     ranks: tuple[RankResult, ...] = ()
     straggler: StragglerResult | None = None
+    health: tuple[Finding, ...] | None = None
     verdict: dict[str, str]
     lr: str
     weights_sha256: str
@@ -295,6 +375,33 @@ class RunResult(Value):
         """Images/s in steady state (`throughput`); None where no step was counted, which is 0 in the JSON."""
         return self.throughput.images_per_s if self.throughput.n else None
 
+    @property
+    def starved(self) -> float | None:
+        """The share of time that other processes took from a CPU-starved run; None for a run that was not."""
+        return self.cpu.share if self.cpu is not None and self.verdict.get("bottleneck") == CPU_STARVED else None
+
+    def how_it_ended(self, total_steps: int | None = None) -> str:
+        """Return the status in a person's words, such as `stopped (SIGTERM) at step 85 of 180`, of `total_steps`."""
+        of_all = "" if total_steps is None else f" of {total_steps:,}"
+        match self.status:
+            case "preempted":
+                by = self.provenance.get("stopped_by")
+                return f"stopped{f' ({by})' if isinstance(by, str) else ''} at step {self.steps:,}{of_all}"
+            case "failed":
+                return f"failed: the weights of the last step, {self.steps:,}, could not be saved"
+        return self.status.replace("_", " ")
+
     def of(self, run_dir: Path) -> Self:
         """Return this result as that of the run in `run_dir`, which is not part of the JSON: runs are moved."""
         return self.model_copy(update={"run_dir": run_dir})
+
+
+def starved_note(results: Iterable[RunResult]) -> str:
+    """Return that some runs were CPU-starved, and by how much at most, as part of a sentence; "" where none was."""
+    runs = list(results)
+    shares = [run.starved for run in runs if run.starved is not None]
+    if not shares:
+        return ""
+    of_runs = "" if len(runs) == 1 else f" in {len(shares)} of {count(len(runs), 'run')}"
+    up_to = " up to" if len(shares) > 1 else ""
+    return f"other processes held the cores{up_to} {100 * max(shares):.0f} % of the time{of_runs}"

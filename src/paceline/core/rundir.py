@@ -8,32 +8,45 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from paceline.core.class_table import ClassCount, ClassTable, classes_csv, confusion_csv, read_classes_csv
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.files import make_folder, open_to_read, open_to_write, replacing
+from paceline.core.json_file import MAX_BYTES, parse_json, read_json, read_limited
 from paceline.core.results import RunResult
 from paceline.core.runlock import LOCK, locked
 
+_BLOCK: Final = 64 << 10
 _CLAIMED = r"-(\d{8}-\d{6})(?:-(\d+))?"
 
 
-def write_atomic(path: Path, text: str, beside: Path | None = None) -> None:
-    """Write `text` beside `path` and move it into place, so that no reader ever sees half a file.
+def write_atomic(path: Path, text: str) -> None:
+    """Write `text` beside `path` and move it into place, so that no reader ever sees half a file. Raise `OSError`."""
+    with replacing(path) as file:
+        file.write(text.encode())
 
-    It is written as `beside`, for those who write the same file at once; as `.NAME.tmp` without.
+
+def removed(run: Path) -> str:
+    """Return what there is to say of a run whose folder was removed while it trained."""
+    return f"{run}: was removed while the run was training: nothing of it is left to resume (start it again)"
+
+
+RECIPE: Final = "recipe.yaml"
+"""The resolved recipe in a run directory."""
+_MARKS: Final = ("plan.json", "asked.json")
+"""What paceline has written before the recipe of a run, or of an experiment."""
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` is a folder that paceline has written: of a run, or of an experiment such as a ladder.
+
+    It has a recipe, and what is written before one. A `recipe.yaml` alone does not make a run directory: it may lie
+    among images that somebody else has sent.
     """
-    beside = beside or path.with_name(f".{path.name}.tmp")
-    try:
-        with beside.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    names = (RECIPE, *_MARKS)
+    recipe, *marks = (os.path.isfile(path / name) for name in names)  # noqa: PTH113 - the method may raise
+    return recipe and any(marks)
 
 
 def checkpoint_name(step: int) -> str:
@@ -77,17 +90,20 @@ class RunDir:
     def existing(cls, path: Path) -> "RunDir":
         """Return the run in `path`, `~` replaced where there is such a user. Raise `RecipeError` where it is none."""
         run = cls(Path(os.path.expanduser(path)))  # noqa: PTH111 - the method raises where there is no home
-        if not os.path.isfile(run.recipe):  # noqa: PTH113 - the method raises where a folder above may not be searched
-            raise RecipeError(f"{path}: is not a run directory (it has no {run.recipe.name}; see runs/)")
+        if not is_run(run.path):
+            lacks = "plan.json" if os.path.lexists(run.recipe) else RECIPE
+            raise RecipeError(f"{path}: is not a run directory (it has no {lacks}; see runs/)")
         return run
 
-    def lock(self, launcher_pid: int = 0) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which no other process may write here; `launcher_pid` started this one (0: nobody).
+    def lock(
+        self, launcher_pid: int = 0, *, started_s: float = 0.0, launch: str = "", resume: bool = False
+    ) -> contextlib.AbstractContextManager[float]:
+        """Return the context in which no other process may write here; see `runlock.locked` for what it yields.
 
         Raise `RecipeError` naming who has the folder, and for a folder that cannot be made or written to. A folder
         that still holds nothing afterwards is left as it was found.
         """
-        return locked(self.path, launcher_pid)
+        return locked(self.path, launcher_pid, started_s=started_s, launch=launch, resume=resume)
 
     def give_back(self) -> None:
         """Remove a claimed folder that nothing was written to."""
@@ -100,7 +116,7 @@ class RunDir:
     @property
     def recipe(self) -> Path:
         """The resolved recipe."""
-        return self.path / "recipe.yaml"
+        return self.path / RECIPE
 
     @property
     def checkpoints(self) -> Path:
@@ -194,6 +210,10 @@ class RunDir:
         """Return the file of the samples that `rank` trained on, one JSON line a step."""
         return self.path / f"steps.rank{rank}.jsonl"
 
+    def all_samples(self) -> list[Path]:
+        """Return the files of samples that are in the folder, of whichever ranks, in the order of their names."""
+        return sorted(self.path.glob("steps.rank*.jsonl"))
+
     def refuse_another_run(self, *, resume: bool) -> None:
         """Raise `RecipeError` when the folder already holds a run that is not to be resumed."""
         try:
@@ -203,10 +223,18 @@ class RunDir:
         if is_taken and not resume:
             raise RecipeError(f"--run-dir: {self.path} already holds a run (add --resume, or name another)")
 
+    def refuse_links(self) -> None:
+        """Raise `RecipeError` where a folder that a run writes into is a link to another place."""
+        others = [self.path / name for name in ("job", "probes", "wandb", "mlruns")]
+        for folder in (self.checkpoints, self.tensorboard, self.trace, self.worst, *others):
+            if folder.is_symlink():
+                fix = "put the folder itself there, or give the run a whole --run-dir on that disk"
+                raise RecipeError(f"--run-dir: {folder} is a link, and nothing is written through links ({fix})")
+
     def create(self) -> None:
         """Make the folder. Raise `RecipeError` when it cannot be."""
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            make_folder(self.checkpoints, parents=True)
         except OSError as error:
             raise RecipeError(f"--run-dir: {self.path} cannot be made: {error.strerror} (name another)") from None
 
@@ -221,6 +249,13 @@ class RunDir:
             if not any(all(each.get(key) == row[key] for key in ("split", "index")) for each in rows):
                 write_atomic(self.bad_images, "".join(json.dumps(each) + "\n" for each in (*rows, row)))
 
+    def total_steps(self) -> int | None:
+        """Return how many steps the run has by its plan; None where there is none that can be read."""
+        try:
+            return int(read_json(self.path / "plan.json")["total_steps"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def write_classes(self, table: ClassTable) -> None:
         """Write `classes.csv`, and `confusion.csv` where the table has a confusion matrix."""
         write_atomic(self.classes, classes_csv(table))
@@ -230,8 +265,7 @@ class RunDir:
     def read_classes(self) -> tuple[ClassCount, ...]:
         """Return the classes of the last evaluation, none when there was none. Raise `PacelineError` for damage."""
         try:
-            with self.classes.open(encoding="utf-8", newline="") as file:
-                return read_classes_csv(file.read())
+            return read_classes_csv(read_limited(self.classes).decode())
         except FileNotFoundError:
             return ()
         except (OSError, ValueError) as error:
@@ -245,7 +279,7 @@ class RunDir:
         """Return the result. Raise `PacelineError` when there is none or it cannot be read."""
         path = self.path / "result.json"
         try:
-            return RunResult.model_validate_json(path.read_text(encoding="utf-8"))
+            return RunResult.model_validate_json(read_limited(path))
         except FileNotFoundError:
             raise PacelineError(f"{path}: the run has not finished (continue it with --resume)") from None
         except OSError as error:
@@ -254,54 +288,79 @@ class RunDir:
             first = str(error).splitlines()[0]
             raise PacelineError(f"{path}: is not a result: {first} (run it again)") from None
 
-    @staticmethod
-    def _write(path: Path, text: str) -> None:
+    def _write(self, path: Path, text: str) -> None:
         try:
             write_atomic(path, text)
         except OSError as error:
+            if not self.path.is_dir():
+                raise PacelineError(removed(self.path)) from None
             raise PacelineError(f"{path}: cannot be written: {error.strerror} (mend that, and add --resume)") from None
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Add a record to a JSON-lines file, which appears with the first; a line cut off by a kill makes room for it."""
-    with path.open("a+b") as file:
+    with open_to_write(path, "a+b") as file:
         _drop_half_line(file)
         file.write(json.dumps(record).encode() + b"\n")
 
 
 def _drop_half_line(file: IO[bytes]) -> None:
     end = file.seek(0, os.SEEK_END)
-    while end and _at(file, end - 1) != b"\n":
-        end -= 1
+    while end:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        end = start + newline + 1
+        if newline >= 0:
+            break
     file.truncate(end)
 
 
-def _at(file: IO[bytes], position: int) -> bytes:
-    file.seek(position)
-    return file.read(1)
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(
+    path: Path, skipped: Callable[[int], None] | None = None, *, of_steps: bool = False
+) -> Iterator[dict[str, Any]]:
     """Yield the records of a JSON-lines file; a last line cut off by a kill is left out.
 
-    Raise `PacelineError` for a line that is no record.
+    With `of_steps` each has a `step`, an int; a line without one is no record.
+
+    Pass the number of a line that is no record, counted from 1, to `skipped`; without it, raise `PacelineError`. Raise
+    it also for a file that cannot be read, such as a pipe.
     """
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                yield _record(path, number, line)
-
-
-def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        file = open_to_read(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise PacelineError(f"{path}: cannot be read: {error.strerror} (move it away)") from None
+    with file:
+        for number, line in enumerate(_lines(file), start=1):
+            record = _record(line)
+            if record is not None and (not of_steps or isinstance(record.get("step"), int)):
+                yield record
+            elif skipped is not None:
+                skipped(number)
+            else:
+                raise PacelineError(f"{path}: line {number} is not a record (remove the line)")
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield whole lines; of one that is longer than any record, its beginning."""
+    while line := file.readline(MAX_BYTES):
+        if line.endswith(b"\n"):
+            yield line
+        elif len(line) == MAX_BYTES:
+            yield line
+            while (rest := file.readline(MAX_BYTES)) and not rest.endswith(b"\n"):
+                pass
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Return the record that `line` holds, or None where it holds none."""
+    try:
+        record = parse_json(line)
     except ValueError:
-        record = None
-    if not isinstance(record, dict):
-        raise PacelineError(f"{path}: line {number} is not a record (remove the line)")
-    return record
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _folders(path: Path) -> list[Path]:

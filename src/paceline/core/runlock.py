@@ -11,9 +11,11 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from paceline.core.errors import RecipeError
+from paceline.core.files import open_lock_file, remove_abandoned
+from paceline.core.json_file import parse_json
 
 LOCK: Final = ".lock"
 NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -21,8 +23,14 @@ NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextlib.contextmanager
-def locked(folder: Path, launcher_pid: int = 0) -> Iterator[None]:
+def locked(
+    folder: Path, launcher_pid: int = 0, *, started_s: float = 0.0, launch: str = "", resume: bool = False
+) -> Iterator[float]:
     """Hold the lock of `folder`, which is made; `launcher_pid` started this process (0: nobody did).
+
+    Yield when the run was first started, in seconds since 1970. That is `started_s`, when this process was, or an
+    earlier time: each holder leaves its own in the file for the next one, which uses it when it is to `resume` or is of
+    the same `launch` (not empty). So the time of processes that were killed before their first step is known.
 
     A folder that afterwards holds nothing else is left as it was found. Raise `RecipeError` when another process has
     the lock, naming its number, its host and its launcher's, and when the folder cannot be made or written to.
@@ -30,11 +38,17 @@ def locked(folder: Path, launcher_pid: int = 0) -> Iterator[None]:
     is_new = not folder.exists()
     descriptor = _acquire(folder)
     try:
+        before = _read(descriptor)
+        if (resume or launch == before.get("launch") != "") and isinstance(first_s := before.get("first_s"), float):
+            started_s = min(started_s, first_s)
         who = {"pid": os.getpid(), "host": os.uname().nodename, "launcher_pid": launcher_pid}
+        who |= {"first_s": started_s, "launch": launch}
         with contextlib.suppress(OSError):  # on a full disk the holder stays without a name
-            os.truncate(descriptor, 0)
+            os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(who).encode(), 0)
-        yield
+        with contextlib.suppress(OSError):
+            remove_abandoned(folder)
+        yield started_s
     finally:
         _release(folder, descriptor, is_new=is_new)
 
@@ -45,7 +59,7 @@ def _acquire(folder: Path) -> int:
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = open_lock_file(path)
         except OSError as error:
             reason = error.strerror
             raise RecipeError(f"--run-dir: {folder} cannot be written to: {reason} (name another)") from None
@@ -72,17 +86,26 @@ def _release(folder: Path, descriptor: int, *, is_new: bool) -> None:
 
 def _is_at(path: Path, descriptor: int) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
 
 
+def _read(descriptor: int) -> dict[str, Any]:
+    """Return what the holder of the lock, or the one before, has written; nothing where that cannot be read."""
+    try:
+        who = parse_json(os.pread(descriptor, 4096, 0))
+    except (OSError, ValueError):
+        return {}
+    return who if isinstance(who, dict) else {}
+
+
 def _holder(descriptor: int) -> str:
     """Return who has the lock, and what to do about it."""
+    who = _read(descriptor)
     try:
-        who = json.loads(os.pread(descriptor, 1000, 0))
         pid, host, launcher = int(who["pid"]), str(who["host"]), int(who["launcher_pid"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return "another process (wait for it"
     started = f", started by {launcher}" if launcher else ""
     return f"process {pid} on {host}{started} (wait for it, stop it with `kill {launcher or pid}`"

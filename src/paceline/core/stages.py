@@ -40,6 +40,7 @@ _SPOKEN: Final = {
     "checkpoint": "checkpoints",
     TRACE: "tracing",
     CAPTURE: "capturing the step",
+    "start_up": "start-up",
     "residual": "not explained",
 }
 

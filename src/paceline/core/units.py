@@ -137,12 +137,22 @@ def flops(value: float) -> str:
     return f"{number(value / scale)} {prefix}FLOP"
 
 
+def parameters(value: int) -> str:
+    """Return a number of parameters as `11.2 M`, in full below a million."""
+    return f"{number(value / 1e6)} M" if value >= 1e6 else f"{value:,}"
+
+
 def mib(num_bytes: int) -> str:
     """Return `89.4 MiB`."""
     return f"{num_bytes / 2**20:,.1f} MiB"
 
 
-def count(value: float, noun: str) -> str:
-    """Return `1 epoch`, `16 epochs`, `1,234 steps`."""
+def count(value: float, noun: str, plural: str = "") -> str:
+    """Return `1 epoch`, `16 epochs`, `1,234 steps`; `plural` is given where it is not `noun` with an s."""
     text = f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
-    return f"{text} {noun}" if value == 1 else f"{text} {noun}s"
+    return f"{text} {noun}" if value == 1 else f"{text} {plural or f'{noun}s'}"
+
+
+def few(words: Sequence[str], between: str = ", ") -> str:
+    """Return up to five of `words`, and how many more there are."""
+    return between.join(words[:5]) + (f" and {len(words) - 5:,} more" if len(words) > 5 else "")

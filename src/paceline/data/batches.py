@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from paceline.data.augment import Change
 from paceline.data.batch import Batch
 from paceline.data.laps import Laps, Work
+from paceline.data.pack.shards import check_mapped
 from paceline.data.reader import Reader, Samples
 from paceline.data.schedule import Schedule
 
@@ -44,7 +45,11 @@ class Batches:
         return self.changed(indices, draws[:, used:], read)
 
     def changed(self, indices: NDArray[np.int64], draws: NDArray[np.float64], read: Samples) -> Batch:
-        """Return the batch of what was read of `indices` by the draws that are left, float64 [N, D]."""
+        """Return the batch of what was read of `indices` by the draws that are left, float64 [N, D].
+
+        Raise `DataError` where it may have been read from a pack that was cut short.
+        """
+        check_mapped()
         if not read.kept.all():
             indices, draws = indices[read.kept], draws[read.kept]
         self.laps.lap("collate")

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.core.files import open_lock_file
 from paceline.core.runlock import NO_LOCKS
 
 
@@ -52,12 +53,11 @@ class Lease:
 def take(path: Path, *, alone: bool, wait: bool) -> Lease | None:
     """Return the lock on file `path`, which is made; None where others have it and `wait` is not asked for.
 
-    Raise `OSError` where the file cannot be made, or is a link.
+    Raise `OSError` where the file cannot be made, or is a link or another user's, as in `/dev/shm`.
     """
     how = (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
     while True:
-        # Its folder may be anybody's to write to, as /dev/shm is, so no link that lies there is followed.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_lock_file(path, 0o600)
         try:
             is_taken = _flock(descriptor, how)
         except BaseException:

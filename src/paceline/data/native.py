@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 
 from numpy.typing import NDArray
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the functions below; an extension of another version is as good as none."""
 MAX_SIDE: Final = 4096
 """Height and width of what is handed out (`PL_MAX_OUTPUT`)."""
@@ -86,6 +86,14 @@ class Pool(Protocol):
         ...
 
 
+class Mapped(Protocol):
+    """The bytes of a file, mapped: a buffer. They stand for as long as somebody holds it."""
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        """Lend the bytes."""
+        ...
+
+
 class Native(Protocol):
     """What the extension offers. Wrong arguments are TypeError or ValueError, damaged records ValueError."""
 
@@ -93,6 +101,19 @@ class Native(Protocol):
 
     def Pool(self, threads: int) -> Pool:  # noqa: N802
         """Start that many threads, 1 to 1024."""
+        ...
+
+    def Mapped(  # noqa: N802
+        self, descriptor: int, num_bytes: int, name: bytes, offset: int = 0, is_private: bool = False
+    ) -> Mapped:
+        """Map a file that may be cut short while it is in use: then `cut_file` returns `name`, and zeros are read.
+
+        `offset` is a multiple of the page size. What is written with `is_private` changes no file.
+        """
+        ...
+
+    def cut_file(self) -> bytes | None:
+        """Return the name of the first mapped file that was found cut short or unreadable, in this process."""
         ...
 
     def isa(self) -> str:

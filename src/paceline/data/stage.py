@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import DataError
+from paceline.core.files import open_lock_file
 from paceline.core.limits import memory_left_bytes
 from paceline.data.lease import Lease, take
 from paceline.data.sources.places import expanded, printable
@@ -81,7 +82,7 @@ def stage_for_keeps(
     stock = inventory.take_stock()
     spot = _Spot(_top(str(where), make=True) / f"{_PREFIX}{stock.digest}")
     with contextlib.closing(_copied(spot, inventory, stock, memory_left, progress)):
-        spot.kept.touch(mode=0o600)
+        os.close(open_lock_file(spot.kept, 0o600))
     return spot.folder
 
 

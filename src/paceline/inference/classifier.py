@@ -8,7 +8,6 @@ run directory, so the data set need not be there. Reading files in numbers is `r
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,10 +18,11 @@ from paceline.core.rundir import RunDir
 from paceline.data.decode import decode
 from paceline.data.placement import Placement
 from paceline.data.sizing import Sizing, Stretch, as_tensor, build_eval_sizing
+from paceline.models.trial import choose_memory_format
+from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 from paceline.recipe.plan import eval_image_size
 from paceline.recipe.schema import Recipe
-from paceline.recipe.trust import permitted
 from paceline.train.checkpoint import Checkpoints, Keep
 from paceline.train.facts import Facts, read_facts
 from paceline.train.judged import judged_network, precision_on
@@ -115,23 +115,26 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
     checkpoint.
     """
     rundir = RunDir.existing(run)
-    recipe = load(str(rundir.path)).recipe
-    permitted(recipe, recipe, ("model",), own_code=own_code)
+    loaded = load(str(rundir.path))
+    require_consent(loaded, own_code=own_code, of=("model",))
+    recipe = loaded.recipe
     facts = read_facts(rundir)
     where = _device(device)
     precision = _precision(recipe, where)
     preprocessing = _preprocessing(recipe, facts)
     path = Checkpoints(rundir.checkpoints, Keep(1)).named(checkpoint)
-    model = judged_network(recipe, facts, precision, where, path, _memory_format(recipe))
+    info = facts.info
+    layout = choose_memory_format(recipe.model, where, num_classes=info.num_classes, channels=info.channels)
+    model = judged_network(recipe, facts, precision, where, path, layout)
     return Classifier(
         model=model,
-        classes=facts.info.class_names,
+        classes=info.class_names,
         preprocessing=preprocessing,
         run=rundir.path,
         checkpoint=path,
         recipe=recipe,
         sizing=Stretch() if facts.is_pixels else build_eval_sizing(recipe.data),
-        place=Placement(where, precision.dtype, preprocessing.mean, preprocessing.std, _memory_format(recipe)),
+        place=Placement(where, precision.dtype, preprocessing.mean, preprocessing.std, layout),
         precision=precision,
         views=build_views(recipe.data.eval_views),
         own_code=own_code,
@@ -198,8 +201,3 @@ def _preprocessing(recipe: Recipe, facts: Facts) -> Preprocessing:
         std=info.std if data.std == "auto" else data.std,
         is_pixels=facts.is_pixels,
     )
-
-
-def _memory_format(recipe: Recipe) -> torch.memory_format:
-    name: Literal["auto", "contiguous", "channels_last"] = recipe.model.memory_format
-    return torch.contiguous_format if name == "contiguous" else torch.channels_last

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.files import write_new
 from paceline.inference.card import write_card
 from paceline.inference.classifier import Classifier
 from paceline.inference.form import OUTPUT, Form
@@ -88,7 +89,7 @@ def export_classifier(classifier: Classifier, form: Form, out: Path, *, with_pre
         )
         card = card_of(written, form.suffix)
         with _told(f"--out: {out}", "cannot be written", "name another, or make room"):
-            card.write_text(text, encoding="utf-8")
+            write_new(card, text)
             num_bytes = sum(each.stat().st_size for each in (written.rglob("*") if written.is_dir() else (written,)))
             _show({card: card_of(out, form.suffix), written: out} if form.suffix else {written: out})
     return Exported(out, card_of(out, form.suffix), num_bytes, parity, (*_ends(network, classifier), *form.facts))
@@ -120,7 +121,7 @@ def _show(places: Mapping[Path, Path]) -> None:
     try:
         for written, place in places.items():
             try:
-                place.mkdir() if written.is_dir() else place.touch(exist_ok=False)
+                place.mkdir() if written.is_dir() else write_new(place, b"")
             except FileExistsError:
                 raise _is_there(place) from None
             claimed.append(place)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.core.class_table import printable
 from paceline.core.errors import RecipeError
+from paceline.core.files import write_new
 from paceline.inference.classifier import Classifier, Preprocessing
 from paceline.inference.form import quoted
 from paceline.inference.network import Network, Plain
@@ -93,7 +94,7 @@ class Hub:
         assert network.layout == Plain.layout, "safetensors hold weights alone"
         path.mkdir()
         text = json.dumps(config(classifier), indent=2)
-        (path / CONFIG).write_text(text + "\n", encoding="utf-8")
+        write_new(path / CONFIG, text + "\n")
         save_file(network.weights(), path / WEIGHTS, metadata={"format": "pt"})
         (path / WEIGHTS).chmod((path / CONFIG).stat().st_mode & 0o777)  # the library lets none but its owner read it
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import DataError
+from paceline.core.urls import is_url, public_url
 from paceline.data.sources.image_names import is_image_name
 from paceline.data.sources.listed import fault_of
 from paceline.data.sources.places import expanded, is_folder
@@ -16,9 +17,9 @@ _Identity = tuple[int, int]
 
 @dataclass(frozen=True)
 class Unread:
-    """An image or a folder that cannot be read: its path, and why in a few words."""
+    """An image or a folder that cannot be read: its path, or the URL that was named, and why in a few words."""
 
-    path: Path
+    path: Path | str
     reason: str
 
 
@@ -39,6 +40,9 @@ def listed(words: Iterable[str], lines: Iterable[bytes]) -> Iterator[Path | Unre
 
 def _named(name: str) -> Iterator[Path | Unread]:
     path = expanded(name)
+    if is_url(name) and not os.path.lexists(path):
+        yield Unread(public_url(name), "URLs are not fetched; download it, and name the file")
+        return
     if not is_folder(path):
         yield path
         return

@@ -14,7 +14,8 @@ from paceline.data.sampler import EvalShard
 from paceline.data.sources.build import build_validation
 from paceline.inference.classifier import Classifier
 from paceline.inference.network import Network
-from paceline.recipe.trust import permitted
+from paceline.recipe.consent import require_consent
+from paceline.recipe.load import load
 
 TOLERANCE = 1e-4
 """Of the largest logit, or of 1 where they are smaller. float32 sums of a few thousand products in another order differ
@@ -58,8 +59,7 @@ def sample_images(classifier: Classifier) -> Sample:
     Noise stands in where there are none, with the reason. Raise `RecipeError` for a data set that is code which the run
     names and which may not run.
     """
-    recipe = classifier.recipe
-    permitted(recipe, recipe, ("data.source",), own_code=classifier.own_code)
+    require_consent(load(str(classifier.run)), own_code=classifier.own_code, of=("data.source",))
     try:
         images = _validation_images(classifier)
     except (DataError, RecipeError) as error:

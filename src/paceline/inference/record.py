@@ -4,21 +4,23 @@ Everything may be missing: a run that was killed has no result, one without eval
 """
 
 import csv
-import json
 import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from paceline.core.class_table import ClassCount
+from paceline.core.csv_cells import from_cell
 from paceline.core.errors import PacelineError
-from paceline.core.interval import Interval
+from paceline.core.files import open_to_read
+from paceline.core.interval import Interval, wilson
+from paceline.core.json_file import read_json
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir, read_lines
-from paceline.inference.wilson import wilson
 
 _GAP = 5
 """How many times as long as usual the time between two looks must be, for no process to have run in it."""
@@ -98,10 +100,10 @@ def _judged(row: Mapping[str, Any]) -> Judged:
 def _confused(path: Path) -> tuple[Confused, ...]:
     """Return what a confusion matrix has beside its diagonal; nothing where there is none."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with TextIOWrapper(open_to_read(path), encoding="utf-8", newline="") as file:
             (_, *names), *rows = csv.reader(file, strict=True)
         cells = [
-            Confused(name, names[column], int(images))
+            Confused(from_cell(name), from_cell(names[column]), int(images))
             for row, (name, *values) in enumerate(rows)
             for column, images in enumerate(values)
             if column != row and int(images)
@@ -134,7 +136,7 @@ def _power_w(path: Path) -> float:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

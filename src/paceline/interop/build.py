@@ -23,12 +23,12 @@ from paceline.interop.pipeline import Pipeline
 from paceline.interop.place import find_device, find_place, gpu_by_chance
 from paceline.interop.shared import Shared
 from paceline.interop.train_loader import TrainLoader
+from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load_any
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.train.bad_images import BadImages
-from paceline.train.code_note import tell_code
 from paceline.train.parts import Parts
 from paceline.train.reading import read_own
 
@@ -61,13 +61,15 @@ def loaders(
     dtype: torch.dtype = torch.float32,
     rank: int | None = None,
     world_size: int | None = None,
+    own_code: bool = False,
 ) -> Loaders:
     """Return the loaders of the training and the validation split of a recipe's data, for a loop of your own.
 
     `recipe` is what `paceline.train` takes: a preset's name, a YAML file, a run directory, a mapping, or a
     `paceline.recipe.schema.Recipe`; `overrides` are `"KEY=VALUE"` words over it. What counts of it is `data` and
-    `seed`, `model.memory_format`, `measure.clock`, and how long it trains where `data.progressive` asks. Where a file
-    or a run directory names code for its data, that is imported, and rank 0 says so on stderr first.
+    `seed`, `model.memory_format`, `measure.clock`, and how long it trains where `data.progressive` asks. Code that
+    a file or a run directory names for its data or augmentation is imported only with `own_code`: set it where you
+    trust whoever wrote that file. What the arguments name needs no such leave.
 
     Batches are brought to `device` (`auto`: torch's current GPU, or the CPU where there is none) and normalised there
     to `dtype`; `torch.uint8` leaves pixels as they are. Images are contiguous, but with `model.memory_format` at
@@ -77,9 +79,8 @@ def loaders(
     else there is one rank. Raise `paceline.core.errors.PacelineError` for what a user can mend.
     """
     loaded, where = load_any(recipe, Patch.parse(list(overrides))), find_device(device)
+    require_consent(loaded, own_code=own_code, of=("data.",))
     place = find_place(rank, world_size, gpu_by_chance(device, where))
-    if place.world.is_main:
-        tell_code(loaded, under="data.")
     asked = _of_data(loaded.recipe)
     with ExitStack() as unless_whole:
         held = unless_whole.enter_context(ExitStack())

@@ -1,9 +1,12 @@
 """A process that makes a trial, or says what one would be made on: how it is started and ended, and what it says."""
 
 import contextlib
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
+
+from paceline.core.process import tied_to_us
 
 _GRACE_S: Final = 10.0
 
@@ -40,10 +43,13 @@ class Process(Protocol):
 Start = Callable[[Sequence[str]], Process]
 
 
-def start_process(command: Sequence[str]) -> "subprocess.Popen[str]":
-    """Start `command` in a session of its own, so that a Ctrl-C of the terminal reaches it through us alone."""
+def start_process(command: Sequence[str], orphaned: int = signal.SIGKILL) -> "subprocess.Popen[str]":
+    """Start `command` in a session of its own, so that a Ctrl-C of the terminal reaches it through us alone.
+
+    It gets the signal `orphaned` when this process ends, however it ends.
+    """
     return subprocess.Popen(
-        list(command),
+        tied_to_us(command, orphaned),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from paceline.core.experiments.ladder import ParityResult
 from paceline.core.interval import Interval
-from paceline.core.results import RunResult
+from paceline.core.results import RunResult, starved_note
 from paceline.lab.pairs import Pairs, complaint_of, has_no_room, results_of, run_pairs
 from paceline.lab.parity import doubt, forbids
 from paceline.lab.times import times
@@ -17,7 +17,7 @@ from paceline.lab.trial import Outcome, Trial
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 
-Status = Literal["won", "lost", "no_gain", "differs", "no_room", "failed"]
+Status = Literal["won", "lost", "no_gain", "differs", "no_room", "failed", "starved"]
 
 GAIN: Final = 1.02
 """Ratio from which one measurement, which has no interval, counts as faster; set by hand, not measured."""
@@ -92,12 +92,14 @@ def _broken(pairs: Pairs, failed: Outcome) -> Duel:
 def _judged(pairs: Pairs, *, after: int, is_same: bool) -> Duel:
     ratio = pairs.ratio
     parity = pairs.parity(after) if is_same else None
+    champion, challenger = results_of(pairs.below), results_of(pairs.here)
     status, why = _speed(ratio)
-    if status == "won" and parity is not None and forbids(parity):
+    if starved := starved_note((*champion, *challenger)):
+        status, why = "starved", f"not to be told: {starved} ({why})"
+    elif status == "won" and parity is not None and forbids(parity):
         status, why = "differs", parity.why
     elif status == "won" and is_same:
         why += doubt(parity)
-    champion, challenger = results_of(pairs.below), results_of(pairs.here)
     return Duel(champion, challenger, ratio, parity, status, why, folders_of(pairs.here))
 
 

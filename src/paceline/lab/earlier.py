@@ -1,9 +1,10 @@
 """Runs that an experiment's folder holds already: whether one still counts, and what becomes of one that does not.
 
 It counts where it would be made here as it was made then: on the same hardware, with the same versions, and with the
-same code where parts are a user's own. Otherwise it is made again, so that no table mixes what was measured on two
-machines; what was there is kept, and a line says so. That recipe and ranks are the same is looked at before. Where a
-run cannot be made again, what is told of the experiment says that its runs are not alike.
+same code where parts are a user's own; and where it had the cores to itself. Otherwise it is made again, so that no
+table mixes what was measured on two machines; what was there is kept, and a line says so. That recipe and ranks are
+the same is looked at before. Where a run cannot be made again, what is told of the experiment says that its runs are
+not alike.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.core.errors import PacelineError
+from paceline.core.results import starved_note
 from paceline.lab.child import Start, complaint, end
 from paceline.lab.trial import Outcome, started, vary
 from paceline.recipe.code_identity import changed_code, stale_code
@@ -52,10 +54,12 @@ class Earlier:
         if place not in self._machines:
             self._machines[place] = describe(*place, start)
         before = known.result.provenance
+        starved = starved_note([known.result])
         on_cpu = vary(recipe, known.trial.patch).parallel.device == "cpu"
         return [
             *differences(before, self._machines[place], on_cpu=on_cpu),
             *(f"other code of {name}" for name in stale_code(before.get("own_parts", {}))),
+            *([f"no cores to itself: {starved}"] if starved else []),
         ]
 
     def put_away(self, known: Outcome, others: list[str]) -> None:

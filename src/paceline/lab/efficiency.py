@@ -1,10 +1,10 @@
 """What a run makes of its device: the model's arithmetic, how fast it was done, and how fast it could be."""
 
-import json
 from typing import Any
 
 import torch
 
+from paceline.core.json_file import read_json
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
 from paceline.measure.peaks import Peak, measure_peak, peak_of
@@ -55,7 +55,7 @@ def num_devices(recipe: Recipe, result: RunResult) -> int:
 
 
 def _cost(recipe: Recipe, rundir: RunDir) -> Cost:
-    plan = json.loads((rundir.path / "plan.json").read_text(encoding="utf-8"))
+    plan = read_json(rundir.path / "plan.json")
     model = build_model(recipe.model, num_classes=plan["num_classes"], channels=plan["channels"])
     return cost_of(model, plan["channels"], plan["image_size"], plan["image_size"])
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from paceline.core.experiments.ladder import ParityResult
 from paceline.core.experiments.tuning import TriedResult
 from paceline.core.interval import Interval, mean_of, ratio_of
-from paceline.core.results import RunResult
+from paceline.core.results import RunResult, starved_note
 from paceline.core.units import count
 from paceline.lab.duel import GAIN, Duel, Status, failure_of, folders_of
 from paceline.lab.moves import Move
@@ -33,6 +33,11 @@ class Entry:
         """The ratio that is known of it; 0 where it could not be run."""
         return 0.0 if self.ratio is None else self.ratio.value
 
+    @property
+    def may_win(self) -> bool:
+        """Whether it looked faster than what it was compared with, and that can be told."""
+        return self.value > 1 and self.status != "starved"
+
     def take_short(self, outcome: Outcome, base: RunResult, steps: int) -> None:
         """Take a run of a base and of the move."""
         self.trials, self.steps = self.trials + 1, steps
@@ -45,6 +50,8 @@ class Entry:
         self.ratio = ratio_of([self.images_per_s], [base.throughput.images_per_s])
         self.status = "no_gain" if self.value > 1 / GAIN else "lost"
         self.why = f"{self.value:.2f}x in a run of {count(steps, 'step')}"
+        if starved := starved_note((base, outcome.result)):
+            self.status, self.why = "starved", f"not to be told: {starved} ({self.why})"
 
     def take_duel(self, duel: Duel, steps: int, num_runs: int) -> None:
         """Take what pairs of runs came to."""

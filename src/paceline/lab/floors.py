@@ -17,8 +17,8 @@ from paceline.data.sizing import build_train_sizing
 from paceline.lab.loaders import Cache, Measured, Window, count_images
 from paceline.recipe.schema.data import Data
 
-DECODER: Final = "floor: native decode"
-STAGES: Final = {"floor: entropy decode": 1, "floor: to planes": 2, DECODER: 0}
+DECODER: Final = "ceiling: native decode"
+STAGES: Final = {"ceiling: entropy decode": 1, "ceiling: to planes": 2, DECODER: 0}
 _IN_FLIGHT: Final = 4
 _COPIED_BYTES: Final = 256 << 20
 """More than any cache holds, so that it is memory that is copied."""
@@ -39,7 +39,7 @@ class Decoding:
         """Measure it in this process."""
         counted = count_images(self.sizes(window), window.seconds, 2 * _IN_FLIGHT)
         num_bytes = self.source.locate(np.arange(window.num_images, dtype=np.int64))[2].mean()
-        return Measured(*counted, round(counted[0] * num_bytes), 0)
+        return counted.measured(round(counted.images * num_bytes), 0)
 
     def sizes(self, window: Window) -> Iterator[int]:
         """Yield the images of each batch when it is decoded, endlessly."""
@@ -75,13 +75,13 @@ class Copying:
     """Pixels of finished images copied from memory to memory by one core, as the cheapest loader would."""
 
     channels: int
-    name: str = "floor: memcpy"
+    name: str = "ceiling: memcpy"
     cores: int = 1
 
     def measure(self, window: Window, cache: Cache) -> Measured:
         """Measure it in this process."""
         counted = count_images(self._sizes(window), window.seconds, 2)
-        return Measured(*counted, counted[0] * self.channels * window.image_size**2, 0)
+        return counted.measured(counted.images * self.channels * window.image_size**2, 0)
 
     def _sizes(self, window: Window) -> Iterator[int]:
         batch_bytes = window.batch_size * self.channels * window.image_size**2

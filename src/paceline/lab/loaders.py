@@ -11,17 +11,19 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from paceline.core.dataset import Source
 from paceline.core.errors import DataError, PacelineError
+from paceline.core.limits import usable_cores
 from paceline.core.process import die_with_parent
 from paceline.data.loader import LoaderOptions, build_train_loader
 from paceline.data.sampler import TrainOrder
 from paceline.data.tally import LoaderName
 from paceline.lab.tree import memory_bytes, taken
+from paceline.measure.contention import RankCpu, build_cpu_timer, contention
 from paceline.measure.timing import now_s
 from paceline.recipe.schema.data import Data
 
@@ -45,7 +47,8 @@ class Window:
 class Measured:
     """One measurement. `bytes_read` are what the source gave, `disk_bytes` what came from storage for that.
 
-    `memory_bytes` is the most that was held beyond what the process had before, files' pages not counted.
+    `memory_bytes` is the most that was held beyond what the process had before, files' pages not counted. `lost_cpu` is
+    the share of the time that it wanted to run in which other processes held the cores.
     """
 
     images: int
@@ -54,6 +57,7 @@ class Measured:
     bytes_read: int
     disk_bytes: int
     memory_bytes: int = 0
+    lost_cpu: float = 0.0
 
 
 class Contender(Protocol):
@@ -105,25 +109,43 @@ class Loading:
             counted = count_images(images, window.seconds, 0 if cache == "cold" else 2 * self.workers + 3)
             stats = loader.stats()
             assert stats is not None, "it was built with a clock"
-            return Measured(*counted, round(stats.bytes_read / max(1, stats.images) * counted[0]), _disk_bytes())
+            read_bytes = round(stats.bytes_read / max(1, stats.images) * counted.images)
+            return counted.measured(read_bytes, _disk_bytes())
         finally:
             batches.close()  # type: ignore[attr-defined]
             loader.close()
 
 
-def count_images(batches: Iterator[int], seconds: float, num_warmup: int) -> tuple[int, float, float]:
-    """Return images, seconds and CPU seconds of a window behind `num_warmup` batches, given the batches' sizes.
+class Counted(NamedTuple):
+    """Images, seconds and CPU seconds of a window, and the share of the time it wanted to run that others had."""
+
+    images: int
+    wall_s: float
+    cpu_s: float
+    lost_cpu: float
+
+    def measured(self, bytes_read: int, disk_bytes: int) -> Measured:
+        """Return it as a measurement."""
+        return Measured(self.images, self.wall_s, self.cpu_s, bytes_read, disk_bytes, lost_cpu=self.lost_cpu)
+
+
+def count_images(batches: Iterator[int], seconds: float, num_warmup: int) -> Counted:
+    """Return what a window behind `num_warmup` batches came to, given the batches' sizes.
 
     The window ends with a batch, or where there are no more.
     """
     for _ in range(num_warmup):
         next(batches)
+    cpu = build_cpu_timer()
+    cpu.resume()
     images, cpu_s, began_s = 0, taken(os.getpid()).cpu_s, now_s()
     for size in batches:
         images += size
         if now_s() - began_s >= seconds:
             break
-    return images, now_s() - began_s, taken(os.getpid()).cpu_s - cpu_s
+    wall_s, cpu_s, times = now_s() - began_s, taken(os.getpid()).cpu_s - cpu_s, cpu.read()
+    found = None if times is None else contention([RankCpu(times, place=0, cores=usable_cores(), threads=1)])
+    return Counted(images, wall_s, cpu_s, 0.0 if found is None else found.share)
 
 
 def _disk_bytes() -> int:
@@ -172,7 +194,7 @@ class Row:
     """What a contender came to over n turns: medians, and the lowest and highest rate.
 
     `images_per_s_per_core` is a thread's or process's share, `cpu_ms` the CPU time of an image, and bytes are an
-    image's; `memory_bytes` is the most of all turns. `kind` is loader or floor.
+    image's; `memory_bytes` and `lost_cpu` are the most of all turns. `kind` is loader or floor.
     """
 
     name: str
@@ -187,6 +209,7 @@ class Row:
     bytes_read: float
     disk_bytes: float
     memory_bytes: int
+    lost_cpu: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, for JSON."""
@@ -214,6 +237,7 @@ def summarise(contender: Contender, cache: Cache, turns: Sequence[Measured]) -> 
         bytes_read=median(turn.bytes_read / number for turn, number in zip(turns, images, strict=True)),
         disk_bytes=median(turn.disk_bytes / number for turn, number in zip(turns, images, strict=True)),
         memory_bytes=max(turn.memory_bytes for turn in turns),
+        lost_cpu=max(turn.lost_cpu for turn in turns),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from paceline.core.dataset import ArraySource, Datasets
 from paceline.core.errors import DataError, PacelineError, RecipeError
 from paceline.core.experiments.sharing import alone_with
+from paceline.core.json_file import read_json
 from paceline.core.rundir import write_atomic
 from paceline.core.runlock import LOCK
 from paceline.core.units import size
@@ -131,7 +132,7 @@ def _known(section: Pack | Lmdb, digest: str) -> Prepared | None:
     """
     out = Path(section.root)
     try:
-        record: dict[str, Any] = json.loads(_record_of(out).read_text(encoding="utf-8"))
+        record: dict[str, Any] = read_json(_record_of(out))
         if record["made_from"] != digest or record["digest"] != _digest_of(section):
             return None
         return Prepared(section, float(record["seconds"]), int(record["bytes"]), is_known=True)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
-from paceline.core.results import CommunicationResult, RunResult
+from paceline.core.results import CPU_STARVED, CommunicationResult, RunResult, starved_note
 from paceline.lab.aside import communication, trace_share
 from paceline.lab.efficiency import efficiency
 from paceline.lab.probes import (
@@ -102,6 +102,7 @@ class Profile:
     that of the first run of the base. `cost` is empty where the cost of the model is not known. `communication` is what
     the base waits for, with its buckets as they were in the run called `timed_run`, "" where they were not timed.
     `trace_share` is the seconds of a trace's stages over the clock's, None without a trace of all counted steps.
+    `starved` says in how many of the runs other processes held the cores, "" where in none.
     """
 
     recipe: str
@@ -116,10 +117,17 @@ class Profile:
     communication: CommunicationResult | None = None
     timed_run: str = ""
     trace_share: float | None = None
+    starved: str = ""
 
     @property
     def verdict(self) -> dict[str, str]:
-        """The verdict of the base, with the ceilings that probes have measured in place of its estimate."""
+        """The verdict of the base, with the ceilings that probes have measured in place of its estimate.
+
+        Where other processes held the cores in a run there are neither ceilings nor advice.
+        """
+        if self.starved:
+            evidence = f"{self.starved[0].upper()}{self.starved[1:]}. Profile again when nothing else runs here."
+            return {"bottleneck": CPU_STARVED, "evidence": evidence, "ceiling": "", "try": ""}
         measured = str(self.ceilings)
         if not measured:
             return self.result.verdict
@@ -138,6 +146,7 @@ class Profile:
             "probes": [probe.to_dict() for probe in self.probes],
             "left_out": [asdict(each) for each in self.left_out],
             "ceilings": {name: ratio for name, ratio in asdict(self.ceilings).items() if ratio is not None},
+            "starved": self.starved,
             "cost": self.cost,
             "communication": self.communication and self.communication.model_dump(mode="json"),
             "timed_run": self.timed_run,
@@ -167,6 +176,7 @@ def put_together(
     failed = (LeftOut(outcome.trial.name, outcome.error) for outcome in outcomes if outcome.result is None)
     rate = Rate.of([base[turn] for turn in sorted(base)])
     cost, uncounted = _cost(outcomes, recipe, rate)
+    starved = starved_note(outcome.result for outcome in outcomes if outcome.result is not None)
     aside = next((name for name in _ASIDE if name in runs), "")
     found = communication(base[1], runs[aside][1] if aside else None)
     return Profile(
@@ -177,11 +187,12 @@ def put_together(
         base=rate,
         probes=probes,
         left_out=(*left_out, *failed, *uncounted),
-        ceilings=_ceilings(probes),
+        ceilings=Ceilings() if starved else _ceilings(probes),
         cost=cost,
         communication=found,
         timed_run=aside if found and found.wire_s is not None else "",
         trace_share=_trace_share(outcomes, recipe),
+        starved=starved,
     )
 
 

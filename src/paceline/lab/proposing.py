@@ -1,5 +1,6 @@
 """The next rung of the ladder `auto`: the first move that cures what the verdict of the best rung names. Pure."""
 
+from paceline.core.results import starved_note
 from paceline.core.units import share
 from paceline.lab.ladder import Standing
 from paceline.lab.moves import WORTH, Place, ceiling_of, next_move
@@ -15,6 +16,8 @@ def propose(recipe: Recipe, standing: Standing) -> Rung | str:
     """
     result = standing.results[-1]
     verdict = result.verdict
+    if starved := starved_note(standing.results):
+        return f"{starved} as {standing.name} was measured, so nothing follows from it"
     bottleneck, ceiling = verdict["bottleneck"], ceiling_of(verdict)
     if ceiling is not None and ceiling < WORTH:
         return f"{standing.name} is {bottleneck}, and without that there are less than {share(WORTH - 1)} to win"

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypedDict
 
 from paceline.core.experiments.ladder import ParityResult, RungResult
 from paceline.core.interval import Interval, mean_of, product_of
-from paceline.core.results import RunResult
+from paceline.core.results import RunResult, starved_note
 from paceline.core.units import count
 from paceline.lab.pairs import Pairs, rates, results_of
 from paceline.lab.parity import doubt, forbids
@@ -55,6 +55,7 @@ def first_result(
         patch=tuple(words_of(added)),
         status="kept",
         why=_FIRST,
+        starved=starved_note(results),
         expects=rung.expects,
         prepare_s=prepare_s,
         runs=_folders(outcomes, root),
@@ -80,7 +81,8 @@ def judged(
     here, under = results_of(pairs.here), results_of(pairs.below)
     ratio = pairs.ratio
     parity = pairs.parity(recipe.measure.warmup_steps) if rung.parity == "same" else None
-    is_kept, why = _decide(rung, ratio, parity)
+    starved = starved_note((*here, *under))
+    is_kept, why = _decide(rung, ratio, parity, starved)
     stages, stages_below = _stages(here), _stages(under)
     return RungResult(
         name=rung.name,
@@ -88,6 +90,7 @@ def judged(
         patch=tuple(words_of(added)),
         status="kept" if is_kept else "dropped",
         why=why,
+        starved=starved,
         below=below,
         expects=rung.expects,
         shrank={name: (stages_below.get(name, 0.0), stages.get(name, 0.0)) for name in rung.expects},
@@ -100,12 +103,16 @@ def judged(
     )
 
 
-def _decide(rung: Rung, ratio: Interval, parity: ParityResult | None) -> tuple[bool, str]:
-    """Return whether a rung is kept, and why."""
+def _decide(rung: Rung, ratio: Interval, parity: ParityResult | None, starved: str) -> tuple[bool, str]:
+    """Return whether a rung is kept, and why; `starved` says that others had the cores, in which case none has won."""
     found = f"{times(ratio)} in {count(ratio.n, 'pair')}"
     if parity is not None and forbids(parity):
         return False, f"trains otherwise: {parity.why} ({found})"
     unproved = doubt(parity) if rung.parity == "same" else ""
+    if starved:
+        again = "run it again when nothing else runs here"
+        always = ", and kept however fast it is" if rung.keep == "always" else ""
+        return rung.keep == "always", f"not to be told{always}: {starved} ({again}; {found})"
     if ratio.is_above(1):
         return True, f"faster: {found}{unproved}"
     what, more = _no_gain(ratio)

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, Validat
 from paceline.core.errors import RecipeError, near_miss
 from paceline.core.stages import STAGES
 from paceline.lab.laying import by_path
+from paceline.recipe.consent import require_consent_to_settings
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.section import Section
 from paceline.recipe.yamlfile import Document, read_file, write_text
@@ -111,6 +112,12 @@ class Ladder:
     repeats: int
     rungs: tuple[Rung, ...]
     goes_on: bool
+
+
+def require_consent_to_rungs(chosen: Ladder, place: str, *, own_code: bool) -> None:
+    """Raise `RecipeError` for code that a rung of a ladder's file names, unless `own_code` says that it may run."""
+    for rung in chosen.rungs:
+        require_consent_to_settings(rung.patch.values(), f"{place}: rung {rung.name!r}", own_code=own_code)
 
 
 def ladder_names() -> list[str]:

@@ -41,7 +41,8 @@ class Runner:
     `place` says in which folder a run of a trial is written; `begins` is called before it, and is where a cache is
     emptied. With `earlier`, a run whose result is in its folder is not made again where it still counts, and what a
     killed one has left there is removed. A run that takes longer than `limit_s` seconds is ended, and has failed. So
-    has one that counted no step where it `needs_speed`: a whole run has an accuracy too.
+    has one that counted no step where it `needs_speed`: a whole run has an accuracy too. `oversubscribe` lets a trial
+    have more ranks than a machine is otherwise given.
     """
 
     recipe: Recipe
@@ -53,6 +54,7 @@ class Runner:
     earlier: Earlier | None = None
     limit_s: float | None = None
     needs_speed: bool = True
+    oversubscribe: bool = False
 
     def run(self, trial: Trial, repeat: int) -> Outcome:
         """Run a trial once, and return how it has ended.
@@ -67,7 +69,8 @@ class Runner:
                 return known
         rundir = RunDir(self.place(trial, repeat))
         self.begins(trial, repeat)
-        command = command_of(trial, self.recipe_file, self.ranks_of(trial), rundir.path)
+        options = ["--oversubscribe"] if self.oversubscribe else []
+        command = command_of(trial, self.recipe, self.recipe_file, self.ranks_of(trial), rundir.path, options)
         return self._run(trial, repeat, rundir, command)
 
     def known(self, trial: Trial, repeat: int) -> Outcome | None:

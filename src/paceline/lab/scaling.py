@@ -12,7 +12,7 @@ from typing import Literal
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.scaling import ScalePoint
 from paceline.core.interval import Interval, mean_of, ratio_of
-from paceline.core.results import RunResult
+from paceline.core.results import CPU_STARVED, RunResult, starved_note
 from paceline.core.units import count
 from paceline.lab.predict.points import COLUMNS
 from paceline.lab.trial import Outcome, vary
@@ -161,8 +161,18 @@ def _pace(results: Sequence[RunResult], point: Planned) -> dict[str, object]:
         "exposed_s": _middle([waited.exposed_s for waited in communication]),
         "exposed_share": _middle([waited.share for waited in communication]),
         "straggler_share": _middle([result.straggler.share for result in results if result.straggler is not None]),
-        "bottleneck": results[0].verdict.get("bottleneck", ""),
+        "bottleneck": CPU_STARVED if starved_note(results) else results[0].verdict.get("bottleneck", ""),
     }
+
+
+def starving(outcomes: Sequence[Outcome]) -> str:
+    """Return in a sentence that speeds are not the recipe's, as others had the cores; "" where they had not."""
+    note = starved_note(outcome.result for outcome in outcomes if outcome.result is not None)
+    return (
+        f"{note[0].upper()}{note[1:]}: speeds and efficiencies are not those of the recipe (run it again)."
+        if note
+        else ""
+    )
 
 
 def _middle(values: Sequence[float]) -> float | None:

@@ -1,15 +1,15 @@
 """What a process and its children take, by proc(5): CPU seconds, memory that cannot be dropped, bytes from the disk.
 
-Children count as long as they run, which those of a loader do until it is closed. Where there is no /proc, as outside
-Linux, nothing is found, and everything is 0.
+Children count as long as they run, which those of a loader do until it is closed, and their CPU time for ever. Where
+there is no /proc, as outside Linux, nothing is found, and everything is 0.
 """
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-PROC: Final = Path("/proc")
+from paceline.core.process import PROC, cpu_ticks, descendants, read_or_nothing
 
 
 class Taken(NamedTuple):
@@ -27,27 +27,12 @@ def taken(pid: int, proc: Path = PROC) -> Taken:
     """Return what a process and those below it have taken so far."""
     each = [pid, *descendants(pid, proc)]
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    return Taken(sum(_ticks(one, proc) for one in each) * tick_s, sum(_disk_bytes(one, proc) for one in each))
+    return Taken(sum(cpu_ticks(one, proc) for one in each) * tick_s, sum(_disk_bytes(one, proc) for one in each))
 
 
 def memory_bytes(pid: int, proc: Path = PROC) -> int:
     """Return the memory of a process and those below it that is not a file's: what is shared counts once."""
     return sum(_held_bytes(one, proc) for one in (pid, *descendants(pid, proc)))
-
-
-def descendants(pid: int, proc: Path = PROC) -> list[int]:
-    """Return the processes below `pid`."""
-    found: list[int] = []
-    for task in (proc / str(pid) / "task").glob("*/children"):
-        for child in map(int, _text(task).split()):
-            found += [child, *descendants(child, proc)]
-    return found
-
-
-def _ticks(pid: int, proc: Path) -> int:
-    """Return utime and stime, which proc(5) counts as fields 14 and 15 of a line whose second may hold anything."""
-    fields = _text(proc / str(pid) / "stat").rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12]) if fields else 0
 
 
 def _disk_bytes(pid: int, proc: Path) -> int:
@@ -61,16 +46,8 @@ def _held_bytes(pid: int, proc: Path) -> int:
 
 def _table(path: Path) -> Iterator[tuple[str, int]]:
     """Yield the names and the numbers of a file of lines `Name:  number kB`."""
-    for line in _text(path).splitlines():
+    for line in read_or_nothing(path).splitlines():
         name, _, rest = line.partition(":")
         number = rest.split()[:1]
         if number and number[0].isdecimal():
             yield name, int(number[0])
-
-
-def _text(path: Path) -> str:
-    """Return what a file says, or nothing: a process may end at any moment."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -14,6 +14,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.sharing import write_beside_others
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
+from paceline.recipe.consent import consent_words
 from paceline.recipe.layers import Layer, merge
 from paceline.recipe.load import validate
 from paceline.recipe.patch import Patch
@@ -90,11 +91,25 @@ def _word(value: object) -> str:
     return json.dumps(value)  # which is YAML too
 
 
-def command_of(trial: Trial, recipe_file: Path, ranks: int, rundir: Path) -> list[str]:
-    """Return the words that run a trial once: a `paceline train` in fresh processes of this Python."""
+def command_of(
+    trial: Trial, recipe: Recipe, recipe_file: Path, ranks: int, rundir: Path, options: Sequence[str] = ()
+) -> list[str]:
+    """Return the words that run a trial once: a `paceline train` with `options` in fresh processes of this Python.
+
+    `recipe` stands in `recipe_file`, where we have written it: whoever started us has consented to its code.
+    """
     # -P: a module in the current folder, which may be somebody's data, is not to be imported.
-    program = [sys.executable, "-P", "-m", "paceline", "train", str(recipe_file), *words_of(trial.patch)]
-    return started([*program, "--ranks", str(ranks), "--run-dir", str(rundir), "--json"], trial.nodes, ranks)
+    program = [
+        sys.executable,
+        "-P",
+        "-m",
+        "paceline",
+        "train",
+        str(recipe_file),
+        *words_of(trial.patch),
+        *consent_words(recipe),
+    ]
+    return started([*program, "--ranks", str(ranks), "--run-dir", str(rundir), *options, "--json"], trial.nodes, ranks)
 
 
 def started(words: Sequence[str], nodes: int, ranks: int, options: Sequence[str] = ()) -> list[str]:

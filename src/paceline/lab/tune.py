@@ -13,7 +13,7 @@ from typing import Final
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.tuning import TriedResult
 from paceline.core.interval import Interval, mean_of, product_of
-from paceline.core.results import RunResult
+from paceline.core.results import RunResult, starved_note
 from paceline.core.units import count
 from paceline.lab.duel import GAIN, Bench, Duel, fight
 from paceline.lab.entry import Entry
@@ -31,6 +31,7 @@ WIDTH: Final = 8
 SLOWER: Final = 0.95
 """Ratio below which a move is not tried again over other settings, with which it may go better."""
 THE_RECIPE: Final = "the recipe"
+_AGAIN: Final = "run it again when nothing else runs here"
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ class Search:
     def search(self) -> Found:
         """Return the best that was found. Raise `TrialError` when the recipe itself cannot be run."""
         first = best = self._run_recipe()
+        if starved := starved_note([first]):
+            return self._found(first, best, f"{starved} as the recipe was measured, so nothing was tried ({_AGAIN})")
         base: RunResult | None = first  # just measured; later rounds measure what they are compared with themselves
         while moves := self._moves(best):
             room = self._room(0 if base is not None else 1)
@@ -112,8 +115,16 @@ class Search:
             tried=tuple(entry.result() for entry in self._entries),
             trials=self.bench.num_runs,
             grid=grid_of(self._seen.values()),
-            stopped=stopped,
+            stopped=stopped + self._left_open(),
         )
+
+    def _left_open(self) -> str:
+        """Return how many moves could not be told from none as others had the cores, as the end of a sentence."""
+        starved = sum(entry.status == "starved" for entry in self._entries)
+        what = (
+            f"{starved} of {count(len(self._entries), 'trial')} could not be judged, as other processes held the cores"
+        )
+        return f"; {what} ({_AGAIN})" if starved else ""
 
     def _room(self, num_bases: int) -> int:
         """Return how many short runs there is room for beside `num_bases` of the best, when pairs are to follow."""
@@ -177,7 +188,7 @@ class Search:
         entries = [self._entry(move) for move in moves]
         self._compare(entries, self.steps, base)
         self._ratios |= {entry.move.name: entry.value for entry in entries}
-        pool = sorted((entry for entry in entries if entry.value > 1), key=lambda entry: -entry.value)
+        pool = sorted((entry for entry in entries if entry.may_win), key=lambda entry: -entry.value)
         return self._together(pool) or self._alone(pool)
 
     def _entry(self, move: Move) -> Entry:
@@ -229,12 +240,12 @@ class Search:
         if len(half) > 1 and self._room(1) >= len(half):
             self._compare(half, 2 * self.steps, None)
         for entry in (*sorted(half, key=lambda each: -each.value), *rest):
-            if entry.value <= 1 or not self._has_room_for_pairs():
+            if not entry.may_win or not self._has_room_for_pairs():
                 break
             duel = self._fight(entry)
             if duel.status == "won":
                 return self._take(entry, duel, pool)
-            if duel.status in ("lost", "no_gain"):
+            if duel.status in ("lost", "no_gain", "starved"):
                 break
             self._ratios[entry.move.name] = 0.0  # what cannot be had will not be over other settings either
         return None

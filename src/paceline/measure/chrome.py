@@ -9,9 +9,10 @@ import gzip
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+
+from paceline.core.files import replacing
 
 Event = dict[str, Any]
 MARK: Final = "paceline:"
@@ -174,17 +175,10 @@ def _events(path: Path) -> Iterator[Event]:
 
 def _write(path: Path, header: Mapping[str, Any], events: Iterable[Event]) -> None:
     """Write a trace beside `path` and move it into place, so that a reader of the folder never sees half of one."""
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        with gzip.open(beside, "wt", encoding="utf-8", compresslevel=5) as file:
-            file.write(json.dumps(header)[:-1] + ', "traceEvents": [\n')
-            separator = ""
-            for event in events:
-                file.write(separator + json.dumps(event))
-                separator = ",\n"
-            file.write("\n]}\n")
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink()
-        raise
+    with replacing(path) as binary, gzip.open(binary, "wt", encoding="utf-8", compresslevel=5) as file:
+        file.write(json.dumps(header)[:-1] + ', "traceEvents": [\n')
+        separator = ""
+        for event in events:
+            file.write(separator + json.dumps(event))
+            separator = ",\n"
+        file.write("\n]}\n")

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal, Protocol, TypeVar, final
 
 from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY
+from paceline.measure.contention import CpuTimer, NoCpuTimer, build_cpu_timer
 from paceline.measure.device import DeviceTimer, HostOnly, StageSeconds, build_device_timer, by_stage, chosen
 from paceline.measure.summary import RECENT_STEPS, ClockSummary, StageTotal
 
@@ -115,8 +116,10 @@ class _Pause:
         clock._open = self.name
         self._device.settle()
         self._start_s = self._now()
+        clock._cpu.pause()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._clock._count_cpu()
         self.take(self._now() - self._start_s)
         self._clock._open = ""
 
@@ -132,7 +135,8 @@ class StageClock:
     """Time a loop by stage, from the moment the clock is built: build it last.
 
     The first `warmup_steps` steps are timed but not counted. `device` says what the device did meanwhile (none:
-    what the host did). `now` returns seconds. Without a device a stage costs under a microsecond.
+    what the host did), and `cpu` counts CPU times while steps are counted (none: it is not known who had the cores).
+    `now` returns seconds. Without a device a stage costs under a microsecond.
     """
 
     def __init__(
@@ -140,11 +144,13 @@ class StageClock:
         *,
         warmup_steps: int = 0,
         device: DeviceTimer | None = None,
+        cpu: CpuTimer | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert warmup_steps >= 0, f"warmup_steps: {warmup_steps}"
         self._warmup_left = warmup_steps
         self._device: DeviceTimer = HostOnly() if device is None else device
+        self._cpu: CpuTimer = NoCpuTimer() if cpu is None else cpu
         self._now = now
         self._stages: dict[str, _Stage] = {}
         self._pauses: dict[str, _Pause] = {}
@@ -160,6 +166,7 @@ class StageClock:
         self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
         self._after_pause: deque[bool] = deque(maxlen=RECENT_STEPS)
         self._has_paused = False  # since the last step ended
+        self._count_cpu()
         self._step_start_s = now()
 
     @classmethod
@@ -212,7 +219,9 @@ class StageClock:
         finally:
             if self._open == "":  # a loop that is left early may drop this generator anywhere
                 self._open, start_s = EPOCH_BOUNDARY, self._now()
+                self._cpu.pause()
                 del iterator  # ends the workers
+                self._count_cpu()
                 boundary.take(self._now() - start_s)
                 self._open = ""
 
@@ -232,6 +241,7 @@ class StageClock:
         else:
             self._warmup_left -= 1
             self._warmup_s += wall_s
+            self._count_cpu()
         self._has_paused = False
         for stage in self._stages.values():
             stage.total_s += stage.step_s if counted else 0.0
@@ -263,12 +273,18 @@ class StageClock:
             recent=device.recent,
             after_pause=tuple(self._after_pause),
             starved=device.num_starved / num_steps if num_steps else 0.0,
+            cpu=self._cpu.read(),
         )
 
     @property
     def where(self) -> str:
         """The stage or pause that is open, or nothing. Another thread may ask."""
         return self._open
+
+    def _count_cpu(self) -> None:
+        """Count CPU times from now on, once the warm-up is over."""
+        if self._warmup_left == 0:
+            self._cpu.resume()
 
     def _new_stage(self, name: str) -> _Stage:
         assert name, "a stage has a name"
@@ -317,4 +333,4 @@ def build_clock(switch: Literal["on", "off"], *, device_type: str, warmup_steps:
     """Return the clock that `measure.clock` asks for; on `cuda` it times the current device too."""
     if switch == "off":
         return NullClock()
-    return StageClock(warmup_steps=warmup_steps, device=build_device_timer(device_type))
+    return StageClock(warmup_steps=warmup_steps, device=build_device_timer(device_type), cpu=build_cpu_timer())

@@ -3,11 +3,13 @@
 Traffic that passes the kernel by, such as NCCL's over InfiniBand, is in no counter that is read here.
 """
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, final
 
 from paceline.core.limits import Limits
+from paceline.core.process import cpu_ticks, descendants
 from paceline.measure.cores import Spent, build_cpu, share
 
 SYS: Final = Path("/sys")
@@ -21,6 +23,7 @@ class _Count(NamedTuple):
 
     at_s: float
     cpu: Spent | None
+    own_s: float
     counters: Counters
 
 
@@ -35,6 +38,7 @@ class Node:
         self, psutil: Any, ranks: Sequence[int], limits: Limits, now: Callable[[], float], sys: Path = SYS
     ) -> None:
         self._psutil, self._limits, self._now, self._sys = psutil, limits, now, sys
+        self._pids, self._ticks_per_s = tuple(ranks), os.sysconf("SC_CLK_TCK")
         found = (_known(psutil.Process, pid) for pid in ranks)
         self._ranks = [rank for rank in found if rank is not None]
         numbers = sorted({core for rank in self._ranks for core in _known(lambda rank=rank: rank.cpu_affinity()) or ()})
@@ -45,7 +49,8 @@ class Node:
         """Return what the node is doing, and what it has done since the last look.
 
         `cpu` is the busy share, 0 to 1, of the cores that the ranks may use, whoever is busy there; or, where a quota
-        of CPU time is tighter, the share of that. `memory_bytes`, of `memory_total_bytes`, is what can be had by
+        of CPU time is tighter, the share of that. `others_cpu` is what of it was neither the ranks nor processes below
+        them. `memory_bytes`, of `memory_total_bytes`, is what can be had by
         swapping alone; of a container with a limit, its own. `ranks_memory_bytes` is what is resident of the ranks
         themselves. Their loaders' workers are not in it: most of their memory is the ranks' own, and to tell it apart
         takes the kernel longer than all the rest. Disks and network are in bytes a second, of the physical devices
@@ -54,13 +59,16 @@ class Node:
         before, self._before = self._before, self._count()
         after = self._before
         passed_s = after.at_s - before.at_s
-        row = {"cpu": _busy(before.cpu, after.cpu), **self._memory()}
+        row = {"cpu": _busy(before.cpu, after.cpu), "others_cpu": _others(before, after), **self._memory()}
         if passed_s > 0:
             row |= {name: round(moved / passed_s) for name, moved in _moved(before.counters, after.counters).items()}
         return {name: value for name, value in row.items() if value is not None}
 
     def _count(self) -> _Count:
-        return _Count(self._now(), _known(self._cpu), {**(_known(self._disks) or {}), **(_known(self._network) or {})})
+        own_s = sum(cpu_ticks(pid) for rank in self._pids for pid in (rank, *descendants(rank))) / self._ticks_per_s
+        return _Count(
+            self._now(), _known(self._cpu), own_s, {**(_known(self._disks) or {}), **(_known(self._network) or {})}
+        )
 
     def _memory(self) -> dict[str, int | None]:
         machine = _known(self._psutil.virtual_memory)
@@ -101,6 +109,15 @@ class Node:
 def _busy(before: Spent | None, after: Spent | None) -> float | None:
     busy = share(before, after) if before and after else None
     return None if busy is None else round(busy, 4)
+
+
+def _others(before: _Count, after: _Count) -> float | None:
+    """Return the share of the cores that was kept busy by others; None where a rank's own time is not known."""
+    if before.cpu is None or after.cpu is None or not before.own_s:
+        return None
+    there_were_s = after.cpu.there_were_s - before.cpu.there_were_s
+    others_s = after.cpu.busy_s - before.cpu.busy_s - max(0.0, after.own_s - before.own_s)
+    return round(min(1.0, max(0.0, others_s / there_were_s)), 4) if there_were_s > 0 else None
 
 
 def _moved(before: Counters, after: Counters) -> dict[str, int]:

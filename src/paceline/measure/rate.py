@@ -3,10 +3,18 @@
 import time
 from collections.abc import Callable
 
+from paceline.measure.timing import now_s
+
 
 def unix_s() -> float:
     """Return seconds since 1970: for what is compared between processes. A host's clock may be set meanwhile."""
     return time.time()
+
+
+def steady_unix_s() -> Callable[[], float]:
+    """Return a clock of seconds since 1970 that is read once and does not follow when the host's clock is set."""
+    began_s = unix_s() - now_s()
+    return lambda: began_s + now_s()
 
 
 class Stopwatch:

@@ -6,7 +6,7 @@ override does, such as packing a data set, is said in a sentence.
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Final
+from typing import Final, Literal
 
 from paceline.core.units import Duration
 
@@ -24,6 +24,7 @@ class Settings:
     `save_every` are the times between evaluations and between checkpoints (None: never, or not to be changed), and
     `saves_in_background` says how they are written. `augments_on` is where whole batches are changed, `host` or
     `device` (None: they are not), and `has_files` whether samples are files of images, which Python reads one by one.
+    `threads` is what a rank was asked to compute with, `auto` for its share of the cores.
     `strategy`, `precision`, `compile`, `compression` and `accumulate` are the recipe's;
     `compression` is None where gradients are not averaged.
     """
@@ -42,11 +43,17 @@ class Settings:
     compile: str | None = None
     compression: str | None = None
     accumulate: int = 1
+    threads: int | Literal["auto"] = "auto"
 
     @property
     def is_gpu(self) -> bool:
         """Whether ranks compute on GPUs."""
         return self.device_type == "cuda"
+
+
+def fewer_threads(used: Settings) -> str:
+    """Return each rank's share of the cores as its threads, where another number was asked for."""
+    return "" if used.threads == "auto" else "parallel.threads=auto"
 
 
 def faster_data(waiting_s: float, wall_s: float, used: Settings) -> str:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Final
 
+from paceline.measure.contention import CpuTimes
+
 RECENT_STEPS: Final = 1000
 """Last counted steps whose stages are kept one by one: 8 kB a stage."""
 
@@ -34,8 +36,8 @@ class ClockSummary:
     had no such stage, and `after_pause` says of the same steps whether a pause lay in them or since the step before:
     what ranks wait for one another there may be for the pause. `starved` is the share of counted steps before whose
     optimizer (at whose end, in a loop without such a stage) a GPU had already done all that they queued, so that it
-    waits for the host; a lower bound, as a GPU takes microseconds to say so. A CPU is never starved. `has_run` is
-    False where the clock is off.
+    waits for the host; a lower bound, as a GPU takes microseconds to say so. A CPU is never starved. `cpu` are the CPU
+    times of the counted steps, None where they are not known. `has_run` is False where the clock is off.
     """
 
     n: int
@@ -49,6 +51,7 @@ class ClockSummary:
     recent: dict[str, tuple[float, ...]] = field(default_factory=dict)
     after_pause: tuple[bool, ...] = ()
     starved: float = 0.0
+    cpu: CpuTimes | None = None
     has_run: bool = True
 
     @property

@@ -4,9 +4,10 @@ The longer a run goes on, the less often: after each `LOOKS_A_DOUBLING` looks th
 of t seconds has about 1,000 log2(1 + t / (1,000 every_s)) looks: at first every 5 s, 4,100 on the first day, and 10,500
 in three months, which are 19 MB of a node with eight GPUs.
 
-A look takes 0.4 ms of CPU time on 2 cores, and a millisecond more on 256, most of it in the kernel (measured: mean of
-200 looks without GPUs). Loader workers may be forked meanwhile: whatever is imported or opened is so before the thread
-starts, and no lock that a worker could need is taken by it.
+A look takes 0.5 ms of CPU time on 2 cores, 0.02 ms more for each thread of the ranks and of their workers, and a
+millisecond more on 256 cores, most of it in the kernel (measured: means of 100 and 200 looks without GPUs). Loader
+workers may be forked meanwhile: whatever is imported or opened is so before the thread starts, and no lock that a
+worker could need is taken by it.
 """
 
 import contextlib

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, final
 
+from paceline.core.files import make_folder
 from paceline.measure.chrome import MARK, mark_of_turn, merge_traces, rewrite, trace_totals
 
 __all__ = ["TraceSpans", "merge_traces", "trace_totals"]
@@ -110,7 +111,7 @@ class TraceSpans:
             with tempfile.TemporaryDirectory() as folder:
                 recorded = Path(folder) / "recorded.json"
                 profiler.export_chrome_trace(str(recorded))
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(self._path.parent, parents=True)
                 rewrite(recorded, self._path, rank=self._rank, world_size=self._world_size, stop=self._num_steps)
         except (OSError, EOFError, ValueError, KeyError) as error:
             what = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

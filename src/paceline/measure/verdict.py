@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from paceline.core.results import CommunicationResult, StragglerResult
+from paceline.core.results import CPU_STARVED, CommunicationResult, CpuResult, StragglerResult
 from paceline.core.stages import COMPUTE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER, spoken
 from paceline.core.units import count
 from paceline.measure.remedy import (
     Settings,
     faster_data,
+    fewer_threads,
     less_to_compute,
     less_to_launch,
     less_to_send,
@@ -25,6 +26,9 @@ from paceline.measure.summary import ClockSummary
 __all__ = ["Ceilings", "Settings", "Verdict", "verdict"]
 
 Bottleneck = Literal[
+    "cpu-starved",
+    "cpu-throttled",
+    "cpu-oversubscribed",
     "input-bound",
     "copy-bound",
     "compute-bound",
@@ -45,6 +49,19 @@ LATE_STEPS: Final = 0.5
 """Share of steps in which some rank has to be late where none is named: one long stall is no straggler."""
 STARVED_SHARE: Final = 0.5
 """Share of steps that find the GPU with nothing left to do, above which the host launches too slowly."""
+LOST_CPU_SHARE: Final = 0.1
+"""Share of the time that training wanted to run from which it is starved by other processes, or stopped by a quota: the
+run is slower by a ninth, which is more than many gains that are claimed. Not tuned: beside ten busy processes on two
+cores `paceline train digits` lost 0.83 (measured), so that anything from 0.05 to 0.5 tells that from none; what quiet
+machines lose is for benchmarks/cpu_starved.py to show."""
+LOST_CPU_WALL: Final = 0.05
+"""And share of the wall clock that has to be lost: a run that waits for a network disk wants to run so little that
+others can hold the cores for half of it, and cost nothing."""
+LEAST_CPU_WALL_S: Final = 0.5
+"""The kernel counts busy time in ticks of 10 ms: nothing is said of who had the cores in a time of fewer than 50."""
+OWN_CPU_SHARE: Final = 0.25
+"""Share of the time its threads wanted to run from which a run with more of them than cores is held up by itself: three
+threads that compute all the time on two cores lose a third. Loader workers are not counted as threads."""
 NOTHING_KNOWN: Final = Settings()
 """Nothing to advise on; a CPU."""
 
@@ -124,21 +141,66 @@ def verdict(
     *,
     straggler: StragglerResult | None = None,
     communication: CommunicationResult | None = None,
+    cpu: CpuResult | None = None,
 ) -> Verdict:
     """Judge the summary of rank 0. The largest loss above its threshold is the bottleneck; without one, computing is.
 
-    A pause counts before the steps, as it is above half of all time. `straggler` and `communication` are of the
-    counted steps; without `straggler` what ranks wait for each other counts as communication.
+    A run that was kept from its cores comes first: what its stages took says little, and nothing is advised. A pause
+    counts before the steps, as it is above half of all time. `straggler`, `communication` and `cpu` are of the counted
+    steps; without `straggler` what ranks wait for each other counts as communication.
     """
     if summary.n == 0:
         to_try = "measure.warmup_steps=0" if summary.warmup_s > 0 else ""
         return Verdict("unknown", "No step was counted.", "", to_try)
+    kept_off = None if cpu is None else _kept_off(cpu, settings)
+    if kept_off is not None:
+        return kept_off
     late = _Lateness.of(straggler, summary.n)
     for losses in (_pauses(summary, settings), _waits(summary, settings, late, communication)):
         large = [loss for loss in losses if loss.is_large]
         if large:
             return max(large, key=lambda loss: loss.seconds).judged()
-    return _busy(summary, settings, late)
+    crowded = None if cpu is None else _oversubscribed(cpu, settings)
+    return crowded or _busy(summary, settings, late)
+
+
+def _kept_off(cpu: CpuResult, used: Settings) -> Verdict | None:
+    """Judge a run by the CPU time that it got of what it wanted; None where it got what it wanted."""
+    if cpu.wall_s < LEAST_CPU_WALL_S:
+        return None
+    rank = f" rank {cpu.rank} wanted" if used.world_size > 1 else " training wanted"
+    cores = count(cpu.cores, "core")
+    if cpu.share >= LOST_CPU_SHARE and cpu.lost_s >= LOST_CPU_WALL * cpu.wall_s:
+        evidence = (
+            f"Other processes held the cores {_percent(cpu.share)} of the time that{rank} to run: they kept "
+            f"{cpu.others_cores:.1f} of {cores} busy. Measure again when nothing else runs here."
+        )
+        return Verdict(CPU_STARVED, evidence, "", "")
+    if cpu.throttled_share >= LOST_CPU_SHARE:
+        evidence = (
+            f"A quota of CPU time (control group) stopped the run {_percent(cpu.throttled_share)} of the time "
+            f"that{rank} to run."
+        )
+        return Verdict("cpu-throttled", evidence, "", fewer_threads(used))
+    return None
+
+
+def _oversubscribed(cpu: CpuResult, used: Settings) -> Verdict | None:
+    """Judge a run that computes all the time by whether its own threads have to take turns on the cores."""
+    if cpu.wall_s < LEAST_CPU_WALL_S:
+        return None
+    cores = count(cpu.cores, "core")
+    if cpu.ranks * cpu.threads > cpu.cores and cpu.own_share >= OWN_CPU_SHARE:
+        evidence = (
+            f"{count(cpu.ranks, 'rank')} of {count(cpu.threads, 'thread')} oversubscribe {cores}: their threads waited "
+            f"for one another {_percent(cpu.own_share)} of the time that they wanted to run."
+        )
+        return Verdict("cpu-oversubscribed", evidence, "", fewer_threads(used) or _fewer_ranks(cpu))
+    return None
+
+
+def _fewer_ranks(cpu: CpuResult) -> str:
+    return f"starting {count(cpu.cores, 'rank')} at most (--ranks {cpu.cores})" if cpu.ranks > cpu.cores else ""
 
 
 def _pauses(summary: ClockSummary, used: Settings) -> Iterator[_Loss]:

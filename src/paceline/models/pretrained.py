@@ -1,10 +1,12 @@
 """Pretrained weights: read a file of tensors, and copy tensors into a network that may differ at its ends.
 
-Reads safetensors, and torch's `.pth` and `.pt` through `weights_only`, which rebuilds tensors and plain containers
-and calls nothing else. Does not download, and does not rename tensors from one code base's names to another's.
+Reads safetensors, and torch's `.pth`, `.pt` and `.pth.tar` through `weights_only`, which rebuilds tensors and plain
+containers and calls nothing else. Does not download, and does not rename tensors from one code base's names to
+another's.
 """
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -63,14 +65,39 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
     return "; ".join([sentence, *summed, *sorted(set(fresh.values()))])
 
 
-def _read(path: str) -> Mapping[str, Tensor]:
-    """Return the tensors of a file by name."""
+def weights_file(path: str) -> Path:
+    """Return the file of weights that `path` names, without opening it.
+
+    Raise `RecipeError` if there is none, or if its name is not that of a kind that is read; for a URL or the name of
+    published weights with the commands that fetch them, as nothing is downloaded.
+    """
     file = Path(os.path.expanduser(path))  # noqa: PTH111 - the method raises where there is no home
     if not file.is_file():
-        raise RecipeError(f"model.weights: {path}: no such file (give a .safetensors, a .pth or a run directory)")
-    read = _READERS.get(file.suffix)
-    if read is None:
-        raise RecipeError(f"model.weights: {path}: is no file of weights by its name (give a .safetensors or .pth)")
+        raise RecipeError(f"model.weights: {path}: {_why_no_file(path)}")
+    if not file.name.endswith(tuple(_READERS)):
+        kinds = ", ".join(_READERS)
+        raise RecipeError(f"model.weights: {path}: is not a file of weights by its name (rename it to one of {kinds})")
+    return file
+
+
+def _why_no_file(path: str) -> str:
+    if "://" in path:
+        url = shlex.quote(path)
+        return f"is a URL, and nothing is downloaded (run `curl -LO {url}`, then set model.weights to the file)"
+    if path.isidentifier() and path.isupper():
+        return (
+            "names weights of torchvision, which are not downloaded (fetch the file as docs/how-to/fine-tune.md shows, "
+            "then set model.weights to it)"
+        )
+    return (
+        "no such file (give a .safetensors, a .pth or a run directory; docs/how-to/fine-tune.md says where to get one)"
+    )
+
+
+def _read(path: str) -> Mapping[str, Tensor]:
+    """Return the tensors of a file by name."""
+    file = weights_file(path)
+    read = next(read for suffix, read in _READERS.items() if file.name.endswith(suffix))
     try:
         content = read(file)
     except Exception as error:
@@ -90,6 +117,7 @@ _READERS: dict[str, Callable[[Path], object]] = {
     ".safetensors": load_file,
     ".pth": _load_torch,
     ".pt": _load_torch,
+    ".pth.tar": _load_torch,
 }
 
 

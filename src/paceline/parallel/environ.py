@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.errors import WorldError
+from paceline.core.process import die_with_parent
 from paceline.core.world import NEVER, BatchJob, Launcher, World
 
 _STORE_FD = "PACELINE_STORE_FD"
@@ -80,11 +81,18 @@ def rank_environ(environ: Mapping[str, str], world: World) -> dict[str, str]:
     }
 
 
-def ends_with_parent(environ: Mapping[str, str], world: World) -> bool:
-    """Return whether the process that started this rank is its launcher, without which it is not to go on.
+def end_with_launcher(environ: Mapping[str, str], world: World) -> None:
+    """End this rank when the local launcher, torchrun's agent or the step of Slurm's that started it ends.
 
-    Ranks that a shell was told to start, by RANK and WORLD_SIZE alone, may outlive that shell.
+    Ranks that the local launcher started are tied to it before they run Python. Ranks that a shell was told to start,
+    by RANK and WORLD_SIZE alone, may outlive that shell.
     """
+    if ends_with_parent(environ, world):
+        die_with_parent(world.launcher_pid or os.getppid())
+
+
+def ends_with_parent(environ: Mapping[str, str], world: World) -> bool:
+    """Return whether the process that started this rank is its launcher."""
     return world.launcher in ("local", "slurm") or (world.launcher == "torchrun" and _AGENT_ID in environ)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TextIO, final
 
+from paceline.core.files import open_text_to_write
 from paceline.core.stages import FINISH
 from paceline.parallel.beats import INTERVAL_S, Requests, Where
 from paceline.parallel.culprit import account
@@ -128,7 +129,7 @@ class Heartbeat:
     def _dump(self) -> None:
         with contextlib.suppress(OSError):  # there may be no run directory yet, and there is no better place
             if self._file is None:
-                self._file = self._stacks.open("w", encoding="utf-8")
+                self._file = open_text_to_write(self._stacks, "w")
             faulthandler.dump_traceback(self._file, all_threads=True)
 
     def _wind_up(self, stage: str) -> None:
@@ -137,7 +138,7 @@ class Heartbeat:
             return
         if self._file is None:
             try:
-                self._file = self._stacks.open("w", encoding="utf-8")
+                self._file = open_text_to_write(self._stacks, "w")
             except OSError:
                 return
         faulthandler.dump_traceback_later(self._timeout_s + _MARGIN_S, file=self._file)

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Final
 
 from paceline.core.errors import WorldError
-from paceline.core.process import STOP_SIGNALS
+from paceline.core.process import STOP_SIGNALS, tied_to_us
 from paceline.core.world import World
 from paceline.parallel.environ import rank_environ
 
@@ -51,13 +52,16 @@ def launch(
 
     The rendezvous socket is opened here and handed to rank 0 open, so no other program can take its port in between;
     port 0 lets the system choose. Signals to stop are passed on, and what is left `grace_s` seconds later is killed,
-    as it is at once after a second SIGINT. `attempt` counts how often the ranks were started before. Raise
-    `WorldError` when `port` is taken.
+    as it is at once after a second SIGINT. A signal that comes while ranks are being started ends those that were:
+    none can have trained without the others. Ranks end with this process, however it ends. `attempt` counts how often
+    the ranks were started before. Raise `WorldError` when `port` is taken.
     """
     processes: Processes = []
     with _listen(port) as listener, _noting() as signals:
         try:
             for rank in range(ranks):
+                if signals.pending:
+                    return _unbegun(signals.first, rank, ranks)
                 processes.append(_start(command, rank, ranks, listener, environ, attempt))
             listener.close()  # only rank 0 listens: when it is gone, its peers are to be refused
             return _supervise(processes, signals, grace_s)
@@ -94,7 +98,7 @@ def _start(
         attempt=attempt,
     )
     return subprocess.Popen(
-        list(command),
+        tied_to_us(command),
         env=rank_environ(environ, world),
         pass_fds=(listener.fileno(),) if is_main else (),
         stdin=subprocess.DEVNULL,
@@ -162,6 +166,22 @@ def _supervise(processes: Processes, signals: _Signals, grace_s: float) -> Ended
     return _verdict(codes, signals.first, grace_s)
 
 
+_HINTS: Final[Mapping[int, str]] = {
+    signal.SIGSEGV: " (a crash of native code; on a CPU, try model.memory_format=contiguous)",
+    signal.SIGABRT: " (a crash of native code; on a CPU, try model.memory_format=contiguous)",
+    signal.SIGBUS: " (a mapped file was cut short, or shared memory is full: see df /dev/shm)",
+}
+"""What a user can do about a signal that a rank has raised itself."""
+
+
+def _unbegun(asked: int, num_started: int, ranks: int) -> Ended:
+    """Return how a run ended that signal `asked` reached when `num_started` of its `ranks` had been started."""
+    if asked == signal.SIGINT:
+        return Ended(INTERRUPTED)
+    name = signal.Signals(asked).name
+    return Ended(128 + asked, f"{name} came when {num_started} of {ranks} ranks had been started, so all were ended")
+
+
 def _verdict(codes: Sequence[int | None], asked: int, grace_s: float) -> Ended:
     """Return how the run ended, `asked` by a signal or not (0); a code of None is a rank that has not.
 
@@ -178,7 +198,7 @@ def _verdict(codes: Sequence[int | None], asked: int, grace_s: float) -> Ended:
         if asked == signal.SIGINT:
             return Ended(INTERRUPTED)
         name = signal.Signals(number).name
-        sentence = f"rank {rank} of {len(codes)} was killed by {name}, so all ranks were ended"
+        sentence = f"rank {rank} of {len(codes)} was killed by {name}, so all ranks were ended{_HINTS.get(number, '')}"
         return Ended(128 + number, sentence, was_lost)
     if 1 in codes:
         return Ended(1, "", was_lost)

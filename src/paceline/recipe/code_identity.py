@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from paceline.core.files import read_bytes
 from paceline.recipe.own import own_parts
 from paceline.recipe.schema import Recipe
 
@@ -37,7 +38,7 @@ def stale_code(recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
 def _stale(each: Mapping[str, str]) -> Iterator[bool]:
     if "file" in each:
         try:
-            yield hashlib.sha256(Path(each["file"]).read_bytes()).hexdigest() != each.get("sha256")
+            yield hashlib.sha256(read_bytes(Path(each["file"]))).hexdigest() != each.get("sha256")
         except OSError:
             yield True
     if "package" in each:
@@ -52,7 +53,7 @@ def _identity(maker: Callable[..., Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     try:
         file = Path(inspect.getsourcefile(maker) or "")
-        found = {"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+        found = {"file": str(file), "sha256": hashlib.sha256(read_bytes(file)).hexdigest()}
     except (OSError, TypeError):  # it is in no file, or of C
         pass
     top = str(getattr(maker, "__module__", "")).partition(".")[0]

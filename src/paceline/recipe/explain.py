@@ -23,6 +23,8 @@ _PLAIN = {
     "string_type": "text",
     "tuple_type": "a list",
 }
+_SYNONYMS = {"learning_rate": "lr", "wd": "weight_decay", "bs": "batch_size", "num_workers": "workers"}
+"""What other trainers call a field, where the spelling alone does not lead to it."""
 
 
 def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
@@ -107,6 +109,8 @@ def _not_a_field(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
     if owners:
         chosen, fields = loc[-1], ", ".join(known)
         return f"has no effect with {chosen}, only with {', '.join(owners)} ({chosen} has {fields})"
+    if (synonym := _SYNONYMS.get(leaf)) in known:
+        return f"is not a field (did you mean {synonym!r}?)"
     elsewhere = paths_of(leaf) if leaf != "name" else []
     if elsewhere:
         return f"is not a field (did you mean {' or '.join(map(repr, elsewhere))}?)"

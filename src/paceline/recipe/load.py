@@ -1,5 +1,6 @@
 """From a name and overrides to a recipe: find it, follow `extends`, lay the patch on top, check the types."""
 
+import os
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,7 +12,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.core.errors import RecipeError, near_miss
+from paceline.core.rundir import RECIPE, is_run
+from paceline.core.urls import LEAVE_OUT, public_url, secret_in
 from paceline.recipe.explain import explain
+from paceline.recipe.fields import choices
 from paceline.recipe.layers import Layer, Stack, merge
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
@@ -19,7 +23,6 @@ from paceline.recipe.yamlfile import read_file
 
 DEFAULT = "digits"
 PRESETS = Path(str(resources.files("paceline.recipe") / "presets"))
-RUN_RECIPE = "recipe.yaml"
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,9 @@ def validate(stack: Stack) -> Recipe:
 
 def find(name: str) -> Path:
     """Return the file that `name` means: a preset, a YAML file, or a run directory's recipe."""
+    secret = secret_in(name)
+    if secret:
+        raise RecipeError(f"{public_url(name)}: the URL holds {secret}, and is no recipe ({LEAVE_OUT})")
     try:
         return _find(name)
     except OSError as error:
@@ -84,14 +90,13 @@ def find(name: str) -> Path:
 
 
 def _find(name: str) -> Path:
-    path = _expanded(name)
-    if (path / RUN_RECIPE).is_file():
-        return path / RUN_RECIPE
+    path, preset = _expanded(name), PRESETS / f"{name}.yaml"
+    if is_run(path):
+        return path / RECIPE
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise RecipeError(f"{path}: no such recipe file (see `paceline recipes` for the presets)")
         return path
-    preset = PRESETS / f"{name}.yaml"
     if name in preset_names():
         return preset
     if (path.suffix == ".pack" or (path / "index.pack").is_file()) and name.isprintable():
@@ -100,10 +105,21 @@ def _find(name: str) -> Path:
             f"data.source.root={shlex.quote(name)})"
         )
     if path.is_dir():
+        images = f"images: paceline train folder data.source.root={shlex.quote(name)}"
+        if os.path.lexists(path / RECIPE):
+            raise RecipeError(
+                f"{path}: has a {RECIPE}, but not the plan.json of a run: is it a recipe or images? (recipe: name "
+                f"{shlex.quote(str(path / RECIPE))}; {images})"
+            )
         raise RecipeError(
-            f"{path}: is a folder without {RUN_RECIPE}, no run (images: paceline train folder data.source.root=...)"
+            f"{path}: is a folder without {RECIPE}, no run (images: paceline train folder data.source.root=...)"
         )
+    if "." in name and name in choices():
+        raise RecipeError(f"{name!r}: is a field, not a recipe (write {name}=VALUE)")
     hint = near_miss(name, preset_names()) or " (see `paceline recipes`)"
+    family = [each for each in preset_names() if name and each.startswith(f"{name}-")]
+    if len(family) > 1:
+        hint = f" (did you mean one of {', '.join(family)}?)"
     raise RecipeError(f"{name!r}: is neither a preset, a recipe file nor a run directory{hint}")
 
 
@@ -158,4 +174,4 @@ def _short_name(path: Path) -> str:
     """Return a name fit for a folder: the preset's, the file's, or the run's."""
     if path.is_relative_to(PRESETS):
         return str(path.relative_to(PRESETS).with_suffix("")).replace("/", "-")
-    return path.resolve().parent.name if path.name == RUN_RECIPE else path.stem
+    return path.resolve().parent.name if path.name == RECIPE else path.stem

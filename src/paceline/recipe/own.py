@@ -21,7 +21,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import OwnAugment
 from paceline.recipe.schema.log import OwnSink
 from paceline.recipe.schema.optim import OwnOptim
-from paceline.recipe.schema.own import LIBRARIES, is_own_model
+from paceline.recipe.schema.own import LIBRARIES, is_own_model, why_refused
 from paceline.recipe.schema.source import OwnSource
 
 _MAIN: Final = "__main__"
@@ -188,8 +188,8 @@ def check_own_parts(recipe: Recipe) -> None:
 def load_object(name: str, path: str) -> Callable[..., Any]:
     """Import and return what `package.module:Name` names; `path` is the field that says so, for errors.
 
-    Raise `RecipeError` where there is no such module, where importing it fails, where it has no such name, and where
-    that cannot be called.
+    Raise `RecipeError` where there is no such module, where importing it fails, where it has no such name, where that
+    cannot be called, and where it is another module's that loads or runs code, such as `torch.hub`.
     """
     module_name, _, attribute = name.partition(":")
     found: Any = _module(module_name, name, path)
@@ -197,6 +197,10 @@ def load_object(name: str, path: str) -> Callable[..., Any]:
         found = _attribute(found, part, name, path)
     if not callable(found):
         raise RecipeError(f"{path}: {name} is of type {type(found).__name__}, which cannot be called (name a class)")
+    origin = getattr(found, "__module__", None)
+    if (inspect.isclass(found) or inspect.isroutine(found)) and (refused := why_refused(origin or "")):
+        what = f"is {origin}:{getattr(found, '__qualname__', attribute)}, which is no part of a classifier: {refused}"
+        raise RecipeError(f"{path}: {name} {what} (name a class of your own module)")
     maker: Callable[..., Any] = found
     return maker
 

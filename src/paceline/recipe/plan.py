@@ -61,8 +61,7 @@ class Plan:
         micro_batch = divide_batch(recipe, world_size)
         steps_per_epoch = train.num_images // data.batch_size
         if steps_per_epoch == 0:
-            unit = _divisor(recipe, world_size)
-            fits = train.num_images // unit * unit
+            fits = _fitting_batch(recipe, world_size, train.num_images)
             fix = f"try {fits}" if fits else "add images, or use fewer ranks"
             raise RecipeError(
                 f"data.batch_size: {data.batch_size} is more than the {train.num_images} training images ({fix})"
@@ -111,6 +110,7 @@ class Plan:
             lr_sentence=lr_sentence(recipe, peak_lr),
             notes=(
                 *(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
+                *_dropped(recipe, world_size, train.num_images, steps_per_epoch),
                 *_beyond_the_end(recipe, steps_per_epoch, total_steps),
                 *_below_the_size(train_sizes, image_size, total_steps),
             ),
@@ -154,6 +154,36 @@ def divide_batch(recipe: Recipe, world_size: int) -> int:
 def _divisor(recipe: Recipe, world_size: int) -> int:
     """Return what the batch must be a multiple of: neighbours that are mixed stay together in one micro-batch."""
     return world_size * recipe.train.accumulate * (2 if _mixing(recipe) else 1)
+
+
+_STEPS_FOR_A_SMALL_SET = 8
+_DROPPED_SHARE = 1 / _STEPS_FOR_A_SMALL_SET
+
+
+def _fitting_batch(recipe: Recipe, world_size: int, num_images: int) -> int:
+    """Return a batch size for a data set that is small against the recipe's: a power of two that gives 8 steps or more.
+
+    It is at least 8, a multiple of what the ranks divide, and 0 where not even one such batch can be filled.
+    """
+    unit = _divisor(recipe, world_size)
+    wanted = max(8, 1 << int(math.log2(max(1, num_images / _STEPS_FOR_A_SMALL_SET))))
+    largest = num_images // unit * unit
+    return min(-(-wanted // unit) * unit, largest)
+
+
+def _dropped(recipe: Recipe, world_size: int, num_images: int, steps_per_epoch: int) -> list[str]:
+    """Return a sentence if the incomplete batch at the end of each epoch is a large share of the images."""
+    batch_size = recipe.data.batch_size
+    dropped = num_images - steps_per_epoch * batch_size
+    if dropped <= _DROPPED_SHARE * num_images:
+        return []
+    per_epoch = count(steps_per_epoch, "step")
+    fits = _fitting_batch(recipe, world_size, num_images)
+    advice = f" (try data.batch_size={fits})" if fits < batch_size else ""
+    return [
+        f"data.batch_size: {batch_size} leaves {dropped:,} of {num_images:,} training images "
+        f"({100 * dropped / num_images:.0f} %) out of each epoch, which has {per_epoch}{advice}"
+    ]
 
 
 def _mixing(recipe: Recipe) -> str:

@@ -14,8 +14,10 @@ from ruamel.yaml.reader import ReaderError
 
 from paceline.core.errors import RecipeError
 
-MAX_FILE_BYTES = 1_000_000
+MAX_FILE_BYTES = 500_000
 MAX_DEPTH = 20
+MAX_VALUES = 60_000
+"""Keys and values: room for the weights of 21,841 classes, which take 4 s to read."""
 
 
 @dataclass(frozen=True)
@@ -78,23 +80,27 @@ def _load(text: str, name: str) -> Any:
         _refuse_more_than_data(text, name)
         return YAML(typ="rt", pure=True).load(text)
     except MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        mark = error.problem_mark
+        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1"
         problem = " ".join(str(error.problem).split())
-        raise RecipeError(f"{name}:{line}: {problem} (mend the YAML)") from None
+        raise RecipeError(f"{name}:{place}: {problem} (fix the YAML)") from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise RecipeError(f"{name}:{line}: {text[error.position]!r} is not allowed in YAML (take it out)") from None
     except (YAMLError, ValueError, RecursionError, AssertionError) as error:  # ruamel asserts what %YAML names
         if isinstance(error, RecipeError):
             raise
-        raise RecipeError(f"{name}: is not YAML: {' '.join(str(error).split())[:120]} (mend the file)") from None
+        raise RecipeError(f"{name}: is not YAML: {' '.join(str(error).split())[:120]} (fix the file)") from None
 
 
 def _refuse_more_than_data(text: str, name: str) -> None:
-    depth = 0
+    depth = num_values = 0
     for event in YAML(typ="rt", pure=True).parse(text):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        num_values += isinstance(event, ScalarEvent)
         what = f"more than {MAX_DEPTH} levels are" if depth > MAX_DEPTH else _more_than_data(event)
+        if num_values > MAX_VALUES:
+            what = f"more than {MAX_VALUES:,} keys and values are"
         if what:
             line = event.start_mark.line + 1
             raise RecipeError(f"{name}:{line}: {what} not allowed in a recipe (write a plain value)")

@@ -236,6 +236,27 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class HealthFinding:
+    """Something wrong with what was learnt, and what to do about it."""
+
+    title: str
+    severity: Literal["error", "warning", "note"]
+    evidence: str
+    advice: str
+
+    @property
+    def tone(self) -> Literal["bad", "warning", "good"]:
+        """The colour that it is marked with."""
+        match self.severity:
+            case "error":
+                return "bad"
+            case "warning":
+                return "warning"
+            case "note":
+                return "good"
+
+
+@dataclass(frozen=True)
 class Page:
     """A whole report; `about` is what it is of, in a word or two, and `source` where its figures are from."""
 
@@ -251,3 +272,4 @@ class Page:
     paceline: str
     about: str = "Run report"
     source: str = "the run directory. Figures are those of result.json, rounded here only"
+    health: Sequence[HealthFinding] = ()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.files import open_to_read
 from paceline.report.words import clean
 
 MAX_BYTES = 8 << 20
@@ -42,7 +43,7 @@ class Reader:
         try:
             if not path.is_file() or (path.is_symlink() and not follows_links):
                 return b""
-            with path.open("rb") as file:
+            with open_to_read(path) as file:
                 return file.read(max_bytes)
         except OSError as error:
             self._note(path, f"cannot be read: {error.strerror}")
@@ -106,7 +107,7 @@ class Reader:
         try:
             if not path.is_file():
                 return
-            with path.open("rb") as file:
+            with open_to_read(path) as file:
                 while line := file.readline(_MAX_LINE):
                     if line.endswith(b"\n"):
                         yield line
@@ -120,7 +121,7 @@ class Reader:
     def _spread(self, path: Path, number: int) -> Iterator[bytes]:
         """Yield whole lines from evenly spaced places, the first and the last one among them."""
         try:
-            with path.open("rb") as file:
+            with open_to_read(path) as file:
                 num_bytes = file.seek(0, os.SEEK_END)
                 end = 0  # of what has been read
                 for index in range(number - 1):

@@ -34,9 +34,15 @@ def to_markdown(page: Page) -> str:
     lines += [f"- could not be read: {escaped(problem)}" for problem in page.problems]
     rows = [[figure.label, figure.cell.text, figure.note] for figure in page.figures]
     lines += ["", *_table(["figure", "value", "note"], rows)]
+    if page.health:
+        lines += ["", "## Health", ""]
+        lines += [
+            f"- **{escaped(each.title)}** ({each.severity}): {escaped(f'{each.evidence} {each.advice}')}"
+            for each in page.health
+        ]
     if page.verdict is not None:
         found = page.verdict
-        lines += ["", f"## Verdict: {escaped(found.bottleneck)}", ""]
+        lines += ["", f"## Bottleneck: {escaped(found.bottleneck)}", ""]
         lines += [escaped(" ".join(filter(None, (found.evidence, found.ceiling, found.advice))))]
         lines += ["", *_fenced(found.command, "sh")] if found.command else []
     for section in page.sections:

@@ -8,6 +8,7 @@ from paceline.report.blocks import Page
 from paceline.report.run import Run
 from paceline.report.sections import overview
 from paceline.report.sections.classes import classes
+from paceline.report.sections.health import health
 from paceline.report.sections.learning import learning
 from paceline.report.sections.origin import origin
 from paceline.report.sections.profile import profile
@@ -49,6 +50,7 @@ def build_page(run: Run, limits: Limits = FULL) -> Page:
         tone=tone,
         figures=overview.figures(run),
         verdict=overview.verdict(run),
+        health=health(run),
         notices=overview.notices(run),
         problems=run.problems,
         sections=[section for section in sections if section is not None],

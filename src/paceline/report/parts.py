@@ -5,10 +5,11 @@ from typing import Final
 from paceline.core.stages import PAUSES, STAGES, spoken
 
 _AROUND: Final = {
-    "start_up": "start-up",
+    "start_up": spoken("start_up"),
     "compile": "compiling",
     "warmup": "warm-up",
     "finish": "finish",
+    "closing": "closing",
     "residual": spoken("residual"),
 }
 """What a process does before and after its counted steps, and what nothing covers."""

@@ -162,6 +162,11 @@ def _classes(reader: Reader, rundir: RunDir) -> tuple[tuple[ClassCount, ...], tu
     except (PacelineError, ValueError, csv.Error):
         reader.problems.append("classes.csv, confusion.csv: are no tables of classes")
         return (), ()
+    if any(value < 0 for row in confusion for value in row) or any(
+        not 0 <= each.correct <= each.images for each in classes
+    ):
+        reader.problems.append("classes.csv, confusion.csv: have counts that no evaluation has")
+        return (), ()
     is_square = len(confusion) == len(classes) and all(len(row) == len(classes) for row in confusion)
     return classes, confusion if is_square else ()
 

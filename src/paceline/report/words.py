@@ -1,7 +1,6 @@
 """Names, moments and values from outside as a reader sees them; how amounts are written is in `core.units`."""
 
 import math
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -10,7 +9,6 @@ from paceline.core.units import number
 LARGEST: Final = 1e100
 """No measurement is so large; sums and squares of what is smaller stay finite."""
 _LONGEST: Final = 160
-_FEW: Final = 5
 
 
 def moment(unix_s: float) -> str:
@@ -32,11 +30,6 @@ def clean(text: object, longest: int = _LONGEST) -> str:
 def clean_lines(text: str) -> str:
     """Return `text` with its lines as they are, and what cannot be printed as an escape."""
     return "\n".join(clean(line, len(line) + 1) for line in text.expandtabs(4).splitlines())
-
-
-def few(words: Sequence[str], between: str = ", ") -> str:
-    """Return up to five of `words`, and how many more there are."""
-    return between.join(words[:_FEW]) + (f" and {len(words) - _FEW:,} more" if len(words) > _FEW else "")
 
 
 def finite(value: object) -> float | None:

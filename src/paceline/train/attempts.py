@@ -8,24 +8,28 @@ Exact: start-up, evaluations, stalls of checkpoints, starting loaders, and the t
 Estimates: waiting for data, which the start of loaders counts as (the wait's share of the counted steps, taken for the
 warm-up too), and the end of a killed process, which lived on for up to one interval of logging; that rest is told as
 down. The stall of a checkpoint that a killed run went on from is told as rework, as its checkpoint cannot know it. A
-process that died before training began has no line, and is down. Starting a profiler is told as other.
+process that died before training began has no line, and is down; what the first to train waited for such ones is in
+its line. Starting a profiler is told as other. The ledger is needed for nothing else, so a damaged line is skipped.
 With `measure.clock=off` nothing divides the trained time, and all of it is useful. Hosts' clocks are taken to agree.
 """
 
 import contextlib
+import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.errors import RecipeError
 from paceline.core.results import GoodputResult, Status
 from paceline.core.rundir import RunDir, read_lines, write_atomic
 from paceline.core.stages import CAPTURE, DATA_WAIT, EPOCH_BOUNDARY, TRACE
+from paceline.core.units import count
 from paceline.core.world import NO_JOB, BatchJob, World
 from paceline.measure.rate import unix_s
 from paceline.measure.summary import ClockSummary
@@ -60,7 +64,8 @@ class Start(_Row):
     """A process that began to train: `started_s` is when it was started (seconds since 1970), `startup_s` how long it
     took to its first step, `trained_s` what the checkpoint of `from_step` had trained, `launch` what told its ranks to
     start, the same each time that does (empty: nobody). `job_id` is the batch job that it was in (empty: none), and
-    `job_restarts` how often that had been queued again."""
+    `job_restarts` how often that had been queued again. `waited_s` is how long before it the run was first started, by
+    processes that have no line because they never trained; 0 in all lines but the first."""
 
     event: Literal["start"] = "start"
     number: int
@@ -74,6 +79,7 @@ class Start(_Row):
     launch: str = ""
     job_id: str = ""
     job_restarts: int = 0
+    waited_s: float = 0.0
 
 
 class End(_Row):
@@ -105,17 +111,28 @@ class Attempt:
         return Attempt(self.start, end)
 
 
-def read_attempts(path: Path) -> tuple[Attempt, ...]:
-    """Return the processes of a run in order; none where there is no ledger. Raise `PacelineError` for damage."""
+def read_attempts(path: Path, warn: Callable[[str], None] = lambda message: None) -> tuple[Attempt, ...]:
+    """Return the processes of a run in order; none where there is no ledger.
+
+    Skip a line that tells of no process, and `warn` of all of them in one line: nothing but goodput needs them.
+    """
     attempts: list[Attempt] = []
-    for number, row in enumerate(read_lines(path), start=1):
+    unread: list[int] = []
+    strange: list[int] = []
+    for number, row in enumerate(read_lines(path, unread.append), start=1):
         try:
             if row.get("event") == "start":
                 attempts.append(Attempt(Start.model_validate(row)))
-            else:
-                attempts[-1] = Attempt(attempts[-1].start, End.model_validate(row))
+                continue
+            end = End.model_validate(row)
+            if end.number != attempts[-1].start.number:
+                raise ValueError(end.number)
+            attempts[-1] = Attempt(attempts[-1].start, end)
         except (IndexError, ValueError):
-            raise PacelineError(f"{path}: line {number} tells of no process (remove the file)") from None
+            strange.append(number + len(unread))  # lines before it that are no records were not counted
+    if skipped := sorted(unread + strange):
+        lines = f"line {skipped[0]}" + (f" and {count(len(skipped) - 1, 'more line')}" if skipped[1:] else "")
+        warn(f"{path}: {lines} cannot be read: skipped (goodput leaves out what was noted there)")
     return tuple(attempts)
 
 
@@ -127,9 +144,9 @@ def closed(attempts: Sequence[Attempt], rundir: RunDir, from_trained_s: float = 
     if not attempts or attempts[-1].end is not None:
         return tuple(attempts)
     *before, last = attempts
-    rows = [row for path in (rundir.steps, rundir.evals) for row in read_lines(path)]
-    trained_s = max([last.start.trained_s, from_trained_s, *(float(row["trained_s"]) for row in rows)])
-    step = max([last.start.from_step, *(int(row["step"]) for row in rows)])
+    rows = [row for path in (rundir.steps, rundir.evals) for row in read_lines(path, lambda number: None)]
+    trained_s = max([last.start.trained_s, from_trained_s, *(_number(row, "trained_s") for row in rows)])
+    step = max([last.start.from_step, *(int(_number(row, "step")) for row in rows)])
     ended_s = last.training_s + trained_s - last.start.trained_s
     return (*before, last.ended(ended_s, step, trained_s, "killed"))
 
@@ -145,7 +162,7 @@ def account(attempts: Sequence[Attempt], trained_s: float, spent: Spent, after_s
     assert ends and all(ends), "an attempt without an end cannot be accounted for"
     startup_s = sum(attempt.start.startup_s for attempt in attempts)
     up_s = sum(max(0.0, end.ended_s - attempt.training_s) for attempt, end in zip(attempts, ends, strict=True) if end)
-    down_s = sum(_down(before, after) for before, after in pairwise(attempts))
+    down_s = attempts[0].start.waited_s + sum(_down(before, after) for before, after in pairwise(attempts))
     rework_s = sum(_lost(before, after) for before, after in pairwise(attempts))
     here_s = trained_s - attempts[0].start.trained_s  # a ledger may begin later than its run
     parts = {
@@ -234,19 +251,24 @@ def build_ledger(
     startup_s: float,
     launch: str = "",
     batch_job: BatchJob = NO_JOB,
+    first_s: float = math.inf,
+    warn: Callable[[str], None] = lambda message: None,
     now: Callable[[], float] = unix_s,
 ) -> Ledger:
     """Note that training begins, `startup_s` seconds after this process did, with what a checkpoint held; rank 0 only.
 
-    Call it before the rows of steps that were lost are dropped from `steps.jsonl`. `now` returns seconds since 1970.
-    Raise `RecipeError` when nothing can be written.
+    Call it before the rows of steps that were lost are dropped from `steps.jsonl`. `now` returns seconds since 1970,
+    and `first_s` is the time in them at which the run was first started, also by processes that never trained. Damaged
+    lines of the ledger are told to `warn`, and left out of it from then on. Raise `RecipeError` when nothing can be
+    written.
     """
     if not world.is_main:
         return NoLedger()
-    attempts = closed(read_attempts(rundir.attempts), rundir, trained_s)
+    attempts = closed(read_attempts(rundir.attempts, warn), rundir, trained_s)
+    started_s = now() - startup_s
     start = Start(
-        number=len(attempts) + 1,
-        started_s=now() - startup_s,
+        number=attempts[-1].start.number + 1 if attempts else 1,
+        started_s=started_s,
         startup_s=startup_s,
         from_step=from_step,
         trained_s=trained_s,
@@ -256,6 +278,7 @@ def build_ledger(
         launch=launch,
         job_id=batch_job.number,
         job_restarts=batch_job.restarts,
+        waited_s=0.0 if attempts else max(0.0, started_s - first_s),
     )
     attempts = (*attempts, Attempt(start))
     try:
@@ -263,6 +286,12 @@ def build_ledger(
     except OSError as error:
         raise RecipeError(f"--run-dir: {rundir.path} cannot be written to: {error.strerror} (name another)") from None
     return FileLedger(rundir.attempts, attempts, before, now)
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    """Return a number of a record, 0 where a damaged one has none, or one that no float can hold."""
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else 0.0
 
 
 def _down(before: Attempt, after: Attempt) -> float:

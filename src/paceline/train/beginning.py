@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from paceline.core.errors import CheckpointError, RecipeError
-from paceline.core.rundir import RunDir
+from paceline.core.files import open_to_read
+from paceline.core.rundir import RunDir, is_run
 from paceline.data.sources.places import expanded, is_folder
 from paceline.models.pretrained import copy_weights, load_weights
 from paceline.recipe.load import load
@@ -52,7 +53,7 @@ def checkpoint_to_start_from(weights: str) -> str:
     place = expanded(weights)
     above = place.parent.parent
     run, name = (above, place.name) if place.parent == RunDir(above).checkpoints else (place, "last")
-    if not _is_run(run):
+    if not is_run(run):
         if not is_folder(place):
             return ""
         raise RecipeError(
@@ -69,14 +70,6 @@ def checkpoint_to_start_from(weights: str) -> str:
         raise RecipeError(f"model.weights: {error}") from None
 
 
-def _is_run(path: Path) -> bool:
-    try:
-        RunDir.existing(path)
-    except RecipeError:
-        return False
-    return True
-
-
 def begin(section: Model, model: nn.Module, checkpoint: str) -> Beginning:
     """Load into `model`, in place, what `section.weights` names, a `checkpoint` where there is one.
 
@@ -88,7 +81,7 @@ def begin(section: Model, model: nn.Module, checkpoint: str) -> Beginning:
     facts = {"path": weights}
     if not checkpoint:
         sentence = load_weights(model, weights, section.name)
-        with expanded(weights).open("rb") as file:
+        with open_to_read(expanded(weights)) as file:
             facts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
         return Beginning(f"model.weights: {weights}: {sentence}", {_FACT: facts})
     path = Path(checkpoint)

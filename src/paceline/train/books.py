@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from paceline.core.rundir import RunDir, append_line
+from paceline.core.rundir import RunDir, append_line, read_lines
 from paceline.data.identity import dataset_digest
-from paceline.measure.rate import Stopwatch
+from paceline.measure.rate import Stopwatch, steady_unix_s
 from paceline.measure.telemetry import Telemetry, build_telemetry
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.code_identity import code_identity
@@ -23,9 +23,11 @@ from paceline.train.job import Job
 from paceline.train.logsink import Sinks
 from paceline.train.parts import Parts
 from paceline.train.persist import Persistent
-from paceline.train.resume import open_rundir
+from paceline.train.resume import open_rundir, recipe_name_of
 from paceline.train.saver import NoWriter, Writes
+from paceline.train.schedule import planned_lr
 from paceline.train.sinks.build import build_sinks
+from paceline.train.sinks.lines import cut
 from paceline.train.state import TrainState
 
 
@@ -46,7 +48,7 @@ def open_telemetry(parts: Parts, job: Job, strategy: Strategy, warn: Callable[[s
         warn,
         ranks=[pid for pid, of_host, _ in ranks if of_host == host],
         gpus="all" if parts.device.type == "cuda" else (),
-        looks_before=path.read_bytes().count(b"\n") if path.is_file() else 0,
+        looks_before=sum(1 for _ in read_lines(path, lambda number: None)),
     )
 
 
@@ -94,9 +96,17 @@ def open_books(
         startup_s=Stopwatch().started_s - job.invocation.started_s,
         launch=job.invocation.launch,
         batch_job=job.invocation.batch_job,
+        now=steady_unix_s(),
+        first_s=job.first_s,
+        warn=job.warn,
     )  # before the recipe: whose run a folder with a recipe is, is known
-    open_rundir(rundir, recipe)
-    rundir.write_json("plan.json", parts.plan.to_dict())
+    lr_schedule = planned_lr(persistent.schedule, parts.plan.total_steps)
+    named = {"recipe_name": recipe_name_of(rundir) or job.invocation.recipe_name}
+    open_rundir(rundir, recipe, {**named, **parts.plan.to_dict(), "lr_schedule": lr_schedule})
+    for path in rundir.all_samples():  # also of ranks that this process does not have
+        cut(path, state.step - 1)
+        if path.stat().st_size == 0:
+            path.unlink()
     rundir.write_json(rundir.dataset.name, Facts.of(parts.datasets.train).to_dict())
     rundir.write_json("machine.json", machine)
     listeners = job.invocation.listeners

@@ -3,8 +3,8 @@
 It does not reserve the space. What fills the disk later is for `train.checkpoint.writer` to survive.
 """
 
-import contextlib
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from paceline.recipe.schema.recipe import Checkpoint
 from paceline.train.checkpoint import model_tensors, optimizer_tensors
 from paceline.train.persist import Persistent
 
-_PROBE = ".probe"
 _PROBE_BYTES = 4096  # a block: a full disk often takes an empty file
 
 
@@ -67,14 +66,11 @@ def _fitting(keep: int, free: int, state_bytes: int, there: int) -> int:
 
 
 def _write(folder: Path) -> None:
-    probe = folder / _PROBE
     try:
-        probe.write_bytes(bytes(_PROBE_BYTES))
+        with tempfile.TemporaryFile(prefix=".probe-", dir=folder) as probe:
+            probe.write(bytes(_PROBE_BYTES))
     except OSError as error:
         raise RecipeError(f"--run-dir: {folder} cannot be written to: {error.strerror} (name another)") from None
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
 
 
 def _moments_of(section: OptimSection) -> int:

@@ -12,6 +12,7 @@ from paceline.data.batch import Batch
 from paceline.data.loader import Loader
 from paceline.measure import Clock
 from paceline.train.cadence import Cadence
+from paceline.train.checkpoint import Last
 from paceline.train.journal import Journal
 from paceline.train.orders import Orders
 from paceline.train.schedule import Schedule
@@ -23,12 +24,12 @@ from paceline.train.stopping import StopRule
 class Save(Protocol):
     """Write a checkpoint."""
 
-    def __call__(self, state: TrainState) -> None:
-        """Write `state` and all that goes with it."""
+    def __call__(self, state: TrainState, last: Last = "") -> None:
+        """Write `state` and all that goes with it; `last` says that the process saves nothing more, and why."""
         ...
 
-    def finish(self, state: TrainState, status: Status) -> None:
-        """Wait until all is on disk; the run ends with `status`."""
+    def finish(self, state: TrainState, status: Status) -> Status:
+        """Wait until all is on disk; return `status`, or `failed` where the final weights are not."""
         ...
 
 
@@ -37,6 +38,10 @@ class Council(Protocol):
 
     def after(self, step: int, batch: Batch) -> Orders:
         """Return what is to be done after `step` steps, the last of them on `batch`; every rank must call it."""
+        ...
+
+    def leaves(self) -> bool:
+        """Return whether any rank has been asked to leave by now; every rank must call it."""
         ...
 
     def conclude(self) -> None:
@@ -98,13 +103,15 @@ class Trainer:
     def fit(self, state: TrainState) -> Status:
         """Train from `state` to the last step, to that at which the stopping rule is met, or until the ranks leave.
 
+        Return how it ended; that the final weights could not be saved, which is `failed`, only rank 0 knows.
+
         A process that left in the middle of an evaluation had saved before it, so it comes first.
         """
         if 0 < state.step != state.last_step and self.evaluation.due(state.step):
             if not self.judge(state):
                 return "preempted"  # as it was saved
             if self.saves and (state.step == self.total_steps or self.stop_rule.reached(state)):
-                self.keep(state)
+                self.keep(state, "ended")
         leaves = False
         stop = state.step if self.stop_rule.reached(state) else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, stop)):
@@ -114,10 +121,14 @@ class Trainer:
                 state.advance(self.batch_size)
                 orders = self.council.after(state.step, batch)
             self.clock.end_step(self.batch_size)
-            leaves = orders.leave or (self.evaluation.due(state.step) and not self.judge(state))
-            done = leaves or state.step == self.total_steps or self.stop_rule.reached(state)
+            is_judged = self.evaluation.due(state.step)
+            leaves = orders.leave or (is_judged and not self.judge(state))
+            is_last = state.step == self.total_steps or self.stop_rule.reached(state)
+            # A request during an evaluation that was finished all the same is not to wait for another step.
+            leaves = leaves or (is_judged and not is_last and self.council.leaves())
+            done = leaves or is_last
             if self.saving.due(state.step) or orders.save or leaves or (done and self.saves):
-                self.keep(state)
+                self.keep(state, ("preempted" if leaves else "ended") if done else "")
             if done:
                 break
         self.step.settle()
@@ -125,21 +136,20 @@ class Trainer:
         reached: Status = "target_reached" if self.stop_rule.reached(state) else "completed"
         status: Status = "preempted" if leaves else reached
         with self.clock.paused("checkpoint"):
-            self.save.finish(state, status)
-        return status
+            return self.save.finish(state, status)
 
     def train_step(self, batch: Batch, state: TrainState) -> Tensor:
         """Move the model by one optimizer step; return the mean loss of this rank's images, on the device."""
         self.seed.at(state.step)
         return self.step(batch, state)
 
-    def keep(self, state: TrainState) -> None:
-        """Save what makes the next step what it would be."""
+    def keep(self, state: TrainState, last: Last = "") -> None:
+        """Save what makes the next step what it would be; `last` where no step of this process follows."""
         with self.clock.paused("checkpoint"):
             self.step.settle()
             self.council.conclude()
             self.journal.settle(state)
-            self.save(state)
+            self.save(state, last)
             self.journal.saved()
 
     def judge(self, state: TrainState) -> bool:

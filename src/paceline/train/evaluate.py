@@ -1,25 +1,28 @@
 """Evaluate exactly: every image counted once, whatever the number of ranks; integers summed, the count asserted."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.core.class_table import ClassTable
 from paceline.core.errors import DataError
 from paceline.core.mistake import Mistake
-from paceline.core.results import EvalResult
+from paceline.core.results import BatchNormCheck, EvalResult
 from paceline.data.bad import BadImage
 from paceline.data.loader import Loader
 from paceline.data.placement import Placement
-from paceline.models.modes import evaluating
+from paceline.models.modes import batch_statistics, evaluating
 from paceline.parallel.strategy import Strategy
 from paceline.train.metrics import Tally, answers
 from paceline.train.mistakes import build_mistakes
 from paceline.train.precision import Precision
 from paceline.train.views import AsIs, Views
+
+_MIXED: Final = 128
+"""Images whose common statistics stand for those of training; as many are put through the model at once."""
 
 
 class Evaluation(NamedTuple):
@@ -113,3 +116,54 @@ class Evaluator:
             raise DataError(f"data.source: none of the {self.num_images:,} images to evaluate can be read (mend them)")
         worst = mistakes.over(self.strategy.every).listed()
         return Evaluation(whole.result(), whole.table(self.class_names), worst)
+
+
+@dataclass(frozen=True)
+class BatchNormChecker:
+    """Classify training images with batch norm's running statistics, and with those of the batches themselves.
+
+    Running statistics average over past steps. Where steps move the weights far, they describe a model that is no
+    more, and evaluation fails though training does not. Each rank takes its own `num_batches` of `loader`.
+    """
+
+    loader: Loader
+    num_batches: int
+    place: Placement
+    precision: Precision
+    strategy: Strategy
+    device: torch.device
+
+    def __call__(self, model: nn.Module) -> BatchNormCheck | None:
+        """Return how many are right each way, over all ranks; None without batch norm. Every rank must call it."""
+        counts = torch.zeros(3, dtype=torch.int64, device=self.device)
+        with self.strategy.evaluating(model), torch.inference_mode():
+            for images, labels in self._mixed():
+                with evaluating(model):
+                    running = self._correct(model, images, labels)
+                with batch_statistics(model) as has_norms:
+                    batch = self._correct(model, images, labels)
+                if not has_norms:
+                    break
+                counts += torch.stack([torch.tensor(len(labels), device=self.device), running, batch])
+        images_seen, running_right, batch_right = self.strategy.sum(counts).tolist()
+        if not images_seen:
+            return None
+        return BatchNormCheck(images=images_seen, running=running_right, batch=batch_right)
+
+    def _correct(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        with self.precision.autocast():
+            logits: Tensor = model(images)
+        return (logits.argmax(dim=1) == labels).sum()
+
+    def _mixed(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches of mixed classes: folders list images class by class, and a batch of one class has other
+        statistics than those that were trained on."""
+        batches = [batch for batch in self.loader.batches(0, self.num_batches) if len(batch)]
+        if sum(map(len, batches)) < 2:  # of one image there are no statistics
+            return
+        images, labels = torch.cat([each.images for each in batches]), torch.cat([each.labels for each in batches])
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        at_once = max(2, min(_MIXED, max(map(len, batches))))  # no more than evaluation has shown to fit into memory
+        for chosen in torch.split(order, at_once):
+            if len(chosen) == at_once or len(order) < at_once:
+                yield self.place.normalise(images[chosen].to(self.device)), labels[chosen].to(self.device)

@@ -4,12 +4,12 @@ It says which classes there are, in the order of the logits, and how pixels are 
 not say where they are: with it a network answers where its data are not.
 """
 
-import json
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Source
 from paceline.core.errors import PacelineError
+from paceline.core.json_file import read_json
 from paceline.core.rundir import RunDir
 
 _VERSION: Final = 1
@@ -65,10 +65,10 @@ class Facts:
 def read_facts(rundir: RunDir) -> Facts:
     """Return the facts of the run in `rundir`. Raise `PacelineError` for a file that is missing or damaged."""
     try:
-        return Facts.from_dict(json.loads(rundir.dataset.read_text(encoding="utf-8")))
+        return Facts.from_dict(read_json(rundir.dataset))
     except FileNotFoundError:
         raise PacelineError(f"{rundir.dataset}: is not there (copy the run directory whole, or train again)") from None
-    except (LookupError, OSError, TypeError, ValueError) as error:
+    except (LookupError, OSError, OverflowError, TypeError, ValueError) as error:
         first = " ".join(str(error).split())[:150]
         raise PacelineError(
             f"{rundir.dataset}: cannot be read: {type(error).__name__}: {first} (copy the run directory again)"

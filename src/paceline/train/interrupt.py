@@ -4,12 +4,16 @@ A handler runs between any two lines of the program, and saving takes collective
 note. A rank inside a collective runs no handler until it is out of it; what ends one that never is, is its launcher.
 """
 
+import contextlib
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Final, Self
 
 from paceline.core.process import STOP_SIGNALS
+
+_STDERR: Final = 2
 
 
 class Interrupts:
@@ -18,9 +22,12 @@ class Interrupts:
     A signal that was ignored when the process started, as SIGHUP is under `nohup`, stays ignored. A second SIGINT
     raises `KeyboardInterrupt`, for someone who will not wait. Outside the main thread, which alone may handle
     signals, nothing is noted but by `request`. Entered again inside, it stays as it is until the outer one ends.
+
+    With `announces` the first signal is answered by a line on stderr, as the step that runs may take a while.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, announces: bool = False) -> None:
+        self._announces = announces
         self._requested = ""
         self._has_interrupted = False
         self._before: list[tuple[signal.Signals, signal._HANDLER]] = []
@@ -61,4 +68,13 @@ class Interrupts:
             if self._has_interrupted:
                 raise KeyboardInterrupt
             self._has_interrupted = True
+        if self._announces and not self._requested:
+            _announce(signal.Signals(number).name)
         self.request(signal.Signals(number).name)
+
+
+def _announce(name: str) -> None:
+    """Write the line past all buffers: the program may be in the middle of writing to them."""
+    line = f"stopping after this step ({name}): the run is being saved\n"
+    with contextlib.suppress(OSError):
+        os.write(_STDERR, (f"\n{line}" if os.isatty(_STDERR) else line).encode())  # below a bar that is being drawn

@@ -4,6 +4,8 @@ Nothing here judges; that is `measure.verdict`.
 """
 
 import contextlib
+import os
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -11,13 +13,22 @@ from statistics import median
 
 import torch
 
-from paceline.core.results import CommunicationResult, LoaderResult, MemoryResult, RankResult, StragglerResult
+from paceline.core.process import read_or_nothing
+from paceline.core.results import (
+    CommunicationResult,
+    CpuResult,
+    LoaderResult,
+    MemoryResult,
+    RankResult,
+    StragglerResult,
+)
 from paceline.core.rundir import RunDir
 from paceline.core.stages import EXPOSED, STAGES
 from paceline.core.world import World
 from paceline.data.loader import Loader
 from paceline.measure import Clock, ClockSummary, build_clock
 from paceline.measure.communication import communication
+from paceline.measure.contention import CpuTimes, RankCpu, contention
 from paceline.measure.memory import peak_memory
 from paceline.measure.rate import unix_s
 from paceline.measure.spans import NvtxSpans, SpannedClock, Spans
@@ -36,6 +47,7 @@ class Measured:
 
     summary: ClockSummary
     memory: MemoryResult | None = None
+    cpu: CpuResult | None = None
     loader: LoaderResult | None = None
     communication: CommunicationResult | None = None
     ranks: tuple[RankResult, ...] = ()
@@ -71,7 +83,8 @@ class Meter:
             return Measured(summary, memory)
         ranks, straggler = self._compare(summary)
         offsets_s = self._clock_offsets() if self.is_traced else ()
-        return Measured(summary, memory, self.loader.stats(), self._communication(summary), ranks, straggler, offsets_s)
+        cpu, waited = self._cpu(summary), self._communication(summary)
+        return Measured(summary, memory, cpu, self.loader.stats(), waited, ranks, straggler, offsets_s)
 
     def merge_traces(self, clock_offsets_s: Sequence[float]) -> None:
         """Put the ranks' traces that are in this folder on one time axis. For rank 0, when no rank waits for it."""
@@ -107,6 +120,17 @@ class Meter:
         ]
         results, straggler = stragglers(times)
         return results, straggler if any(any(row[width:]) for row in rows) else None
+
+    def _cpu(self, summary: ClockSummary) -> CpuResult | None:
+        """Return what CPU time the rank that lost most of it came to; None where a rank does not know its own."""
+        cores = sorted(os.sched_getaffinity(0)) if summary.cpu is not None else []
+        # Containers of one machine have host names of their own, and the cores in common.
+        machine = read_or_nothing("/proc/sys/kernel/random/boot_id") or os.uname().nodename
+        place = zlib.crc32(f"{machine} {cores}".encode())
+        times = CpuTimes() if summary.cpu is None else summary.cpu
+        rank = RankCpu(times, place, len(cores), torch.get_num_threads())
+        ranks = [rank] if self.world.world_size == 1 else list(map(RankCpu.from_row, self._every(rank.to_row())))
+        return contention(ranks) if all(each.cores for each in ranks) else None
 
     def _clock_offsets(self) -> tuple[float, ...]:
         """Return how far each rank's host is ahead of rank 0's, as they leave a collective: all at once, or nearly."""

@@ -40,6 +40,10 @@ class Council:
             self.bad_images.settle()
         return Orders(save=save > 0, leave=leave > 0)
 
+    def leaves(self) -> bool:
+        """Return whether any rank has been asked to leave by now. Every rank must call it, and waits for the others."""
+        return bool(self.agreement.union((1,) if self.interrupts.requested else ()))
+
     def conclude(self) -> None:
         """Take in what the ranks met in the last step, as the state is to be saved. Every rank must call it."""
         *_, bad = self.agreement.settled()

@@ -12,6 +12,7 @@ from paceline.core.limits import rank_cores
 from paceline.core.results import (
     AccountResult,
     CheckpointResult,
+    Finding,
     RunResult,
     StageResult,
     Status,
@@ -67,12 +68,14 @@ def summarise(
     around: Around,
     ledger: Ledger,
     checkpoints: CheckpointResult,
+    health: tuple[Finding, ...] | None,
     provenance: dict[str, Any],
 ) -> RunResult:
     """Return the result of the run that ended in `state`. Times are of this process, seconds throughout; `goodput` is
     of all processes that `ledger` knows of.
 
-    `checkpoints` is what saving has come to. Call it when everything is saved.
+    `checkpoints` is what saving has come to, `health` what is wrong with what was learnt. Call it
+    when everything is saved.
     """
     recipe, plan, last, summary = parts.recipe, parts.plan, state.last, measured.summary
     rates = throughput(summary.step_s, plan.batch_size, summary.excluded_s)
@@ -102,10 +105,12 @@ def summarise(
         stages={name: StageResult(**asdict(summary.stages[name])) for name in STAGES if name in summary.stages},
         account=account(summary, times.wall_s, around),
         memory=measured.memory,
+        cpu=measured.cpu,
         loader=measured.loader,
         communication=measured.communication,
         ranks=measured.ranks,
         straggler=measured.straggler,
+        health=health,
         verdict=_verdict(parts, measured).to_dict(),
         lr=plan.lr_sentence,
         weights_sha256=weights.sha256,
@@ -165,5 +170,12 @@ def _verdict(parts: Parts, measured: Measured) -> Verdict:
         compile=train.compile,
         compression=parallel.compression if parallel.sync_gradients else None,
         accumulate=train.accumulate,
+        threads=parallel.threads,
     )
-    return verdict(measured.summary, settings, straggler=measured.straggler, communication=measured.communication)
+    return verdict(
+        measured.summary,
+        settings,
+        straggler=measured.straggler,
+        communication=measured.communication,
+        cpu=measured.cpu,
+    )

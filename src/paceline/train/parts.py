@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from paceline.core.dataset import Datasets, Source, Split
 from paceline.core.errors import RecipeError
 from paceline.core.limits import rank_cores
+from paceline.core.results import BatchNormCheck
 from paceline.core.world import World
 from paceline.data.choice import Choice, choose_loader
 from paceline.data.finish import Finish, build_finish
@@ -21,6 +22,7 @@ from paceline.data.replay import NUM_REPLAYED, ReplayedLoader, as_it_is
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.measure.timing import now_s
 from paceline.models.freezing import set_training
+from paceline.models.trial import choose_memory_format
 from paceline.models.whitening import fit_to_data, wants_data
 from paceline.models.zoo import build_model
 from paceline.parallel.strategy import Strategy
@@ -30,11 +32,13 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.train.average import Average
 from paceline.train.bad_images import BadImages
-from paceline.train.evaluate import Evaluator, NothingLeftOut, never
+from paceline.train.evaluate import BatchNormChecker, Evaluator, NothingLeftOut, never
 from paceline.train.judge import Judge
 from paceline.train.precision import Precision, build_precision, set_numerics
 from paceline.train.views import build_views
 
+_IMAGES_TO_CHECK = 512
+"""Training images per rank for which batch norm's statistics are checked: standard errors of 2 points at most."""
 _IMAGES_TO_FIT = 5000
 """Training images that data-dependent layers are fitted to, as many as in airbench (arXiv 2404.00498)."""
 
@@ -43,7 +47,7 @@ _IMAGES_TO_FIT = 5000
 class Parts:
     """What was asked, who we are, on which device, over which data, and what follows from it in integers.
 
-    Loaders that are built here are closed by `held`.
+    Loaders that are built here are closed by `held`; `memory_format` is that of images and filters.
     """
 
     recipe: Recipe
@@ -53,6 +57,7 @@ class Parts:
     plan: Plan
     choice: Choice
     held: contextlib.ExitStack
+    memory_format: torch.memory_format = torch.channels_last
 
     @classmethod
     def derive(
@@ -69,7 +74,8 @@ class Parts:
         free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
         cores = rank_cores(world)
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
-        parts = cls(recipe, world, device, datasets, plan, choice, held)
+        layout = choose_memory_format(recipe.model, device, num_classes=plan.num_classes, channels=plan.channels)
+        parts = cls(recipe, world, device, datasets, plan, choice, held, layout)
         return parts.noting(choice.note, outwaited(recipe, choice.workers))
 
     def noting(self, *notes: str | None) -> "Parts":
@@ -117,7 +123,7 @@ class Parts:
         if self.recipe.model.norm == "sync_batch":
             model = synchronise_norms(model, self.device)
         set_training(self.recipe.model, model, self.plan.num_classes)  # by then its norms are those that are trained
-        return model.to(memory_format=self._memory_format)
+        return model.to(memory_format=self.memory_format)
 
     @property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -181,6 +187,23 @@ class Parts:
             return Judge(val, average)
         return Judge(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))
 
+    def check_batch_norm(
+        self, precision: Precision, strategy: Strategy, average: Average, model: nn.Module
+    ) -> BatchNormCheck | None:
+        """Compare batch norm's running statistics with the batches' own, with the judged weights; None without any.
+
+        Every rank must call it. No worker is started for the few images.
+        """
+        source, plan, world = self.datasets.train, self.plan, self.world
+        num_images = min(_IMAGES_TO_CHECK * world.world_size, len(source))
+        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, of=len(source))
+        options = LoaderOptions(workers=0, pin_memory=False)
+        loader = self._closed(build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, options))
+        place = self.placement(precision.dtype)
+        checker = BatchNormChecker(loader, shard.num_batches, place, precision, strategy, self.device)
+        with average.swapped():
+            return checker(model)
+
     def _evaluator(self, precision: Precision, strategy: Strategy, source: Source, num_images: int) -> Evaluator:
         loader, num_batches = self.eval_loader(source, num_images)
         return Evaluator(
@@ -209,7 +232,7 @@ class Parts:
         return torch.cat([place.normalise(batch.images) for batch in loader.batches(0, shard.num_batches)])
 
     def _placement(self, device: torch.device, dtype: torch.dtype) -> Placement:
-        return Placement(device, dtype, *self.statistics, self._memory_format)
+        return Placement(device, dtype, *self.statistics, self.memory_format)
 
     @property
     def _loader_options(self) -> LoaderOptions:
@@ -226,8 +249,3 @@ class Parts:
     @property
     def _is_gpu(self) -> bool:
         return self.device.type == "cuda"
-
-    @property
-    def _memory_format(self) -> torch.memory_format:
-        is_contiguous = self.recipe.model.memory_format == "contiguous"
-        return torch.contiguous_format if is_contiguous else torch.channels_last

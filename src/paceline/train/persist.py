@@ -58,7 +58,9 @@ class Persistent:
         }
         # An optimizer may have no state yet, but its part is always there.
         held = {name: part for name, part in tensors.items() if part or name == "optimizer"}
-        return Snapshot({name: self.strategy.gather(part) for name, part in held.items()}, values)
+        averages = "optimizer" if isinstance(self.optimizer, ScheduleFree) else "average"
+        gathered = {name: self.strategy.gather(part) for name, part in held.items()}
+        return Snapshot(gathered, values, frozenset({"model", averages}))
 
     def restore(self, checkpoint: Path) -> TrainState:
         """Take over the state in `checkpoint`, whose weights the model has already; return the progress.

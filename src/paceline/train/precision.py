@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
+from paceline.models.trial import check_model
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import PrecisionName
 
 FIRST_SCALE = 2.0**16
@@ -266,6 +269,15 @@ def half_on_cpu(name: PrecisionName, device: torch.device) -> str:
         return ""
     resolved = resolve(name, device)
     return resolved if resolved.startswith("bf16") else ""
+
+
+def check_trained_model(recipe: Recipe, plan: Plan, device: torch.device) -> tuple[str, ...]:
+    """Check the network of `recipe` as it is to be trained on `device`; see `models.trial.check_model`."""
+    half = half_on_cpu(recipe.train.precision, device)
+    is_fp32_on_cpu = device.type == "cpu" and not half
+    return check_model(
+        recipe.model, plan, half_on_cpu=half, fp32_on_cpu=is_fp32_on_cpu, compile_mode=recipe.train.compile
+    )
 
 
 def set_numerics(name: PrecisionName, device: torch.device, *, benchmark: bool) -> None:

@@ -1,18 +1,22 @@
 """Go on with a run: is it the same recipe, has it ended already, and where was it?"""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import DataError, PacelineError, RecipeError
+from paceline.core.json_file import read_json
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir, write_atomic
+from paceline.data.sources.places import printable
 from paceline.recipe.code_identity import changed_code, code_identity
+from paceline.recipe.consent import OWN_CODE
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import write_text
 from paceline.train.attempts import read_attempts
-from paceline.train.checkpoint import read_state
+from paceline.train.checkpoint import Checkpoints, Keep, damage_of, read_state
 
 _FREE_TO_CHANGE = (
     "log.",
@@ -43,6 +47,7 @@ def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
 
     Raise `RecipeError` when `rundir` holds another run, or when `recipe` would make this one another experiment.
     """
+    rundir.refuse_links()
     rundir.refuse_another_run(resume=resume)
     if not rundir.recipe.exists():
         return []
@@ -79,11 +84,21 @@ def other_code(checkpoint: Path, recipe: Recipe) -> list[str]:
     return [f"resumed with other code of {name}: its file has changed" for name in others]
 
 
-def open_rundir(rundir: RunDir, recipe: Recipe) -> None:
-    """Make the run directory and write the recipe into it."""
+def open_rundir(rundir: RunDir, recipe: Recipe, plan: dict[str, Any]) -> None:
+    """Make the run directory and write plan and recipe into it."""
     rundir.create()
     (rundir.path / "result.json").unlink(missing_ok=True)  # of a process that was preempted
+    rundir.write_json("plan.json", plan)  # first: both make a run directory (`is_run`), and a kill may come between
     write_atomic(rundir.recipe, f"# recipe {recipe.hash}\n" + write_text(recipe.to_dict()))
+
+
+def recipe_name_of(rundir: RunDir) -> str:
+    """Return the recipe name that a run was started with, "" for a new run: a resumed one is named after its folder."""
+    try:
+        name = read_json(rundir.path / "plan.json")["recipe_name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return name if isinstance(name, str) else ""
 
 
 def is_of_launch(rundir: RunDir, launch: str) -> bool:
@@ -93,12 +108,50 @@ def is_of_launch(rundir: RunDir, launch: str) -> bool:
 
 
 def finished(rundir: RunDir) -> RunResult | None:
-    """Return the result of a run that has ended as it was meant to, or None; one that cannot be read is none."""
+    """Return the result of a run that has ended as it was meant to, or None; one that cannot be read is none.
+
+    A run whose last checkpoint is gone or damaged has not ended, where an older one is there to resume from.
+    """
     try:
         result = rundir.read_result()
     except PacelineError:
         return None
-    return result if result.status in ("completed", "target_reached") else None
+    if result.status not in ("completed", "target_reached"):
+        return None
+    return None if missing_end(rundir) else result
+
+
+def missing_end(rundir: RunDir) -> str:
+    """Return a sentence where the run in `rundir` has ended, and its final weights are not there; else "".
+
+    A run that saves nothing (`checkpoint.every=off`), or whose checkpoints were all removed, is left as it is. Raise
+    `RecipeError` where the recipe of the run cannot be read.
+    """
+    try:
+        result = rundir.read_result()
+    except PacelineError:
+        return ""
+    checkpoints = Checkpoints(rundir.checkpoints, Keep(1))
+    newest = checkpoints.newest()
+    if result.status == "preempted" or newest is None or load(str(rundir.path)).recipe.checkpoint.every == "off":
+        return ""
+    damage = damage_of(checkpoints.path_of(result.steps))
+    if not damage:
+        return ""
+    what = "is damaged" if checkpoints.path_of(result.steps).is_dir() else "is missing"
+    return f"{printable(rundir.path)}: the checkpoint of its last step, {result.steps:,}, {what}"
+
+
+def unsaved(rundir: RunDir, result: RunResult) -> str:
+    """Return the error of a run whose final weights could not be saved."""
+    newest = Checkpoints(rundir.checkpoints, Keep(1)).newest()
+    last = f"is {newest.name}" if newest else "is not there"
+    of_code = [OWN_CODE] if result.provenance.get("own_parts") else []
+    words = shlex.join(("paceline", "train", str(rundir.path), "--resume", *of_code))
+    return (
+        f"{rundir.checkpoints}: the weights of the last step, {result.steps:,}, could not be saved; the last "
+        f"checkpoint {last} (free some space, and resume with {words})"
+    )
 
 
 def changed(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object, object]]:

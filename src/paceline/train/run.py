@@ -10,14 +10,16 @@ from pathlib import Path
 from torch import nn
 
 from paceline.core.dataset import Source
-from paceline.core.results import EvalReport, RunResult
+from paceline.core.errors import CheckpointError, PacelineError
+from paceline.core.health import findings, is_suspect
+from paceline.core.results import EvalReport, RunResult, Status
 from paceline.core.rundir import RunDir
 from paceline.core.stages import FINISH
 from paceline.core.world import World
 from paceline.data.identity import dataset_digest
 from paceline.measure.alarm import Alarm
 from paceline.measure.machine import describe_machine
-from paceline.measure.rate import Stopwatch
+from paceline.measure.rate import Stopwatch, unix_s
 from paceline.measure.spans import require_nvtx
 from paceline.measure.timing import Timer, now_s
 from paceline.models.trial import check_model
@@ -27,10 +29,9 @@ from paceline.parallel.group import Meeting, joined, meeting, once_a_node
 from paceline.parallel.heartbeat import watched
 from paceline.parallel.replicas import build_replicas
 from paceline.parallel.strategy import Strategy, build_strategy
-from paceline.recipe.own import check_own_parts
+from paceline.recipe.own import check_own_parts, own_parts
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.parallel import Parallel
-from paceline.recipe.trust import permitted
 from paceline.train.average import build_average
 from paceline.train.averaged import averaged
 from paceline.train.bad_images import BadImages
@@ -44,6 +45,7 @@ from paceline.train.deadline import Deadline, build_deadline
 from paceline.train.engine import StepSeed, Trainer
 from paceline.train.graph import Graphs
 from paceline.train.guard import Reporter, build_guard
+from paceline.train.health import best_before, health_of_run, known_everywhere, known_of_weights
 from paceline.train.job import Invocation, Job
 from paceline.train.journal import Journal
 from paceline.train.leave import kept_nowhere
@@ -56,11 +58,11 @@ from paceline.train.orders import Council
 from paceline.train.outcome import Around, Weights, summarise
 from paceline.train.parts import Parts
 from paceline.train.persist import Persistent
-from paceline.train.precision import Precision, half_on_cpu
+from paceline.train.precision import Precision, check_trained_model
 from paceline.train.probe import Probe
 from paceline.train.reading import Read, read_judged, read_own, silent
 from paceline.train.rehearsal import rehearsal
-from paceline.train.resume import check_dataset, check_rundir, finished, is_of_launch, other_code
+from paceline.train.resume import check_dataset, check_rundir, finished, is_of_launch, missing_end, other_code, unsaved
 from paceline.train.saver import Saver
 from paceline.train.schedule import build_schedule
 from paceline.train.sinks.build import require_sinks
@@ -69,7 +71,6 @@ from paceline.train.step import PlainStep
 from paceline.train.stopping import build_stop_rule
 from paceline.train.undo import build_undo
 from paceline.train.update import Update
-from paceline.train.whereabouts import Whereabouts
 from paceline.train.worst import save_worst
 
 
@@ -82,8 +83,15 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
     """
     with invocation.interrupts as interrupts, meeting(world, recipe.parallel) as met, contextlib.ExitStack() as held:
         changes: Sequence[str] = ()
+        first_s = math.inf
         if world.is_main:
-            held.enter_context(rundir.lock(world.launcher_pid))
+            lock = rundir.lock(
+                world.launcher_pid,
+                started_s=unix_s() - (now_s() - invocation.started_s),
+                launch=invocation.launch,
+                resume=resume,
+            )
+            first_s = held.enter_context(lock)
             resume = resume or (world.may_be_again and is_of_launch(rundir, invocation.launch))
             changes = check_rundir(rundir, recipe, resume=resume)
         rundir = RunDir(Path(met.share("rundir", str(rundir.path))))
@@ -92,15 +100,14 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         result = met.share("ended", ended.model_dump_json() if ended else "")
         if result:
             return RunResult.model_validate_json(result).of(rundir.path)
-        whereabouts = Whereabouts()
+        whereabouts = invocation.whereabouts
         held.enter_context(watched(met, recipe.parallel, whereabouts, interrupts, rundir.stacks(world.rank)))
-        job = Job(rundir, invocation, met, whereabouts)
+        job = Job(rundir, invocation, met, whereabouts, first_s)
         check_own_parts(recipe)
         if world.is_main:
             require_sinks(recipe.log)
         with _parts(recipe, met, partial(read_own, recipe), world.world_size, whereabouts.waits) as parts:
-            half = half_on_cpu(recipe.train.precision, parts.device)
-            parts = parts.noting(*check_model(recipe.model, parts.plan, half_on_cpu=half))
+            parts = parts.noting(*check_trained_model(recipe, parts.plan, parts.device))
             start_from = _start(parts, job) if resume else ""
             if start_from and world.is_main:
                 changes = [*changes, *other_code(Path(start_from), recipe)]
@@ -115,19 +122,18 @@ def evaluate(
     own: Recipe,
     say: Callable[[str], None],
     keep: Callable[[EvalReport, Source], None] = kept_nowhere,
-    own_code: bool = False,
 ) -> EvalReport:
     """Evaluate the weights in `checkpoint`, raw and averaged, on the data of `recipe`, as one rank of `world`.
 
     They are of a run of `own`. Where `recipe` names another data set, its classes are matched with theirs by name, and
-    rank 0 has to `say` so. It may `keep` the report with the images that it is of, while they can be read. Raise
-    `RecipeError` for a network or data set that is code which the run names, unless `own_code` says that it may run;
-    other code that it names is not imported.
+    rank 0 has to `say` so. It may `keep` the report with the images that it is of, while they can be read. Of code
+    that `recipe` names, network and data set are imported and nothing else; the caller has seen to consent.
     """
     read = partial(read_judged, recipe, own, checkpoint, say if world.is_main else silent)
     with meeting(world, recipe.parallel) as met, contextlib.ExitStack() as held:
-        for part in permitted(recipe, own, ("model", "data.source"), own_code=own_code):
-            part.load()
+        for part in own_parts(recipe):
+            if part.path in ("model", "data.source"):
+                part.load()
         parts = held.enter_context(_parts(recipe, met, read, train_ranks=1))
         check_model(recipe.model, parts.plan)
         # The training batch need not divide over the ranks that evaluate, so the plan is that of one.
@@ -138,8 +144,16 @@ def evaluate(
         model = parts.model(precision, is_new=False)
         load_model(checkpoint, model)
         strategy = build_strategy(Parallel(), world, parts.device)  # weights are whole here, however they were trained
-        report = parts.judge(precision, strategy, averaged(recipe, model, precision, checkpoint))(model)
+        average = averaged(recipe, model, precision, checkpoint)
+        report = parts.judge(precision, strategy, average)(model)
         assert report is not None, "nothing ends an evaluation that stands alone"
+        known = known_of_weights(report)
+        if recipe.data.source == own.data.source:  # of another test set there are no training images, and no best
+            best, best_step = best_before(checkpoint)
+            if is_suspect(replace(known, best=best, best_step=best_step)):
+                check = parts.check_batch_norm(precision, strategy, average, model)
+                known = replace(known, batch_norm=check)
+        report = report.model_copy(update={"health": findings(known)})
         if world.is_main:
             keep(report, parts.datasets.val)
         return report
@@ -172,6 +186,8 @@ def _start(parts: Parts, job: Job) -> str:
         newest = checkpoints.newest_whole(job.warn)
         if newest:
             check_dataset(newest, dataset_digest(parts.datasets))
+            if missing := missing_end(job.rundir):
+                job.warn(f"{missing}; the run is resumed from {newest.name}")
     return job.met.share("start_from", str(newest or ""))
 
 
@@ -255,12 +271,17 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
             job.whereabouts.where = lambda: (state.step, trainer.clock.where)
             status = trainer.fit(state)
             job.whereabouts.where = lambda: (state.step, FINISH)
+            status = _agreed(status, job.met)
             if status == "preempted":
                 job.met.share("saved", "yes")  # a launcher may end all as soon as one has left with 75
             finishing = Timer()
             with finishing.turn():
                 measured = meter.read()
                 weights = Weights.of(persistent.model, strategy.gather(model_tensors(persistent.model)))
+                known = known_everywhere(state, status, parts.plan.steps_per_epoch, persistent.precision)
+                check = None
+                if status != "preempted" and is_suspect(known):  # which has no time for it
+                    check = parts.check_batch_norm(persistent.precision, strategy, persistent.average, persistent.model)
 
         result = summarise(
             parts,
@@ -272,6 +293,7 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
             around=Around(watch.started_s - job.invocation.started_s, ready.compile_s, finishing.total_s),
             ledger=books.ledger,
             checkpoints=books.writer.result(),
+            health=health_of_run(known, job.rundir, check) if world.is_main else None,
             provenance={
                 **machine,
                 "device": parts.device.type,
@@ -279,15 +301,37 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
                 "command": job.invocation.command,
                 **job.invocation.provenance,
                 **books.origin,
+                **_stopped_by(status, job),
                 **({"telemetry_missing": telemetry.missing} if telemetry.missing else {}),
             },
         )
         books.ledger.end(state.step, watch.elapsed_s, status)
         if world.is_main:
-            job.rundir.write_result(result)
+            _write_result(result, job)
             books.sinks.finished(result)
             _add_pictures(parts, job, meter, measured, state)
     return result
+
+
+def _write_result(result: RunResult, job: Job) -> None:
+    """Write `result.json`. Raise `CheckpointError` where the final weights could not be written either."""
+    try:
+        job.rundir.write_result(result)
+    except PacelineError as error:
+        if result.status == "failed":
+            raise CheckpointError(f"{unsaved(job.rundir, result)}; {error}") from None
+        raise
+
+
+def _stopped_by(status: Status, job: Job) -> dict[str, str]:
+    """Return the signal that stopped the run, where it was this rank that got it."""
+    requested = job.invocation.interrupts.requested
+    return {"stopped_by": requested} if status == "preempted" and requested else {}
+
+
+def _agreed(status: Status, met: Meeting) -> Status:
+    """Return how the run has ended as rank 0 knows it, which is the one that saves."""
+    return "failed" if met.share("unsaved", "yes" if status == "failed" else "") else status
 
 
 def _deadline(parts: Parts, job: Job, books: Books) -> Deadline:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from paceline.core.errors import CheckpointError
 from paceline.core.results import CheckpointResult, Status
 from paceline.train.attempts import Spent
-from paceline.train.checkpoint import Snapshot
+from paceline.train.checkpoint import Last, Snapshot
 from paceline.train.persist import Persistent
 from paceline.train.state import TrainState
 
@@ -25,8 +25,8 @@ class Writes(Protocol):
         """The longest in seconds that a save took until it was on disk, 0 before the first."""
         ...
 
-    def save(self, step: int, best_step: int, snapshot: Snapshot) -> None:
-        """Take `snapshot`, whose tensors may change afterwards."""
+    def save(self, step: int, best_step: int, snapshot: Snapshot, last: Last = "") -> None:
+        """Take `snapshot`, whose tensors may change afterwards; the `last` one is given the room that it needs."""
         ...
 
     def flush(self) -> None:
@@ -48,7 +48,7 @@ class NoWriter:
     saved_step = -1
     slowest_s = 0.0
 
-    def save(self, step: int, best_step: int, snapshot: Snapshot) -> None:
+    def save(self, step: int, best_step: int, snapshot: Snapshot, last: Last = "") -> None:
         """Drop it."""
 
     def flush(self) -> None:
@@ -71,20 +71,25 @@ class Saver:
     writer: Writes
     spent: Callable[[], Spent]
 
-    def __call__(self, state: TrainState) -> None:
+    def __call__(self, state: TrainState, last: Last = "") -> None:
         """Save `state` and what goes with it."""
         state.spent = self.spent()
-        self.writer.save(state.step, state.best_step, self.persistent.capture(state, self.facts))
+        self.writer.save(state.step, state.best_step, self.persistent.capture(state, self.facts), last)
 
-    def finish(self, state: TrainState, status: Status) -> None:
-        """Wait until all is on disk. Raise `CheckpointError` where a run that leaves early could not be saved."""
+    def finish(self, state: TrainState, status: Status) -> Status:
+        """Wait until all is on disk; return how the run has ended: `failed` where its final weights are not.
+
+        Only rank 0 knows. Raise `CheckpointError` where a run that is preempted could not be saved.
+        """
         self.writer.flush()
-        if status == "preempted" and self.writer.result().failed and self.writer.saved_step != state.step:
+        is_lost = self.writer.result().failed and self.writer.saved_step != state.step
+        if is_lost and status == "preempted":
             last = f"is that of step {self.writer.saved_step}" if self.writer.saved_step >= 0 else "is an earlier one"
             raise CheckpointError(
                 f"train: the run left at step {state.step}, which could not be saved; the last checkpoint {last} "
                 f"(see the warnings, and resume)"
             )
+        return "failed" if is_lost else status
 
     def close(self) -> None:
         """Let go of what writes."""

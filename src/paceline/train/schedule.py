@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 from paceline.recipe.plan import Plan
@@ -193,6 +194,37 @@ def build_schedule(section: ScheduleSection, plan: Plan) -> Schedule:
     if isinstance(section, sections.Plateau):
         return Plateau(plan.peak_lr, warmup, section.factor, section.patience, section.threshold)
     return Curve(plan.peak_lr, warmup, _shape(section, plan, warmup.steps))
+
+
+def planned_lr(schedule: Schedule, total_steps: int) -> list[tuple[int, float]]:
+    """Return a fixed schedule as (step, learning rate) points to join by straight lines.
+
+    An interval is halved while its middle is off the line by more than 0.2 % of the peak, so a jump lies between two
+    neighbouring steps, and the step with the peak is among them. A schedule that depends on evaluations has no points.
+    """
+    if not isinstance(schedule, Curve) or total_steps < 1:
+        return []
+    last = total_steps - 1
+    grid = sorted({round(last * i / 32) for i in range(33)})
+    tolerance = 0.002 * schedule.peak
+
+    def between(first: int, end: int) -> list[int]:
+        middle = (first + end) // 2
+        if middle == first:
+            return []
+        low, high = schedule.lr(first), schedule.lr(end)
+        line = low + (high - low) * (middle - first) / (end - first)
+        if abs(schedule.lr(middle) - line) <= tolerance:
+            return []
+        return [*between(first, middle), middle, *between(middle, end)]
+
+    steps = [grid[0]]
+    for first, end in pairwise(grid):
+        steps += [*between(first, end), end]
+    at = max(range(len(steps)), key=lambda index: schedule.lr(steps[index]))
+    near_peak = range(steps[max(0, at - 1)], steps[min(len(steps) - 1, at + 1)] + 1)
+    steps = sorted({*steps, max(near_peak, key=schedule.lr)})
+    return [(step, schedule.lr(step)) for step in steps]
 
 
 def _shape(

@@ -14,6 +14,7 @@ from PIL import Image
 from paceline.core.class_table import printable
 from paceline.core.dataset import Source
 from paceline.core.errors import DataError
+from paceline.core.files import write_new
 from paceline.core.mistake import Mistake
 from paceline.data.decode import decode
 
@@ -39,7 +40,7 @@ def save_worst(folder: Path, mistakes: Sequence[Mistake], source: Source, size: 
     try:
         beside.mkdir()
         rows = [row for mistake in mistakes if (row := _saved(beside, mistake, source, size))]
-        (beside / LISTED).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        write_new(beside / LISTED, json.dumps(rows, indent=2) + "\n")
         shutil.rmtree(old, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):  # a folder that is not empty cannot be replaced at once
             folder.rename(old)
@@ -60,7 +61,7 @@ def _saved(folder: Path, mistake: Mistake, source: Source, size: int) -> dict[st
     names = source.info.class_names
     data, suffix = _thumbnail(picture, size)
     file = f"{mistake.index}.{suffix}"
-    (folder / file).write_bytes(data)
+    write_new(folder / file, data)
     return {
         "index": mistake.index,
         "name": printable(source.name_of(mistake.index)),

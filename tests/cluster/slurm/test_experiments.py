@@ -28,6 +28,7 @@ def test_ranks_are_measured_as_steps_of_an_allocation(slurm, words: tuple[str, .
     assert (result["world_size"], result["provenance"]["launcher"]) == (2, "slurm")
 
 
+@pytest.mark.long
 def test_an_array_of_a_scaling_study_is_judged_by_a_last_job(slurm, words: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "scaling"
     options = ("--nodes", "2", "--run-dir", str(folder), "--array", "--", "--ranks", "1", "--nodes", "1,2")

@@ -23,8 +23,8 @@ def found(*words: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def in_a_folder_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("runs/digits-1/recipe.yaml", "runs/notes/todo.txt"):
-        (tmp_path / name).parent.mkdir(parents=True)
+    for name in ("runs/digits-1/recipe.yaml", "runs/digits-1/plan.json", "runs/notes/todo.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
 
@@ -58,6 +58,7 @@ def test_a_run_whose_name_does_not_fit_in_a_line_is_left_out() -> None:
     for name in ("a b", "two\nlines", "a\x1b[2J"):
         Path("runs", name).mkdir()
         Path("runs", name, "recipe.yaml").touch()
+        Path("runs", name, "plan.json").touch()
     assert found("report", "runs/") == ["runs/a b", "runs/digits-1"]
 
 

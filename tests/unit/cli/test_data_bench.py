@@ -1,7 +1,9 @@
 """`paceline data bench`: what it says of measurements; how they are made is tested with `lab`."""
 
 import json
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +11,10 @@ from PIL import Image
 
 from paceline.cli import data_bench
 from paceline.cli.data_bench import Asked, bench_data
+from paceline.cli.show_bench import _conclusions
 from paceline.core.errors import DataError
 from paceline.data.native import native
-from paceline.lab.loaders import Measured, summarise
+from paceline.lab.loaders import Measured, Row, summarise
 
 ASKED = Asked(seconds=0.1, rounds=2, images=100, packs=True, cold=True)
 
@@ -49,7 +52,7 @@ def test_files_and_a_pack_of_them_are_measured_warm_and_cold(photographs, measur
     said = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["cache"]) for row in said["rows"]] == measured
     assert {"inline, folder", "threads, folder", "processes, folder", "threads, pack"} <= {name for name, _ in measured}
-    assert ("processes, folder", "cold") in measured and ("floor: memcpy", "cold") not in measured
+    assert ("processes, folder", "cold") in measured and ("ceiling: memcpy", "cold") not in measured
     assert said["images"] == 4 and said["image_size"] == 224 and said["rows"][0]["images_per_s"] == 100.0
     assert any(note.startswith("a pack of them was made at ") for note in said["notes"])
     assert said["provenance"]["workers"] == 2
@@ -64,7 +67,33 @@ def test_tables_fit_a_narrow_terminal(photographs, capsys, monkeypatch):
     assert any(line.startswith("files in memory, medians of 2") for line in lines)
     assert "from the disk, a pass from its start" in lines
     assert max(len(line) for line in lines if line.startswith(("│", "╭"))) <= 80
-    assert "fastest" in said and "paceline data pack SRC OUT.pack" in said
+    assert "not decided: " in said and "fewer than 3 rounds" in said.replace("\n", " ")
+    assert "paceline data pack SRC OUT.pack" in said
+
+
+def row(name, rate, spread=0.0, *, n=3, kind="loader"):
+    return Row(name, kind, "warm", 2, n, rate, (rate - spread, rate + spread), rate / 2, 1.0, 0.0, 0.0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([row("native, pack", 300, 5), row("threads, pack", 100, 5)], "native, pack: 3 times threads, pack"),
+        (
+            [row("native, pack", 110, 9), row("threads, pack", 100, 9)],
+            "not decided: native, pack or threads",
+        ),
+        ([row("native, pack", 300, n=1), row("threads, pack", 100, n=1)], "not decided: .* fewer than 3 rounds"),
+        (
+            [row("native, pack", 156), row("threads, pack", 220), row("ceiling: native decode", 91, kind="floor")],
+            "faster than decoding alone, so these rates are noise",
+        ),
+    ],
+)
+def test_a_loader_is_called_fastest_only_where_the_rates_bear_it(rows, said):
+    contest = SimpleNamespace(sources={"pack": None})
+    found = dict(_conclusions(contest, rows))
+    assert re.search(said, found.get("fastest", found.get("noise", "")))
 
 
 def test_without_a_pack_and_the_disk_less_is_measured(photographs, measured, capsys):
@@ -103,4 +132,4 @@ def test_the_result_is_written_where_it_was_asked_for(photographs, tmp_path, cap
 def test_pixels_in_memory_are_measured_as_they_are(measured, capsys):
     words = ["data.source.num_images=50", "data.source.image_size=8"]
     assert bench_data("synthetic", words, ASKED, "1", None, as_json=True) == 0
-    assert measured == [("inline, pixels", "warm"), ("device, pixels", "warm"), ("floor: memcpy", "warm")]
+    assert measured == [("inline, pixels", "warm"), ("device, pixels", "warm"), ("ceiling: memcpy", "warm")]

@@ -74,6 +74,14 @@ def test_a_folder_whose_name_has_an_equals_sign_is_a_folder(tmp_path):
     assert read_source(str(tmp_path / "size=large"), []).source.name == "folder"
 
 
+@pytest.mark.parametrize("name", ["photos #2", "a: b", "[x]", "null", "'q", "1e3"])
+def test_a_name_of_a_folder_is_no_yaml(tmp_path, monkeypatch, name):
+    for each in ("photos", name):
+        (tmp_path / each / "train").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert read_source(name, []).source.root == name
+
+
 @pytest.mark.parametrize("beside", ["val.csv", "test.csv"])
 def test_a_list_of_training_images_finds_that_of_validation_beside_it(tmp_path, beside):
     (tmp_path / beside).touch()

@@ -22,6 +22,18 @@ SIXTEEN_BITS = ["model.name=torchvision:resnet18", "model.width=1.0", "train.pre
         (["train.class_weights={zz: 2}"], RecipeError, "train.class_weights: 'zz' is no class of the data"),
         (["model.freeze=backbone", "optim.layer_decay=0.5"], RecipeError, "optim.layer_decay: 0.5 has no effect"),
         (SIXTEEN_BITS, RecipeError, "train.precision: bf16 on a CPU"),
+        (["train.precision=fp16"], RecipeError, "train.precision: fp16 needs a GPU"),
+        (["model.weights=none.pth"], RecipeError, "model.weights: none.pth: no such file"),
+        (
+            ["model.weights=DEFAULT"],
+            RecipeError,
+            "model.weights: DEFAULT: names weights of torchvision, .*not download",
+        ),
+        (
+            ["model.weights=https://a.b/c.pth"],
+            RecipeError,
+            "model.weights: https://a.b/c.pth: .*curl -LO https://a.b/c.p",
+        ),
     ],
     ids=[
         "staging what is in memory",
@@ -29,6 +41,10 @@ SIXTEEN_BITS = ["model.name=torchvision:resnet18", "model.width=1.0", "train.pre
         "no such class",
         "one layer alone",
         "16 bits on maps of a pixel",
+        "float16 on a CPU",
+        "weights that are not there",
+        "weights by name",
+        "weights by URL",
     ],
 )
 def test_what_the_run_would_refuse_is_refused(words, error, reason):
@@ -54,3 +70,14 @@ def test_the_plan_has_the_notes_that_the_run_would_have(capsys):
     assert frozen.startswith("model.freeze: 10 parameters of 20 are trained; the others stay as they are drawn")
     assert note.startswith("data.worker_timeout: 5min has no effect: parallel.timeout of 1min ends the run first")
     assert weights.startswith("train.class_weights: from 0.9")
+
+
+def test_a_dry_run_says_in_words_what_would_be_done_and_leaves_the_recipe_to_its_verb(capsys):
+    words = ["data.batch_size=64", "train.epochs=2", "train.accumulate=2", "parallel.device=cpu"]
+    assert dry_run(load("digits", Patch.parse(words)), World(), 1, as_json=False) == 0
+    said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert said["model"] == "resnet18_cifar"
+    assert said["data"] == "digits, 1,438 training and 359 validation images, 10 classes, 16 px"
+    assert said["batch"] == "64 images per step, 64 per rank, 32 at once"
+    assert said["steps"] == "44: 2 epochs of 22; 30 images left out of each"
+    assert said["devices"].startswith("1 x cpu") and len(said) < 15

@@ -1,6 +1,8 @@
 """`paceline eval`: which weights it takes, and that it shows what came out."""
 
+import hashlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +29,7 @@ REPORT = EvalReport(val=RAW, ema=RAW, classes=ClassTable((ClassCount("a", 8, 4),
 def run(tmp_path: Path) -> Path:
     """Return a run with checkpoints of steps 4 and 8, the best of which was the first."""
     text = write_text(load("digits", Patch.parse(["parallel.device=cpu"])).recipe.to_dict())
+    (tmp_path / "plan.json").touch()
     (tmp_path / "recipe.yaml").write_text(text)
     for step in (4, 8):
         snapshot = Snapshot({"model": {}, "optimizer": {}}, {"train": {"best_step": 4}})
@@ -128,6 +131,32 @@ def test_another_set_is_what_the_folder_tells_of(trained: Path, tmp_path: Path) 
     assert sorted(contents(out)) == ["classes.csv", "confusion.csv", "eval.json"]
     told = json.loads((out / "eval.json").read_text())
     assert (told["images"], told["overrides"]) == (5, words)
+
+
+def test_weights_are_evaluated_whatever_the_progress_beside_them_looks_like(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another version of paceline may have written it."""
+    run = Path(shutil.copytree(trained, tmp_path / "copy"))
+    state = run / "checkpoints" / "step-00000001" / "state.json"
+    values = json.loads(state.read_text())
+    for progress in ({**values["train"], "of_another_version": 1}, {"best": {"top1": 5}, "best_step": []}):
+        text = json.dumps({**values, "train": progress})
+        state.write_text(text)
+        manifest = json.loads(state.with_name("manifest.json").read_text())
+        manifest["state.json"] = hashlib.sha256(text.encode()).hexdigest()
+        state.with_name("manifest.json").write_text(json.dumps(manifest))
+        assert evaluate(run, [], "1", "last", port=0, as_json=True, per_class=False) == 0
+        assert json.loads(capsys.readouterr().out)["images"] == 8
+
+
+def test_the_checkpoint_of_the_last_step_is_not_read_once_more_to_see_that_it_is_there(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr("paceline.train.resume.damage_of", read.append)
+    assert evaluate(trained, [], "1", "last", port=0, as_json=True, per_class=False) == 0
+    assert read == []
 
 
 def test_a_folder_that_is_there_is_refused_before_anything_is_evaluated(

@@ -1,5 +1,7 @@
 """How the program ends: with its code, whatever a package has left running, and whoever reads what it says."""
 
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,14 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 atexit.register(threading.Event().wait)
 """
 
+LATE = """
+import atexit, sys, time
+from pathlib import Path
+from paceline.cli import main
+atexit.register(lambda: (Path("ending").touch(), time.sleep(1)))
+sys.argv = ["paceline", "--version"]
+main()
+"""
 CLOSED = """
 import os, sys
 from paceline.cli import main
@@ -26,6 +36,17 @@ os.close(read)
 sys.stdout = open(write, "w")  # which holds back, whatever the environment says
 sys.argv = ["paceline", "--complete", "tra"]
 main()
+"""
+REFUSED = """
+import sys
+import paceline.cli
+from paceline.core.errors import RecipeError
+def verb(standalone_mode):
+    print("a line that is held back to the end")
+    raise RecipeError("x: 1 is refused (write 2)")
+paceline.cli.app = verb
+sys.stdout = open("/dev/full", "w")
+paceline.cli.main()
 """
 
 
@@ -54,9 +75,31 @@ def test_what_ends_in_time_has_its_end(forking, tmp_path: Path) -> None:
     assert (process.returncode, (tmp_path / "ended").exists()) == (0, True)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_comes_while_a_verb_that_is_done_ends_changes_nothing(forking, tmp_path: Path, number) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    process = forking.start([str(script)], tmp_path, {})
+    deadline = time.monotonic() + WAIT_S
+    while not (tmp_path / "ending").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+
+
 def test_where_nobody_reads_what_was_held_back_to_the_end_nothing_is_said(forking, tmp_path: Path) -> None:
     script = tmp_path / "closed.py"
     script.write_text(CLOSED)
     process = forking.start([str(script)], tmp_path, {})
     _, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, err) == (1, "")
+
+
+def test_a_verb_that_fails_keeps_its_code_where_its_output_is_lost_too(forking, tmp_path: Path) -> None:
+    script = tmp_path / "refused.py"
+    script.write_text(REFUSED)
+    process = forking.start([str(script)], tmp_path, {})
+    _, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (2, "error: x: 1 is refused (write 2)\n")

@@ -1,8 +1,10 @@
 """`paceline predict`: rows for programs, a table for a person, and what becomes of an image that cannot be read."""
 
 import csv
+import hashlib
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import torch
 from PIL import Image
 
 from paceline.cli.predict import predict
-from paceline.core.errors import RecipeError
+from paceline.core.csv_cells import from_cell
+from paceline.core.errors import CheckpointError, PacelineError, RecipeError
 from paceline.data.sources.digits import load_digits
 from paceline.models.zoo import build_model
 from paceline.recipe.load import load
@@ -30,6 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits-1"
     folder.mkdir()
     recipe = load("digits", Patch.parse(["model.width=0.125", "parallel.device=cpu", "parallel.threads=1"])).recipe
+    (folder / "plan.json").touch()
     (folder / "recipe.yaml").write_text(write_text(recipe.to_dict()))
     (folder / "dataset.json").write_text(json.dumps(Facts.of(load_digits().train).to_dict()))
     torch.manual_seed(0)
@@ -130,10 +134,64 @@ def test_programs_get_the_name_of_the_file_as_it_is(run, images, capsys, name) -
     assert json.loads(capsys.readouterr().out)["rows"][0]["image"] == f"{images}/{name}"
     predict(run, [f"{images}/{name}"], **{**ASKED, "format": "csv"})
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out, newline=""))
-    assert row["image"] == f"{images}/{name}".replace("\udce9", "\\udce9")  # a byte that no text of UTF-8 has
+    assert from_cell(row["image"]) == f"{images}/{name}" and "\n" not in row["image"]
     predict(run, [f"{images}/{name}"], **{**ASKED, "format": "table"})
     shown = capsys.readouterr().out.splitlines()[0]
     assert shown.isprintable() and shown.endswith("(digits-1, step-00000008)")
+
+
+@pytest.mark.parametrize(
+    "name", ["=HYPERLINK(1).png", "+1+cmd.png", "-2+3.png", "@SUM(1).png", "\t=1.png", "\x1b[2J.png"]
+)
+def test_no_cell_of_csv_is_a_formula_or_moves_the_cursor(run, images, capsys, monkeypatch, name) -> None:
+    monkeypatch.chdir(images)
+    (images / "0.png").rename(name)
+    predict(run, [name], **{**ASKED, "format": "csv"})
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out, newline=""))
+    assert row["image"].startswith("'") and row["image"].isprintable() and from_cell(row["image"]) == name
+
+
+def test_a_url_is_said_not_to_be_fetched_as_it_was_named_but_for_its_password(run, images, capsys) -> None:
+    urls = ["https://example.com/x.jpg", "https://me:S3CRET@example.com/y.jpg?sig=S3CRET"]
+    assert predict(run, [*urls, f"{images}/0.png"], **{**ASKED, "format": "csv"}) == 1
+    said = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    assert [row["image"] for row in rows[:2]] == ["https://example.com/x.jpg", "https://example.com/y.jpg"]
+    assert all("URLs are not fetched" in row["error"] for row in rows[:2]) and not rows[2]["error"]
+    assert "error: https://example.com/x.jpg: URLs are not fetched" in said.err and "S3CRET" not in said.out + said.err
+
+
+CRAFTED = {
+    "nested": lambda text: "[" * 100_000,
+    "an object nested": lambda text: '{"a": ' * 100_000,
+    "a number too large": lambda text: text.replace('"num_images": ', '"num_images": 1e999, "x": '),
+    "infinity": lambda text: text.replace('"num_images": ', '"num_images": Infinity, "x": '),
+}
+
+
+@pytest.mark.parametrize("change", CRAFTED.values(), ids=CRAFTED)
+def test_a_crafted_record_of_the_data_is_one_line(run, images, tmp_path, change) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "dataset.json").write_text(change((run / "dataset.json").read_text()))
+    with pytest.raises(PacelineError, match=r"^\S+/dataset\.json: cannot be read: ") as raised:
+        predict(copy, [str(images)], **ASKED)
+    assert len(str(raised.value).splitlines()) == 1 and raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("train", ["x", ["best_step"], {"best_step": "x"}, {"best_step": None}, {}])
+def test_a_crafted_state_of_a_checkpoint_is_one_line(run, images, tmp_path, train) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (step,) = (copy / "checkpoints").glob("step-*")
+    text = json.dumps(json.loads((step / "state.json").read_text()) | {"train": train})
+    (step / "state.json").write_text(text)
+    manifest = json.loads((step / "manifest.json").read_text())
+    manifest["state.json"] = hashlib.sha256(text.encode()).hexdigest()
+    (step / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"(train|best_step): ") as raised:
+        predict(copy, [str(images)], **{**ASKED, "checkpoint": "best"})
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_paths_are_asked_for_on_a_stdin_that_is_closed_in_one_line(run, monkeypatch) -> None:

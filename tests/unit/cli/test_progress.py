@@ -1,6 +1,8 @@
 """What a person sees while a run goes on."""
 
 import io
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -28,23 +30,38 @@ def judged(top1: float) -> EvalResult:
     return EvalResult(images=360, top1=top1, top5=1.0, loss=0.5, ece=0.01, mean_class_accuracy=top1)
 
 
-def run(sink: LogSink) -> None:
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def run(sink: LogSink, clock: Clock | None = None) -> None:
+    clock = clock or Clock()
     sink.started(PLAN, 0)
+    clock.now_s += 2
     sink.step(StepRecord(5, 0.5, 320, 1.5, 0.05, 1000.0, 2.0))
+    clock.now_s += 1
+    sink.step(StepRecord(9, 0.9, 576, 1.4, 0.05, 1000.0, 3.0))
+    clock.now_s += 9
     sink.step(StepRecord(10, 1.0, 640, 1.25, 0.05, 1280.0, 12.0))
     sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, EvalReport(val=judged(0.9))))
     sink.close()
 
 
 def test_plain_lines_say_what_will_be_done_how_it_goes_and_what_came_out() -> None:
-    out = io.StringIO()
-    run(PlainProgress(out))
+    out, clock = io.StringIO(), Clock()
+    run(PlainProgress(out, now=clock), clock)
     assert out.getvalue().splitlines() == [
         "640 images, 2 classes, 16 px; 100 steps of 64 (10 epochs) on 2 ranks",
         "learning rate 0.05 at 64, not scaled, 2 epochs of warm-up",
         "note: train: 3 files left out",
         "note: val: 3 files left out",
-        "epoch  1/10  step  10/100  loss 1.2500  lr 0.05  1,280 images/s  0:04 left",
+        "epoch  1/10  step  10/100  loss 1.2500  lr 0.05  1,280 images/s  3:00 left",
         "epoch  1/10  step  10/100  val top1 90.00 %  top5 100.00 %  loss 0.5000  0:13",
     ]
 
@@ -76,8 +93,86 @@ def test_a_terminal_gets_a_bar_and_keeps_the_evaluations() -> None:
     out = io.StringIO()
     run(LiveProgress(Console(file=out, force_terminal=True, width=120)))
     text = out.getvalue()
-    assert "epoch 1/10" in text and "loss 1.2500" in text and "1,280 images/s" in text and "0:04 left" in text
+    assert "epoch 1/10" in text and "loss 1.2500" in text and "1,280 images/s" in text
     assert "val top1 90.00 %" in text
+
+
+def test_plain_lines_have_the_time_left_from_the_second_step_on_whatever_is_logged() -> None:
+    """Steps of 75 s, logged every ten: a first loss would come after twelve minutes."""
+    out, clock = io.StringIO(), Clock()
+    sink = PlainProgress(out, now=clock)
+    sink.started(PLAN, 0)
+    for step in (1, 2, 2, 3):
+        clock.now_s += 75 if step != 2 else 37.5
+        sink.look(step)
+    sink.close()
+    assert out.getvalue().splitlines()[4:] == [
+        "epoch 0.2/10  step   2/100  1.71 images/s  1:01:15 left",
+        "epoch 0.3/10  step   3/100  0.853 images/s  2:01:15 left",
+    ]
+
+
+def test_steps_that_nobody_logs_are_reported_by_looking_at_the_run() -> None:
+    out, at = io.StringIO(), [0]
+    sink = PlainProgress(out, where=lambda: (at[0], "forward"))
+    sink.started(PLAN, 0)
+    for at[0] in (1, 2):
+        wait_for(lambda: sink._pace is not None and sink._pace.step == at[0])
+    wait_for(lambda: "left" in out.getvalue())
+    sink.close()
+    assert "step   2/100" in out.getvalue().splitlines()[4]
+
+
+def test_the_bar_moves_at_every_step_and_says_what_goes_on() -> None:
+    out, clock, at = io.StringIO(), Clock(), [(0, "start, 3")]
+    sink = LiveProgress(Console(file=out, force_terminal=True, width=120), where=lambda: at[0], now=clock)
+
+    def shown() -> str:
+        before = len(out.getvalue())
+        sink._bar.refresh()
+        return out.getvalue()[before:]
+
+    sink.started(PLAN, 0)
+    assert "starting" in shown() or "step 0/100" in shown()
+    at[0], clock.now_s = (1, "forward"), 101.0
+    assert "step 1/100" in shown() and "left" not in shown()
+    at[0], clock.now_s = (2, "forward"), 111.0
+    assert "step 2/100" in shown() and "6.40 images/s" in shown() and "16:20 left" in shown() and " 20%" in shown()
+    at[0] = (10, "evaluate, 4")
+    assert "step 10/100" in shown() and "100%" in shown() and "evaluating" in shown()
+    at[0] = (11, "forward")
+    assert "epoch 2/10" in shown() and " 10%" in shown()
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("width", "there", "gone"),
+    [
+        (120, ["loss", "lr", "images/s", "left"], []),
+        (80, ["loss", "left"], ["lr "]),
+        (60, ["step", "left"], ["lr ", "images/s"]),
+    ],
+)
+def test_a_narrow_terminal_keeps_the_bar_and_the_time_left_and_drops_the_learning_rate_first(width, there, gone):
+    out, clock = io.StringIO(), Clock()
+    sink = LiveProgress(Console(file=out, force_terminal=True, width=width, color_system=None), now=clock)
+    sink.started(PLAN, 0)
+    for step in (5, 9):
+        clock.now_s += 1
+        sink.step(StepRecord(step, 0.9, 576, 1.4, 0.05, 1280.0, 3.0))
+    before = len(out.getvalue())
+    sink._bar.refresh()
+    line = out.getvalue()[before:]
+    assert all(word in line for word in there) and not any(word in line for word in gone)
+    assert sum(line.count(cell) for cell in "━╸╺") == 18  # nine of the epoch's ten steps, of 20 cells
+    sink.close()
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_warning_is_a_line_of_its_own_even_before_the_start() -> None:

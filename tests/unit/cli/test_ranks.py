@@ -1,12 +1,16 @@
 """Being a rank, and starting ranks again: what is asked of the launcher, not the launcher itself."""
 
+import importlib
 import os
 import sys
 
 import pytest
 
 from paceline.cli import ranks
+from paceline.core.errors import WorldError
+from paceline.core.world import World
 from paceline.parallel.launch import Ended
+from paceline.recipe.load import load
 
 KILLED = Ended(137, "rank 1 of 2 was killed by SIGKILL, so all ranks were ended", was_lost=True)
 EXTRA = ["--run-dir", "runs/x"]
@@ -93,3 +97,52 @@ def test_ranks_of_one_node_talk_on_its_loopback_interface(monkeypatch, has_loopb
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     ranks.enter_world()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """Return a function that makes this a machine with so many cores and GPUs."""
+
+    def be(cores: int, gpus: int = 0) -> None:
+        monkeypatch.setattr(ranks, "usable_cores", lambda: cores)
+        monkeypatch.setattr(ranks, "count_gpus", lambda environ: gpus)
+
+    return be
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 16), (2, 16), (4, 16), (5, 20), (64, 256)])
+def test_more_ranks_than_a_small_multiple_of_the_cores_are_refused_unless_insisted_on(machine, cores, most) -> None:
+    machine(cores)
+    ranks.refuse_too_many(most, "auto", oversubscribe=False)
+    ranks.refuse_too_many(most + 1, "cpu", oversubscribe=True)
+    with pytest.raises(WorldError, match=rf"^--ranks: {most + 1} on {cores} CPU cores?.*at most {most}.*--oversubscr"):
+        ranks.refuse_too_many(most + 1, "cpu", oversubscribe=False)
+
+
+def test_more_ranks_than_gpus_are_refused_even_when_insisted_on_but_not_on_cpus(machine) -> None:
+    machine(64, gpus=2)
+    ranks.refuse_too_many(2, "auto", oversubscribe=False)
+    ranks.refuse_too_many(3, "cpu", oversubscribe=False)
+    for oversubscribe in (False, True):
+        with pytest.raises(WorldError, match=r"^--ranks: 3 is more than the 2 GPUs .*parallel\.device=cpu"):
+            ranks.refuse_too_many(3, "auto", oversubscribe=oversubscribe)
+
+
+def test_ranks_of_torchrun_and_slurm_are_as_many_as_they_are_and_nobody_can_insist_on_them(machine) -> None:
+    machine(1)
+    recipe = load("digits").recipe
+    world = World(1, 64, 1, 64, launcher="torchrun")
+    assert ranks.ranks_to_start("auto", world, recipe) == 64
+    with pytest.raises(WorldError, match=r"^--oversubscribe: .*torchrun started \(leave it out\)"):
+        ranks.ranks_to_start("auto", world, recipe, oversubscribe=True)
+    local = World(1, 64, 1, 64, launcher="local", launcher_pid=7)  # started with the words of who has insisted
+    assert ranks.ranks_to_start("64", local, recipe, oversubscribe=True) == 64
+
+
+def test_the_first_line_says_what_is_started_on_what(machine) -> None:
+    machine(2)
+    version = importlib.import_module("paceline").__version__
+    assert ranks.starting(1, "auto") == f"paceline {version}: starting 1 rank on 2 CPU cores"
+    machine(64, gpus=4)
+    assert ranks.starting(4, "auto").endswith(": starting 4 ranks on 4 GPUs")
+    assert ranks.starting(4, "cpu").endswith(": starting 4 ranks on 64 CPU cores")

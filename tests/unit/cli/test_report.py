@@ -1,6 +1,7 @@
 """`paceline report`: where it writes, what it prints, and what it refuses."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,21 @@ def test_html_goes_into_the_run_directory(run, capsys):
     assert report(run, "html", None, as_json=False) == 0
     assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
     assert (run / "report.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_pipe_in_place_of_the_report_is_replaced_and_not_waited_for(run, tmp_path_factory, is_link):
+    pipe = tmp_path_factory.mktemp("elsewhere") / "pipe" if is_link else run / "report.html"
+    os.mkfifo(pipe)
+    if is_link:
+        (run / "report.html").symlink_to(pipe)
+    kept_open = os.open(pipe, os.O_RDWR)  # a writer does not wait for a reader, so that this test can fail
+    try:
+        assert report(run, "html", None, as_json=False) == 0
+    finally:
+        os.close(kept_open)
+    written = run / "report.html"
+    assert written.is_file() and not written.is_symlink() and written.read_text().startswith("<!doctype html>")
 
 
 def test_markdown_and_json_go_to_stdout_and_nothing_else_does(run, capsys):

@@ -1,6 +1,7 @@
 """What `paceline scale` refuses, runs and shows, with runs that were never trained."""
 
 import json
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -370,14 +371,15 @@ def test_no_more_nodes_are_asked_for_than_there_are() -> None:
 
 
 def test_a_step_knows_nothing_of_the_batch_script_that_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[Sequence[str]] = []
-    monkeypatch.setattr("paceline.cli.allocation.start_process", commands.append)
+    commands: list[tuple[Sequence[str], int]] = []
+    monkeypatch.setattr("paceline.cli.allocation.start_process", lambda *asked: commands.append(asked))
     environ = dict.fromkeys(
         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID", "MASTER_ADDR", "HOME"), "1"
     )
     start_in({**environ, "SLURM_CPUS_PER_TASK": "8"})(["srun", "hostname"])
     dropped = [word for name in ("NTASKS_PER_NODE", "PROCID", "STEP_NUM_TASKS") for word in ("-u", f"SLURM_{name}")]
-    assert commands == [["env", *dropped, "SLURM_OVERLAP=1", "SRUN_CPUS_PER_TASK=8", "srun", "hostname"]]
+    command = ["env", *dropped, "SLURM_OVERLAP=1", "SRUN_CPUS_PER_TASK=8", "srun", "hostname"]
+    assert commands == [(command, signal.SIGTERM)]  # a step ends on its nodes only when srun is asked to end it
 
 
 def test_tasks_in_any_order_and_then_the_study_come_to_what_it_comes_to_alone(

@@ -25,7 +25,7 @@ def recipe_of(recipe, *overrides, model=None, source=None, run_dir=None, resume=
 def test_the_package_and_the_verb_have_one_name() -> None:
     assert callable(paceline.train) and engine.run.__module__ == "paceline.train.run"
     words = inspect.signature(paceline.train).parameters
-    assert [*words] == ["recipe", "overrides", "model", "source", "run_dir", "resume"]
+    assert [*words] == ["recipe", "overrides", "model", "source", "run_dir", "resume", "own_code"]
     assert "run_dir" in (paceline.train.__call__.__doc__ or "")
 
 
@@ -69,6 +69,7 @@ def test_errors_name_arguments_and_not_options(said: str, told: str) -> None:
 
 
 def test_a_run_directory_that_has_a_run_is_refused_in_the_words_of_python(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").touch()
     (tmp_path / "recipe.yaml").write_text(write_text(load("digits").recipe.to_dict()))
     with pytest.raises(RecipeError, match=rf"^run_dir: {tmp_path} already holds a run \(add resume=True, or name"):
         paceline.train("digits", run_dir=tmp_path)

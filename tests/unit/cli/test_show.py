@@ -68,6 +68,11 @@ def read(text: str) -> dict[str, str]:
     return dict(cells)
 
 
+def test_the_finding_about_speed_is_labelled_bottleneck(said) -> None:
+    rows = said(result())
+    assert rows["bottleneck"] == "compute. forward 25 %" and "verdict" not in rows
+
+
 def test_a_plain_run_shows_nothing_that_was_not_asked_for(said) -> None:
     rows = said(result())
     assert rows["top-1"] == "90.62 %, top-5 100.00 %, loss 0.5000 (64 images)"
@@ -212,8 +217,17 @@ def test_bad_images_are_counted_and_listed_elsewhere(said, tmp_path: Path) -> No
     assert said(result(bad_images=3))["bad images"] == f"3 images left out (see {tmp_path}/bad_images.jsonl)"
 
 
-def test_a_run_that_had_to_leave_says_how_to_go_on(said, tmp_path: Path) -> None:
-    assert said(result(status="preempted"))["to go on"] == f"paceline train {tmp_path} --resume"
+@pytest.mark.parametrize("status", ["preempted", "failed"])
+def test_a_run_that_has_not_ended_says_how_to_resume_it(said, tmp_path: Path, status: str) -> None:
+    assert said(result(status=status))["resume with"] == f"paceline train {tmp_path} --resume"
+
+
+def test_the_title_says_which_signal_stopped_a_run_at_which_step_of_how_many(tmp_path: Path, capsys) -> None:
+    rundir = RunDir(tmp_path)
+    rundir.write_json("plan.json", {"total_steps": 180})
+    stopped = result(status="preempted", steps=85, provenance={"stopped_by": "SIGTERM"})
+    show_result(stopped, rundir, load("digits"), as_json=False)
+    assert "stopped (SIGTERM) at step 85 of 180" in capsys.readouterr().out
 
 
 REPORT = EvalReport(

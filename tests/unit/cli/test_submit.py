@@ -195,6 +195,7 @@ def test_a_sites_staging_folder_is_the_recipes_unless_that_says_one(here: Path):
 def test_a_run_is_gone_on_with_where_it_lies_and_another_is_refused(here: Path):
     (here / "run").mkdir()
     recipe = load("digits").recipe
+    (here / "run" / "plan.json").touch()
     (here / "run" / "recipe.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
     ask(run_dir=Path("run"))
     assert load(str(frozen(Path("run")))).recipe.optim.lr == 0.3 != recipe.optim.lr
@@ -354,6 +355,7 @@ def test_a_profile_is_not_started_again(here: Path, capsys):
 
 def test_an_evaluation_leaves_the_script_of_its_training(here: Path):
     ask("digits", run_dir=Path("run"))
+    (here / "run" / "plan.json").touch()
     (here / "run" / "recipe.yaml").write_text("extends: digits\n")
     before = (here / "run" / "job" / "job.sh").read_text()
     ask("eval", "run", "data.workers=0", ranks_per_node=2, nodes=2)
@@ -446,6 +448,7 @@ def test_kubernetes_is_given_nothing_that_only_this_machine_has(here: Path, caps
     places = ["/etc/paceline/mine-ladder.yaml", "/etc/paceline/ladder-mine-ladder.yaml"]
     assert re.findall(r"- (/etc/\S+\.yaml)$", said, re.MULTILINE) == places and "lr: 0.3" in said
     (here / "run").mkdir()
+    (here / "run" / "plan.json").touch()
     (here / "run" / "recipe.yaml").write_text("extends: digits\n")
     on_the_claim = Prepared(Asked("eval"), Shape(1, 1, 0), "eval-a", run=Path("/claim/runs/a"))
     refuse_what_pods_lack(on_the_claim, "/claim")

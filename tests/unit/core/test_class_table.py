@@ -14,9 +14,10 @@ from paceline.core.class_table import (
     read_classes_csv,
     worst,
 )
+from paceline.core.csv_cells import to_cell
 from paceline.core.errors import PacelineError
 
-AWKWARD = ("a,b", 'say "x"', "two\nlines", " edge ", "é", "")
+AWKWARD = ("a,b", "=1+1", 'say "x"', "two\nlines", " edge ", "é", "")
 
 
 def table_of(names: tuple[str, ...]) -> ClassTable:
@@ -37,10 +38,10 @@ def test_a_class_without_images_has_no_accuracy() -> None:
 
 def test_the_confusion_matrix_is_named_on_both_sides() -> None:
     rows = list(csv.reader(io.StringIO(confusion_csv(table_of(AWKWARD)), newline="")))
-    assert rows[0] == ["true\\predicted", *AWKWARD]
-    assert [row[0] for row in rows[1:]] == list(AWKWARD)
+    assert rows[0] == ["true\\predicted", *map(to_cell, AWKWARD)]
+    assert [row[0] for row in rows[1:]] == [*map(to_cell, AWKWARD)]
     assert [[int(cell) for cell in row[1:]] for row in rows[1:]] == [
-        [6 * row + col for col in range(6)] for row in range(6)
+        [7 * row + col for col in range(7)] for row in range(7)
     ]
 
 

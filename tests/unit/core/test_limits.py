@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.limits import Limits, find_limits, rank_cores, share_of_cores, usable_cores
+from paceline.core.limits import Limits, find_limits, oom_kills, rank_cores, share_of_cores, usable_cores
 from paceline.core.world import World
 
 GIB = 2**30
@@ -154,3 +154,16 @@ def test_a_launcher_that_has_ended_is_taken_to_have_had_the_cores_of_its_rank(tm
 
     monkeypatch.setattr(os, "sched_getaffinity", affinity)
     assert rank_cores(torchrun(4), tmp_path / "proc", tmp_path / "cgroup") == 2
+
+
+def test_processes_that_the_kernel_ended_for_want_of_memory_are_counted(tmp_path: Path) -> None:
+    proc, mount = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("4:memory:/job\n0::/job\n")
+    assert oom_kills(proc, mount) == 0
+    (mount / "memory" / "job").mkdir(parents=True)
+    (mount / "memory" / "job" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert oom_kills(proc, mount) == 2
+    (mount / "job").mkdir()
+    (mount / "job" / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\n")
+    assert oom_kills(proc, mount) == 3

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from paceline.core.class_table import ClassCount, ClassTable
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.rundir import RunDir, append_line, read_lines, write_atomic
+from paceline.train.sinks.lines import cut
 
 NOW = datetime(2026, 11, 21, 10, 15, 9)
 
@@ -42,10 +45,14 @@ def test_a_write_that_fails_leaves_the_old_text(tmp_path, monkeypatch):
 
 
 def test_a_result_that_cannot_be_written_is_told_in_one_line(tmp_path, result):
-    run = RunDir(tmp_path / "gone")
-    for write in (lambda: run.write_result(result), lambda: run.write_json("result.json", {})):
-        assert refusal(PacelineError, write) == (
-            f"{run.path}/result.json: cannot be written: No such file or directory (mend that, and add --resume)"
+    run, gone = RunDir(tmp_path), RunDir(tmp_path / "gone")
+    (tmp_path / "result.json").mkdir()
+    for write in (lambda run: run.write_result(result), lambda run: run.write_json("result.json", {})):
+        assert refusal(PacelineError, lambda write=write: write(run)) == (
+            f"{run.path}/result.json: cannot be written: Is a directory (mend that, and add --resume)"
+        )
+        assert refusal(PacelineError, lambda write=write: write(gone)) == (
+            f"{gone.path}: was removed while the run was training: nothing of it is left to resume (start it again)"
         )
 
 
@@ -166,7 +173,7 @@ def test_classes_read_back_and_the_last_evaluation_wins(tmp_path):
     for correct in (1, 2):
         run.write_classes(ClassTable((ClassCount("a\r\nb", 3, correct),), ((correct,),)))
     assert run.read_classes() == (ClassCount("a\r\nb", 3, 2),)
-    assert run.confusion.read_bytes() == b'true\\predicted,"a\r\nb"\r\n"a\r\nb",2\r\n'
+    assert run.confusion.read_bytes() == b"true\\predicted,'a\\r\\nb\r\n'a\\r\\nb,2\r\n"
 
 
 def test_a_bad_image_is_listed_once_over_all_processes(tmp_path):
@@ -237,6 +244,45 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line):
     assert message == f"{path}: line 2 is not a record (remove the line)"
 
 
+@pytest.mark.parametrize("line", ["{}", '{"step": "2"}', '{"step": null}'])
+def test_a_record_of_a_step_has_one(tmp_path, line):
+    path = tmp_path / "steps.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n')
+    for read in (lambda: list(read_lines(path, of_steps=True)), lambda: cut(path, 2)):
+        assert refusal(PacelineError, read) == f"{path}: line 2 is not a record (remove the line)"
+
+
+def test_a_file_without_line_ends_takes_little_memory(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    with path.open("wb") as file:
+        file.truncate(600 << 20)  # which takes no room on the disk
+        file.seek(0, os.SEEK_END)
+        file.write(b'\n{"step": 2}\n')
+    code = f"""
+import resource
+from pathlib import Path
+from paceline.core.rundir import RunDir, append_line, read_lines
+path = Path({str(path)!r})
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (450 << 20),) * 2)
+skipped = []
+assert list(read_lines(path, skipped.append)) == [{{"step": 2}}] and skipped == [1]
+path.write_bytes(b"")
+with path.open("r+b") as file:
+    file.truncate(600 << 20)
+append_line(path, {{"step": 3}})
+assert path.read_text() == '{{"step": 3}}\\n'
+result = path.with_name("result.json")
+with result.open("wb") as file:
+    file.truncate(600 << 20)
+try:
+    RunDir(path.parent).read_result()
+except Exception as error:
+    assert "is longer than 64 MiB" in str(error), error
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_a_line_that_a_kill_cut_off_makes_room_for_the_next(tmp_path: Path) -> None:
     path = tmp_path / "looks.jsonl"
     append_line(path, {"look": 1})
@@ -254,7 +300,18 @@ def test_a_file_that_is_nothing_but_half_a_line_begins_anew(tmp_path: Path) -> N
 
 def test_a_run_that_is_there_is_told_from_what_is_none(tmp_path) -> None:
     (tmp_path / "recipe.yaml").write_text("")
+    with pytest.raises(RecipeError, match=r"is not a run directory \(it has no plan.json; see runs/\)$"):
+        RunDir.existing(tmp_path)  # a folder of images may hold a recipe.yaml
+    (tmp_path / "plan.json").write_text("")
     assert RunDir.existing(tmp_path).path == tmp_path
     for path in (tmp_path / "no", Path("~nobody-here/run"), tmp_path / "recipe.yaml"):
         with pytest.raises(RecipeError, match=r"is not a run directory \(it has no recipe.yaml; see runs/\)$"):
             RunDir.existing(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"total_steps": 1e999}', "[]", ""], ids=range(4))
+def test_a_plan_that_is_damaged_has_no_number_of_steps(tmp_path, text: str) -> None:
+    (tmp_path / "plan.json").write_text('{"total_steps": 8}')
+    assert RunDir(tmp_path).total_steps() == 8
+    (tmp_path / "plan.json").write_text(text)
+    assert RunDir(tmp_path).total_steps() is None

@@ -49,6 +49,15 @@ def holder(tmp_path: Path):
             process.wait(WAIT_S)
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from paceline.core.runlock import locked
+with locked(Path(sys.argv[1]), started_s=float(sys.argv[2]), launch=sys.argv[3]):
+    os.kill(os.getpid(), 9)
+"""
+
+
 def refusal(folder: Path) -> str:
     with pytest.raises(RecipeError) as caught, locked(folder):
         pass
@@ -77,6 +86,24 @@ def test_a_killed_holder_leaves_no_lock(holder, tmp_path: Path) -> None:
     holder.wait(WAIT_S)
     with locked(tmp_path):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+
+
+def test_the_first_start_of_a_run_is_known_after_its_first_processes_were_killed(tmp_path: Path) -> None:
+    for started_s in ("100.5", "200.5"):
+        subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), started_s, "job 7"], timeout=WAIT_S, check=False)
+    with locked(tmp_path / "other", started_s=300.5, resume=True) as first_s:
+        assert first_s == 300.5
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), "200.5", ""], timeout=WAIT_S, check=False)
+    with locked(tmp_path, started_s=300.5) as first_s:
+        assert first_s == 300.5  # a run of its own, in a folder that another has left empty
+
+
+@pytest.mark.parametrize(("launch", "resume"), [("job 7", False), ("", True)])
+def test_a_holder_that_goes_on_with_the_run_is_given_its_first_start(tmp_path: Path, launch: str, resume: bool) -> None:
+    for started_s in ("100.5", "200.5"):
+        subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), started_s, "job 7"], timeout=WAIT_S, check=False)
+    with locked(tmp_path, started_s=300.5, launch=launch, resume=resume) as first_s:
+        assert first_s == 100.5
 
 
 def test_a_worker_that_outlives_its_rank_does_not_keep_the_lock(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import io
 import struct
+import subprocess
+import sys
 import warnings
 import zlib
 
@@ -297,3 +299,51 @@ def test_a_look_says_format_and_upright_size_without_decoding() -> None:
 def test_a_look_at_what_is_no_image_is_refused() -> None:
     with pytest.raises(DataError, match=r"^x\.jpg: cannot be decoded: it is not a JPEG"):
         look(b"<html>", name="x.jpg")
+
+
+def segment(marker, content):
+    return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+
+def progressive(num_scans, *, before=b"", after=b""):
+    """A grey progressive JPEG of 64x64 pixels, whose scans but the first hold nothing."""
+    tables = segment(0xDB, b"\0" + b"\1" * 64)
+    tables += segment(0xC2, struct.pack(">BHHB", 8, 64, 64, 1) + b"\1\x11\0")
+    tables += segment(0xC4, b"\0" + bytes([0, 1, 5, 1, 1, 1, 1, 1, 1] + [0] * 7) + bytes(range(12)))
+    tables += segment(0xC4, b"\x10" + bytes([0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 125]) + bytes(range(162)))
+    first = segment(0xDA, b"\1\1\0\0\0\1") + b"\x7f"
+    more = segment(0xDA, b"\1\1\0\1\x3f\x10") * (num_scans - 1)
+    return b"\xff\xd8" + before + tables + first + more + b"\xff\xd9" + after
+
+
+def test_a_jpeg_of_more_than_100_scans_is_refused_before_it_is_decoded():
+    assert decode(progressive(100), channels=1, name="x").size == (64, 64)
+    assert "cannot be decoded: it has more than 100 scans" in refusal(progressive(101))
+
+
+def test_scans_in_a_thumbnail_or_behind_the_end_do_not_count():
+    scans = b"\xff\xda" * 200
+    data = progressive(2, before=segment(0xE1, b"Exif\0\0" + scans) + segment(0xFE, scans), after=scans)
+    assert decode(data, channels=1, name="x").size == (64, 64)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bit_grey_is_scaled_alike_in_every_strip(channels):
+    wide = np.random.default_rng(0).integers(0, 2**16, (1100, 2001), dtype=np.uint16)
+    wide[:2, :2] = [[0, 128], [129, 65535]]
+    scaled = ((wide.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    data = encoded(Image.fromarray(wide), "PNG", compress_level=1)
+    expected = scaled if channels == 1 else np.repeat(scaled[:, :, None], 3, axis=2)
+    assert np.array_equal(np.asarray(decode(data, channels=channels, name="x")), expected)
+
+
+def test_16_bit_grey_takes_less_than_8_bytes_a_pixel():
+    """Two as it is decoded and one as it is scaled, then one and four as RGB; numbers of 32 bits would take 14."""
+    data = encoded(Image.fromarray(np.zeros((6000, 6000), np.uint16)), "PNG", compress_level=1)
+    code = (
+        "import sys; from paceline.data.decode import decode; data = sys.stdin.buffer.read()\n"
+        "peak = lambda: next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "before = peak(); decode(data, channels=3, name='x'); print(peak() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True, timeout=60)
+    assert 5 * 36_000_000 < int(done.stdout) * 1024 < 8 * 36_000_000

@@ -11,6 +11,7 @@ from PIL import Image
 
 from paceline.core.class_table import ClassCount
 from paceline.core.errors import PacelineError
+from paceline.core.interval import wilson
 from paceline.core.rundir import RunDir
 from paceline.inference.card import FILL_IN, write_card
 from paceline.inference.classifier import load_classifier
@@ -18,7 +19,6 @@ from paceline.inference.form import metadata
 from paceline.inference.hub import config
 from paceline.inference.network import Plain
 from paceline.inference.record import Confused, measured_wh, read_record
-from paceline.inference.wilson import wilson
 
 from . import made_run
 

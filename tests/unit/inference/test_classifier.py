@@ -218,15 +218,24 @@ def renamed(digits: Path, folder: Path, **sections: dict[str, object]) -> Path:
     return folder
 
 
-def test_a_run_does_not_say_itself_that_its_code_may_run(digits: Path, tmp_path: Path) -> None:
+def test_a_run_does_not_say_itself_that_its_code_may_run(digits: Path, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "leaving.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef net(**words): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = renamed(digits, tmp_path / "run", model={"name": "leaving:net", "args": {}})
+    with pytest.raises(RecipeError, match=r"/recipe.yaml:\d+: model.name: leaving:net is code.*\(add --own-code"):
+        load_classifier(run, device="cpu")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_that_names_what_loads_code_is_refused_by_name(digits: Path, tmp_path: Path) -> None:
     (tmp_path / "hubconf.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef net(**words): pass\n")
     args = {"repo_or_dir": str(tmp_path), "source": "local", "model": "net"}
-    run = renamed(digits, tmp_path, model={"name": "torch.hub:load", "args": args})
-    with pytest.raises(RecipeError) as caught:
-        load_classifier(run, device="cpu")
-    assert str(caught.value) == (
-        "model.name: torch.hub:load is code that the run names (add --own-code where you trust whoever wrote it)"
-    )
+    link(digits, tmp_path, without="recipe.yaml")
+    values = load(str(digits)).recipe.to_dict()
+    (tmp_path / "recipe.yaml").write_text(write_text({**values, "model": {"name": "torch.hub:load", "args": args}}))
+    with pytest.raises(RecipeError, match=r"model.name: 'torch.hub:load' is no part of a classifier"):
+        load_classifier(tmp_path, device="cpu", own_code=True)
     assert not (tmp_path / "ran").exists()
 
 

@@ -206,7 +206,7 @@ def test_a_bad_image_is_left_out_and_training_images_are_not_looked_at(tmp_path)
 def test_code_of_a_run_is_not_asked_for_images_unless_that_is_said(tmp_path):
     classifier = of_source(tmp_path, "data.source={name: 'nowhere.parts:Set', args: {root: here}}")
     with pytest.raises(
-        RecipeError, match=r"^data.source.name: nowhere.parts:Set is code that the run names \(add --own-"
+        RecipeError, match=r"recipe.yaml:\d+: data.source.name: nowhere.parts:Set is code.* \(add --own-code"
     ):
         sample_images(classifier)
     sample = sample_images(replace(classifier, own_code=True))

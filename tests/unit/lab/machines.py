@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.core.results import RunResult, StageResult, ThroughputResult, TimeResult
+from paceline.core.results import CPU_STARVED, CpuResult, RunResult, StageResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
 from paceline.lab.trial import Outcome, Trial, folder_name, vary
 from paceline.recipe.schema import Recipe
@@ -15,9 +15,34 @@ def compute_shares(recipe: Recipe) -> dict[str, float]:
     return {"forward": 0.4, "backward": 0.6}
 
 
+def starved(result: RunResult, share: float = 0.62) -> RunResult:
+    """Return the result of the same run beside programs that held the cores for `share` of the time."""
+    cpu = CpuResult(
+        rank=0,
+        cores=2,
+        ranks=1,
+        threads=2,
+        wall_s=10.0,
+        run_s=20 * (1 - share),
+        waited_s=20 * share,
+        lost_s=20 * share,
+        share=share,
+        own_share=0.0,
+        throttled_share=0.0,
+        others_cores=2 * share,
+        pressure=1.0,
+        switches=100,
+    )
+    verdict = {"bottleneck": CPU_STARVED, "evidence": "Others held the cores.", "ceiling": "", "try": ""}
+    return result.model_copy(update={"cpu": cpu, "verdict": verdict})
+
+
 @dataclass
 class Machine:
-    """Runs trials over `recipe` at once; what `fails` returns is the error of a run, "" for one that ends well."""
+    """Runs trials over `recipe` at once; what `fails` returns is the error of a run, "" for one that ends well.
+
+    Runs for which it `is_busy` share the cores with other programs.
+    """
 
     recipe: Recipe
     root: Path
@@ -25,6 +50,7 @@ class Machine:
     loss: Callable[[Recipe], float] = lambda recipe: 2.0
     fails: Callable[[Recipe], str] = lambda recipe: ""
     shares: Callable[[Recipe], dict[str, float]] = compute_shares
+    is_busy: Callable[[Recipe], bool] = lambda recipe: False
     made: list[tuple[Trial, int]] = field(default_factory=list)
 
     def run(self, trial: Trial, repeat: int) -> Outcome:
@@ -38,7 +64,8 @@ class Machine:
         if error:
             return Outcome(trial, repeat, rundir, None, error, 1, error)
         self._write_losses(rundir, recipe)
-        return Outcome(trial, repeat, rundir, self._result(recipe))
+        result = self._result(recipe)
+        return Outcome(trial, repeat, rundir, starved(result) if self.is_busy(recipe) else result)
 
     def _write_losses(self, rundir: RunDir, recipe: Recipe) -> None:
         records = ({"step": step, "loss": self.loss(recipe)} for step in range(10, int(recipe.train.steps) + 1, 10))

@@ -107,3 +107,10 @@ def test_the_one_it_was_compared_with_is_named_where_that_fails(tmp_path: Path) 
 )
 def test_running_out_of_memory_is_told_from_other_failures(error: str, status: str) -> None:
     assert failure_of(Outcome(Trial("one"), 1, RunDir(Path("one")), None, error, 1))[0] == status
+
+
+@pytest.mark.parametrize("who", [is_bf16, lambda recipe: not is_bf16(recipe)])
+def test_nothing_has_won_where_others_held_the_cores_of_a_run(who, tmp_path: Path) -> None:
+    duel = fought(Machine(MEASURED, tmp_path, speed, is_busy=lambda recipe: who(recipe) and recipe.seed == 0))
+    assert duel.status == "starved"
+    assert "held the cores 62 % of the time in 1 of 4 runs" in duel.why

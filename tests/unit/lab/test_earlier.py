@@ -89,7 +89,7 @@ class Node:
 
 def known(nodes: int, ranks: int, **provenance: Any) -> Outcome:
     class Result:
-        pass
+        starved = None
 
     found: Any = Result()
     found.provenance = provenance

@@ -31,7 +31,7 @@ from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.source import Pack
 
-from .machines import Described
+from .machines import Described, starved
 
 TWO_CORES = Here(gpus=0, cores=2, ranks=1)
 RECIPE = load("digits", Patch((("measure.warmup_steps", 0),))).recipe
@@ -44,13 +44,17 @@ SCATTER = (1.0, 1.01, 0.99)
 
 @dataclass
 class Machine:
-    """Runs a recipe without training it: its speed is that of its settings, its loss 2, or 3 at a `TRAINS` setting."""
+    """Runs a recipe without training it: its speed is that of its settings, its loss 2, or 3 at a `TRAINS` setting.
+
+    Runs with one of the words `busy` share the cores with other programs.
+    """
 
     commands: list[list[str]] = field(default_factory=list)
     fails: dict[str, tuple[int, str]] = field(default_factory=dict)
     loss: dict[str, float] = field(default_factory=dict)
     losses: dict[str, Sequence[float]] = field(default_factory=dict)
     scatter: dict[str, Sequence[float]] = field(default_factory=dict)
+    busy: tuple[str, ...] = ()
     verdict: dict[str, str] = field(default_factory=lambda: {"bottleneck": "unknown", "evidence": "None.", "try": ""})
 
     def start(self, command: Sequence[str]) -> "Child | Described":
@@ -91,7 +95,8 @@ class Child:
         (folder / "steps.jsonl").write_text(json.dumps({"step": STEPS, "loss": loss}) + "\n", encoding="utf-8")
         patch = Patch.parse([word for word in words if "=" in word])
         ranks = int(words[words.index("--ranks") + 1])
-        RunDir(folder).write_result(result(rate, vary(RECIPE, patch).hash, ranks, self.machine.verdict))
+        found = result(rate, vary(RECIPE, patch).hash, ranks, self.machine.verdict)
+        RunDir(folder).write_result(starved(found) if set(self.machine.busy) & set(words) else found)
 
     def poll(self) -> int | None:
         return self.returncode
@@ -541,3 +546,26 @@ def test_a_turn_makes_the_data_that_the_rungs_below_it_read(climbing):
     climbing.build([BASE, Rung(name="packed", data="pack"), BF16], machine, prepare=prepare).run_turn(3, 1)
     assert made == ["pack"]
     assert all("data.source.root=/made.pack" in command for command in machine.commands)
+
+
+ALWAYS = Rung(name="bf16", set={"train.precision": "bf16"}, keep="always")
+
+
+@pytest.mark.parametrize(("rung", "status"), [(BF16, "dropped"), (ALWAYS, "kept")])
+def test_no_gain_is_claimed_of_runs_that_shared_the_cores_with_other_programs(climbing, rung, status):
+    found = climbing([BASE, rung], Machine(busy=("train.precision=bf16",))).rungs[1]
+    assert found.over_below.value == pytest.approx(2.0)
+    assert found.status == status
+    assert found.why.startswith("not to be told")
+    assert "held the cores up to 62 % of the time in 3 of 6 runs" in found.starved
+    assert found.starved in found.why
+
+
+def test_runs_that_shared_the_cores_are_made_again_when_the_ladder_is(climbing):
+    """And those that did not are not."""
+    first = climbing([BASE, BF16], Machine(busy=("train.precision=bf16",)))
+    machine = Machine()
+    again = climbing([BASE, BF16], machine)
+    assert (first.rungs[1].status, again.rungs[1].status) == ("dropped", "kept")
+    assert [name.split("-")[1] for name in machine.folders] == ["bf16"] * 3
+    assert any("no cores to itself: other processes held the cores 62 % of the time" in line for line in climbing.said)

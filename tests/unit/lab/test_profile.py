@@ -16,6 +16,8 @@ from paceline.lab.trial import Outcome, Trial
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
+from .machines import starved
+
 DIGITS = load("digits").recipe
 
 
@@ -162,3 +164,14 @@ def test_one_process_of_dataparallel_computes_on_all_gpus() -> None:
     four = result(1.0, world_size=1, provenance={"device": "cuda", "cuda_devices": ["NVIDIA H200"] * 4})
     assert num_devices(recipe, four) == 4
     assert num_devices(DIGITS, four) == 1
+
+
+def test_a_profile_beside_other_programs_has_neither_ceilings_nor_advice(found) -> None:
+    base, probes = runs("base", 100.0, 100.0), runs("free-data", 390.0, 390.0)
+    assert "3.9x" in found(*base, *probes).verdict["ceiling"]
+    assert probes[1].result is not None
+    profile = found(*base, probes[0], replace(probes[1], result=starved(probes[1].result)))
+    assert profile.verdict["bottleneck"] == "cpu-starved"
+    assert profile.verdict["evidence"].startswith("Other processes held the cores 62 % of the time in 1 of 4 runs")
+    assert (profile.verdict["ceiling"], profile.verdict["try"]) == ("", "")
+    assert profile.to_dict()["ceilings"] == {}

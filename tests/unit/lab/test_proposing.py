@@ -1,5 +1,7 @@
 """The ladder `auto` takes the moves that a verdict calls for, and ends where there is too little to win."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
@@ -8,6 +10,8 @@ from paceline.lab.proposing import propose
 from paceline.lab.rungs import Rung
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
+
+from .machines import starved
 
 RECIPE = load("digits").recipe
 
@@ -60,3 +64,9 @@ def test_a_ceiling_of_a_few_percent_ends_it(standing):
     why = propose(RECIPE, standing("input-bound", "at most 1.02x without waiting for data, all else unchanged"))
     assert why == "base is input-bound, and without that there are less than 3.0 % to win"
     assert isinstance(propose(RECIPE, standing("input-bound", "at most 1.5x without waiting for data")), Rung)
+
+
+def test_nothing_is_proposed_from_runs_that_shared_the_cores_with_other_programs(standing):
+    found = standing("compute-bound")
+    busy = replace(found, results=(starved(found.results[0]),))
+    assert propose(RECIPE, busy).startswith("other processes held the cores 62 % of the time as base was measured")

@@ -1,6 +1,7 @@
 """Which ranks are measured with which batch, and what their runs say."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ from paceline.core.results import (
 from paceline.core.rundir import RunDir
 from paceline.lab.measuring import measuring_patch
 from paceline.lab.predict.points import Point, parse_points
-from paceline.lab.scaling import Planned, Ranks, caution_of, plan_points, points_csv, ranks_over, to_points
+from paceline.lab.scaling import Planned, Ranks, caution_of, plan_points, points_csv, ranks_over, starving, to_points
 from paceline.lab.trial import Outcome, vary
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
+
+from .machines import starved
 
 RECIPE = load("digits").recipe
 SHORT = measuring_patch(RECIPE, 20, Patch())
@@ -187,3 +190,13 @@ def test_ranks_that_share_cores_are_cautioned_about() -> None:
     assert "Up to 8 ranks share the 4 cores of a node" in caution_of(own, ranks_over([8], [2]), cpu)
     assert caution_of(RECIPE, ranks_over([1], [1, 2, 4]), cpu) == ""
     assert caution_of(RECIPE, places, {"device": "cuda", "logical_cores": 4}) == ""
+
+
+def test_speeds_that_others_had_the_cores_for_are_cautioned_about() -> None:
+    points = planned()
+    outcomes = [ended(point, turn, 100.0 * point.ranks.ranks) for turn in (1, 2) for point in points]
+    assert starving(outcomes) == ""
+    assert outcomes[1].result is not None
+    outcomes[1] = replace(outcomes[1], result=starved(outcomes[1].result))
+    assert starving(outcomes).startswith("Other processes held the cores 62 % of the time in 1 of 6 runs: speeds and")
+    assert [point.bottleneck for point in to_points(points, outcomes)] == ["input-bound", "cpu-starved", "input-bound"]

@@ -5,10 +5,11 @@ import os
 import numpy as np
 import pytest
 
+from paceline.core.process import descendants
 from paceline.data.sources.build import build_datasets
 from paceline.lab.cache import drop, files_of, warm
 from paceline.lab.part import part_of
-from paceline.lab.tree import Taken, descendants, memory_bytes, taken
+from paceline.lab.tree import Taken, memory_bytes, taken
 from paceline.recipe.schema.source import Folder, Synthetic
 
 

@@ -29,10 +29,18 @@ def test_a_patch_and_its_words_say_the_same() -> None:
 
 def test_a_trial_is_a_training_in_a_fresh_process_of_this_python() -> None:
     trial = Trial("free", Patch((("data.replay", "host"),)))
-    assert command_of(trial, Path("x/base.yaml"), 3, Path("x/free-1")) == [
+    assert command_of(trial, load("digits").recipe, Path("x/base.yaml"), 3, Path("x/free-1")) == [
         *(sys.executable, "-P", "-m", "paceline", "train", "x/base.yaml", "data.replay=host"),
         *("--ranks", "3", "--run-dir", "x/free-1", "--json"),
     ]
+    insisting = command_of(trial, load("digits").recipe, Path("x/base.yaml"), 3, Path("x/free-1"), ["--oversubscribe"])
+    assert insisting[-2:] == ["--oversubscribe", "--json"]
+
+
+def test_a_trial_of_a_recipe_that_names_code_says_that_it_may_run() -> None:
+    named = load("digits", Patch.parse(["model.name=mine:Net"])).recipe
+    words = command_of(Trial("as-is"), named, Path("x/base.yaml"), 1, Path("x/1"))
+    assert words.count("--own-code") == 1
 
 
 def test_a_varied_recipe_is_checked_and_reads_back_from_its_file(tmp_path: Path) -> None:
@@ -47,7 +55,7 @@ def test_a_varied_recipe_is_checked_and_reads_back_from_its_file(tmp_path: Path)
 
 def test_on_nodes_a_trial_is_a_step_of_the_allocation() -> None:
     trial = Trial("two", nodes=2)
-    assert command_of(trial, Path("base.yaml"), 8, Path("x")) == [
+    assert command_of(trial, load("digits").recipe, Path("base.yaml"), 8, Path("x")) == [
         *("srun", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--relative=0", "--kill-on-bad-exit=1"),
         *(sys.executable, "-P", "-m", "paceline", "train", "base.yaml", "--ranks", "8", "--run-dir", "x", "--json"),
     ]

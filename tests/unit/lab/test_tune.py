@@ -371,3 +371,21 @@ def test_a_batch_by_hand_has_its_learning_rate_follow() -> None:
     moves = space.moves(MEASURED, result)
     assert [move.name for move in moves] == ["batch-64", "batch-256"]
     assert all("optim.lr_scaling=linear" in words_of(move.patch) for move in moves)
+
+
+def test_a_recipe_that_was_measured_beside_other_programs_is_not_tuned(tmp_path: Path) -> None:
+    machine = Machine(MEASURED, tmp_path, product, is_busy=lambda recipe: True)
+    found = tuned(machine, by_hand(*WORDS))
+    assert (found.patch, found.gain, found.tried, len(machine.made)) == (Patch(), None, (), 1)
+    assert found.stopped.startswith("other processes held the cores 62 % of the time as the recipe was measured")
+
+
+def test_a_move_that_was_measured_beside_other_programs_is_not_taken_and_that_is_told(tmp_path: Path) -> None:
+    def is_bf16(recipe: Recipe) -> bool:
+        return recipe.train.precision == "bf16"
+
+    machine = Machine(MEASURED, tmp_path, lambda recipe: 300.0 if is_bf16(recipe) else 100.0, is_busy=is_bf16)
+    found = tuned(machine, by_hand("train.precision=fp32,bf16"))
+    assert found.patch == Patch()
+    assert set(outcomes(found).values()) == {"starved"}
+    assert "1 of 1 trial could not be judged, as other processes held the cores" in found.stopped

@@ -34,6 +34,7 @@ def test_it_finds_a_recipe_file_and_a_run_from_another_folder(tmp_path: Path, mo
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "mine.yaml").write_text("extends: digits\nseed: 7\n", encoding="utf-8")
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").touch()
     (tmp_path / "run" / "recipe.yaml").write_text("extends: digits\nseed: 8\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     for name, seed in (("here/mine.yaml", 7), ("run", 8)):

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.cli.show import verdict_line
 from paceline.core.errors import RecipeError
-from paceline.core.results import CommunicationResult, StragglerResult
+from paceline.core.results import CommunicationResult, CpuResult, StragglerResult
 from paceline.core.stages import STAGES
 from paceline.core.units import Duration
 from paceline.measure import ClockSummary, StageClock, StageTotal
@@ -447,3 +447,74 @@ def test_no_counted_step_is_unknown() -> None:
         "try": "",
     }
     assert verdict(clock.drain()).try_ == "measure.warmup_steps=0"
+
+
+def cpu(**values: float) -> CpuResult:
+    """Return the CPU time of a rank of two threads on two cores that had all it wanted, but for what `values` say."""
+    usual = {
+        "rank": 0, "cores": 2, "ranks": 1, "threads": 2, "wall_s": 10.0, "run_s": 18.0, "waited_s": 0.2, "lost_s": 0.1,
+        "share": 0.005, "own_share": 0.005, "throttled_share": 0.0, "others_cores": 0.01, "pressure": 0.1,
+        "switches": 9,
+    }  # fmt: skip
+    return CpuResult.model_validate({**usual, **values})
+
+
+COMPUTES = summary_of(forward=4.0, backward=6.0)
+
+
+def test_a_run_whose_cores_others_held_is_starved_and_nothing_is_advised() -> None:
+    found = verdict(COMPUTES, GPU, cpu=cpu(share=0.62, lost_s=12.4, others_cores=1.24))
+    assert (found.bottleneck, found.ceiling, found.try_) == ("cpu-starved", "", "")
+    assert "held the cores 62 % of the time that training wanted to run" in found.evidence
+    assert "1.2 of 2 cores" in found.evidence
+
+
+def test_it_is_starved_whatever_its_stages_say() -> None:
+    """A pause of nine tenths, and waiting for data of a half: others had the loader's cores as well."""
+    busy = cpu(share=0.5, lost_s=10.0)
+    paused = summary_of(forward=10.0, pauses={"evaluate": 90.0})
+    waiting = summary_of(data_wait=5.0, forward=5.0)
+    assert [verdict(each, cpu=busy).bottleneck for each in (paused, waiting)] == ["cpu-starved"] * 2
+
+
+@pytest.mark.parametrize(
+    ("share", "lost_s", "bottleneck"),
+    [
+        (0.1, 0.5, "cpu-starved"),
+        (0.099, 2.0, "compute-bound"),
+        (0.5, 0.4, "compute-bound"),  # it wanted to run so little that half of that was nothing
+    ],
+)
+def test_little_lost_to_others_is_no_bottleneck(share: float, lost_s: float, bottleneck: str) -> None:
+    assert verdict(COMPUTES, cpu=cpu(share=share, lost_s=lost_s)).bottleneck == bottleneck
+
+
+def test_of_several_ranks_the_one_that_lost_most_is_named() -> None:
+    found = verdict(COMPUTES, Settings(world_size=2), cpu=cpu(rank=1, share=0.4, lost_s=5.0))
+    assert "40 % of the time that rank 1 wanted to run" in found.evidence
+
+
+def test_a_quota_is_told_from_other_processes() -> None:
+    found = verdict(COMPUTES, cpu=cpu(throttled_share=0.3))
+    assert (found.bottleneck, found.try_) == ("cpu-throttled", "")
+    assert "stopped the run 30 % of the time" in found.evidence
+    assert verdict(COMPUTES, Settings(threads=4), cpu=cpu(throttled_share=0.3)).try_ == "parallel.threads=auto"
+
+
+def test_ranks_and_threads_beyond_the_cores_are_the_runs_own_doing() -> None:
+    found = verdict(COMPUTES, Settings(world_size=4), cpu=cpu(ranks=4, threads=1, own_share=0.5))
+    assert found.bottleneck == "cpu-oversubscribed"
+    assert "4 ranks of 1 thread oversubscribe 2 cores" in found.evidence
+    assert "--ranks 2" in found.try_
+    threads = verdict(COMPUTES, Settings(threads=8), cpu=cpu(ranks=1, threads=8, own_share=0.7))
+    assert (threads.bottleneck, threads.try_) == ("cpu-oversubscribed", "parallel.threads=auto")
+
+
+def test_loader_workers_that_share_the_cores_with_the_rank_oversubscribe_nothing() -> None:
+    """A rank of two threads on two cores, beside its own two workers: all of them are busy with the run."""
+    assert verdict(COMPUTES, cpu=cpu(own_share=0.5)).bottleneck == "compute-bound"
+
+
+def test_nothing_is_said_of_who_had_the_cores_in_a_time_of_few_ticks() -> None:
+    found = [verdict(COMPUTES, cpu=cpu(share=0.62, lost_s=0.6, wall_s=wall_s)).bottleneck for wall_s in (0.4, 0.6)]
+    assert found == ["compute-bound", "cpu-starved"]

@@ -166,10 +166,14 @@ def test_another_shape_is_refused(tmp_path, key, tensor, sizes):
 
 def test_missing_unknown_and_broken_files_are_refused(tmp_path):
     model = build(1)
-    assert error_of(model, tmp_path / "none.pth") == "no such file (give a .safetensors, a .pth or a run directory)"
+    assert error_of(model, tmp_path / "none.pth") == (
+        "no such file (give a .safetensors, a .pth or a run directory; docs/how-to/fine-tune.md says where to get one)"
+    )
     foreign = tmp_path / "weights.onnx"
     foreign.write_bytes(b"x")
-    assert error_of(model, foreign) == "is no file of weights by its name (give a .safetensors or .pth)"
+    assert error_of(model, foreign) == (
+        "is not a file of weights by its name (rename it to one of .safetensors, .pth, .pt, .pth.tar)"
+    )
     for suffix in (".safetensors", ".pth", ".pt"):
         for content in (b"", b"\x80garbage", b"x" * 100):
             broken = tmp_path / f"broken{suffix}"

@@ -1,11 +1,13 @@
 """What is refused before anything is allocated."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.models.trial import check_memory_format, check_model
+from paceline.models.trial import check_memory_format, check_model, choose_memory_format, overflowing_gradients
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.model import Model
 
@@ -79,6 +81,70 @@ def test_channels_last_is_refused_only_by_name_and_only_without_convolutions():
 def test_the_layout_is_checked_with_the_rest():
     with pytest.raises(RecipeError, match=r"^model\.memory_format: channels_last has no effect on timm:naflexvit"):
         check_model(Model(name="timm:naflexvit_base_patch16_gap", memory_format="channels_last"), plan())
+
+
+def conv(inputs: int = 15, **options: Any) -> nn.Conv2d:
+    """Return a 1x1 convolution with a stride of 2, unless told otherwise."""
+    return nn.Conv2d(inputs, 16, **{"kernel_size": 1, "stride": 2, "device": "meta", **options})
+
+
+OVERFLOWS = [conv(), conv(1), conv(stride=(1, 2)), conv(stride=3), conv(padding="valid")]
+SOUND = [
+    conv(16), conv(stride=1), conv(kernel_size=3, padding=1), conv(kernel_size=(1, 3)), conv(padding=1),
+    conv(8, groups=8), nn.Linear(3, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", OVERFLOWS, ids=str)
+def test_a_gradient_that_overflows_its_buffer_is_named(layer: nn.Module) -> None:
+    assert overflowing_gradients(nn.Sequential(nn.ReLU(), nn.Sequential(layer))) == ("1.0",)
+
+
+@pytest.mark.parametrize("layer", SOUND, ids=str)
+def test_other_gradients_are_sound(layer: nn.Module) -> None:
+    assert overflowing_gradients(nn.Sequential(layer)) == ()
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("width", "name", "device", "layout"),
+    [
+        (0.2344, "auto", CPU, torch.contiguous_format),  # 15 channels
+        (0.25, "auto", CPU, torch.channels_last),  # 16 channels
+        (0.05, "auto", GPU, torch.channels_last),
+        (0.05, "channels_last", CPU, torch.channels_last),  # refused where it is trained
+        (1.0, "contiguous", CPU, torch.contiguous_format),
+    ],
+)
+def test_auto_is_contiguous_on_a_cpu_where_a_gradient_overflows(width, name, device, layout) -> None:
+    section = Model(name="resnet18_cifar", width=width, memory_format=name)
+    before = torch.get_rng_state()
+    assert choose_memory_format(section, device, num_classes=10, channels=3) is layout
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_channels_last_and_compiling_are_refused_where_a_gradient_overflows() -> None:
+    narrow = Model(name="resnet18_cifar", width=0.1)
+    asked = narrow.model_copy(update={"memory_format": "channels_last"})
+    check_model(narrow, plan(), fp32_on_cpu=True)
+    check_model(asked, plan(), half_on_cpu="bf16")
+    check_model(asked, plan())
+    where = r"corrupts memory on a CPU, in the gradient of \S+, a 1x1 convolution of 6 channels"
+    with pytest.raises(RecipeError, match=rf"^model\.memory_format: channels_last {where}.*memory_format=auto\)$"):
+        check_model(asked, plan(), fp32_on_cpu=True)
+    with pytest.raises(RecipeError, match=rf"^train\.compile: default {where}.*set train\.compile=off\)$"):
+        check_model(narrow, plan(), fp32_on_cpu=True, compile_mode="default")
+    frozen = asked.model_copy(update={"freeze": "backbone"})
+    check_model(frozen, plan(), fp32_on_cpu=True)
+    wide = Model(name="resnet18_cifar", width=0.25, memory_format="channels_last")
+    check_model(wide, plan(), fp32_on_cpu=True, compile_mode="default")
+
+
+def test_a_network_that_cannot_be_built_is_left_to_the_check() -> None:
+    section = Model(name="torchvision:no_such_network")
+    assert choose_memory_format(section, CPU, num_classes=10, channels=3) is torch.channels_last
 
 
 def test_strides_over_a_map_are_refused_in_16_bits_on_a_cpu() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import WorldError
+from paceline.parallel import launch as launcher
 from paceline.parallel.launch import PREEMPTED, Ended, launch
 
 
@@ -60,6 +61,18 @@ def test_a_killed_rank_is_named_and_the_others_end_with_it() -> None:
     assert ended.code == 128 + signal.SIGKILL and ended.was_lost
     assert ended.sentence == "rank 1 of 3 was killed by SIGKILL, so all ranks were ended"
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize(
+    ("number", "fix"), [(signal.SIGSEGV, "model.memory_format=contiguous"), (signal.SIGBUS, "df /dev/shm")]
+)
+def test_a_rank_that_crashed_is_named_with_what_to_try(number: int, fix: str) -> None:
+    ended = launch(program(f"os.kill(os.getpid(), {int(number)}) if rank == 1 else time.sleep(600)"), 2, environ())
+    assert ended.code == 128 + number
+    assert (
+        ended.sentence.startswith(f"rank 1 of 2 was killed by {signal.Signals(number).name}") and fix in ended.sentence
+    )
 
 
 @pytest.mark.usefixtures("brief")
@@ -208,3 +221,28 @@ sys.exit(1)
 """
     for attempt in range(3):
         assert launch(program(text), 2, environ(), port=port, attempt=attempt).was_lost
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (signal.SIGTERM, Ended(143, "SIGTERM came when 2 of 9 ranks had been started, so all were ended")),
+        (signal.SIGINT, Ended(130)),
+    ],
+)
+def test_a_signal_that_comes_while_ranks_are_started_ends_those_there_are_and_starts_no_other(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, expected: Ended
+) -> None:
+    """Of nine ranks, each deaf to it, two have been started when a real signal comes."""
+    processes, start = [], launcher._start
+
+    def start_and_signal(*asked):
+        processes.append(start(*asked))
+        if len(processes) == 2:
+            os.kill(os.getpid(), number)
+        return processes[-1]
+
+    monkeypatch.setattr(launcher, "_start", start_and_signal)
+    text = "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)]; time.sleep(600)"
+    assert launch(program(text), 9, environ(), grace_s=5.0) == expected
+    assert [process.returncode for process in processes] == [-signal.SIGKILL] * 2

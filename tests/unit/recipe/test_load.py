@@ -1,8 +1,11 @@
 """`recipe.load`: what a name means, what a recipe extends, and who set each value."""
 
+import re
+
 import pytest
 
 from paceline.core.errors import RecipeError
+from paceline.core.urls import public_url
 from paceline.recipe import load as load_module
 from paceline.recipe.load import find, load
 from paceline.recipe.patch import Patch
@@ -23,13 +26,33 @@ def presets(tmp_path, monkeypatch):
 def test_a_name_is_a_preset_a_file_a_run_directory_or_its_recipe(presets, write):
     file = write("train: {epochs: 1}\n", "mine.yml")
     write("train: {epochs: 1}\n", "runs/a-run/recipe.yaml")
+    write("{}", "runs/a-run/plan.json")
     names = ["base", "course/one", file, "runs/a-run", "runs/a-run/", "runs/a-run/recipe.yaml"]
     assert [load(name).name for name in names] == ["base", "course-one", "mine", "a-run", "a-run", "a-run"]
 
 
 def test_a_run_directory_wins_over_a_preset_of_its_name(presets, write):
     write("train: {epochs: 7}\n", "base/recipe.yaml")
+    assert load("base").recipe.train.epochs == 3  # a folder with a recipe in it is no run yet
+    write("{}", "base/plan.json")
     assert load("base").recipe.train.epochs == 7
+
+
+def test_a_folder_of_images_with_a_recipe_in_it_is_refused_naming_both_ways_out(write, refusal):
+    write("train: {epochs: 7}\n", "my photos/recipe.yaml")
+    for name in ("my photos", "my photos/"):
+        message = refusal(load, name)
+        assert message.startswith("my photos: has a recipe.yaml, but not the plan.json of a run")
+        assert (
+            "recipe: name 'my photos/recipe.yaml'; images: paceline train folder data.source.root='my photos" in message
+        )
+    assert refusal(load, write("extends: my photos\n")).startswith("r.yaml:1: extends: my photos: has a recipe.yaml")
+
+
+def test_the_folder_of_an_experiment_is_trained_by_its_name(write):
+    write("train: {epochs: 6}\n", "ladder-1/recipe.yaml")
+    write("{}", "ladder-1/asked.json")
+    assert load("ladder-1").recipe.train.epochs == 6
 
 
 def test_a_tilde_is_the_home_folder(write, tmp_path, monkeypatch):
@@ -93,6 +116,7 @@ def test_a_recipe_extends_a_file_elsewhere(write, tmp_path, monkeypatch):
 
 def test_a_recipe_extends_a_run(write):
     write("train: {epochs: 4}\n", "runs/first/recipe.yaml")
+    write("{}", "runs/first/plan.json")
     assert load(write("extends: runs/first\nseed: 1\n")).recipe.train.epochs == 4
 
 
@@ -177,3 +201,52 @@ def test_finding_a_recipe_does_not_read_it(write):
     assert str(find(write("not: [yaml"))) == "r.yaml"
     with pytest.raises(RecipeError):
         load("r.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (["data.source={name: pack, root: 'https://me:S3CRET@host/a.pack'}"], "data.source.root"),
+        (["data.source={name: pack, root: 'https://S3CRET@host/a.pack'}"], "data.source.root"),
+        (["data.source={name: pack, root: 'https://host/a.pack?any=S3CRET'}"], "data.source.root"),
+        (["data.source={name: pack, root: 's3://key:S3CRET@bucket/a.pack'}"], "data.source.root"),
+        (["data.source={name: pack, root: 's3://bucket/a.pack?any=S3CRET'}"], "data.source.root"),
+        (["data.source={name: pack, rot: 'https://me:S3CRET@host/a.pack'}"], "data.source.rot"),
+        (["log.sinks=[{name: 'mine:Sink', args: {url: 'http://me:S3CRET@host'}}]"], "log.sinks[0].args.url"),
+        (
+            ["log.sinks=[{name: 'mine:Sink', args: {to: ['http://host/?access_token=S3CRET']}}]"],
+            "log.sinks[0].args.to[0]",
+        ),
+    ],
+)
+def test_a_url_with_a_secret_is_refused_wherever_it_stands_and_the_secret_is_not_shown(resolve, refusal, words, place):
+    message = refusal(resolve, *words)
+    assert message.startswith(f"{place}: ") and "PACELINE_URL_CREDENTIALS" in message and "S3CRET" not in message
+
+
+def test_a_secret_in_the_place_of_a_recipe_is_not_shown(refusal):
+    message = refusal(load, "https://me:S3CRET@host/a.pack?sig=S3CRET")
+    assert message.startswith("https://host/a.pack: the URL holds a user name") and "S3CRET" not in message
+
+
+def test_urls_without_a_secret_are_kept_as_they_are(resolve):
+    for root in ("https://host:8443/packs/a.pack", "abfs://container@account.dfs.core.windows.net/set", "s3://b/a@c/d"):
+        recipe = resolve("data.source.name=pack", f"data.source.root={root}").recipe
+        assert recipe.data.source.root == root and public_url(root) == root
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("optim.lr", "'optim.lr': is a field, not a recipe (write optim.lr=VALUE)"),
+        ("cifar10", "did you mean one of cifar10-94, cifar10-95, cifar10-96, cifar10-cpu, cifar10-resnet18?"),
+    ],
+)
+def test_what_is_almost_a_recipe_is_refused_with_what_was_meant(name, fix) -> None:
+    with pytest.raises(RecipeError, match=re.escape(fix)):
+        load(name)
+
+
+def test_a_field_by_the_name_that_other_trainers_have_for_it_is_refused_with_ours() -> None:
+    with pytest.raises(RecipeError, match=r"^optim.learning_rate: is not a field \(did you mean 'lr'\?\)"):
+        load("digits", Patch.parse(["optim.learning_rate=0.1"]))

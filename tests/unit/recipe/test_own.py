@@ -154,6 +154,53 @@ def test_pythons_own_library_has_no_parts(refusal, word) -> None:
     assert message.startswith(word.partition("=")[0].partition(".name")[0])
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "torch.hub:load",
+            "torch:load",
+            "torch:hub.load",
+            "torch.utils.cpp_extension:load",
+            "torch.serialization:load",
+        ),
+        *("torch.package:PackageImporter", "torch.jit:load", "torch.optimizers:Adam", "torchvision.datasets:CIFAR10"),
+        *("timm.data:create_dataset", "timm:create_model.x", "numpy:load", "joblib:load", "cloudpickle:loads"),
+        *(
+            "pip:main",
+            "setuptools:setup",
+            "pkg_resources:run_script",
+            "fsspec:open",
+            "torch.nn:Linear.__init__.__globals__",
+        ),
+        *("datasets:load_dataset", "transformers:pipeline", "sympy:sympify", "mypkg:__builtins__.exec"),
+    ],
+)
+def test_modules_that_load_or_download_code_have_no_parts_whoever_names_them(refusal, name) -> None:
+    for word in (f"data.source.name={name}", f"optim={{name: '{name}', lr: 0.1}}", f"log.sinks=['{name}']"):
+        message = refusal(load, "digits", Patch.parse([word]))
+        assert name in message and ("own module)" in message or "(name a class or function)" in message)
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.optim:Adagrad", "torch.optim.adamw:AdamW", "torch.nn:Linear", "timm.optim:Lion"]
+)
+def test_parts_of_torch_and_timm_stay(name) -> None:
+    assert load("digits", Patch.parse([f"optim={{name: '{name}', lr: 0.1}}"])).recipe.optim.name == name
+
+
+def test_a_module_that_passes_on_what_loads_code_is_seen_through(tmp_path, monkeypatch, refusal) -> None:
+    name = f"passing_{tmp_path.name}"
+    text = "from torch.hub import load\nfrom subprocess import run, Popen\nfrom torch.optim import SGD\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for passed, of in (("load", "torch.hub:load"), ("run", "subprocess:run"), ("Popen", "subprocess:Popen")):
+        assert f"model.name: {name}:{passed}: is {of}" in refusal(
+            load_object, f"{name}:{passed}", "model.name"
+        ).replace(f"{name}:{passed} is", f"{name}:{passed}: is")
+    assert load_object(f"{name}:SGD", "optim.name").__name__ == "SGD"
+
+
 def test_a_class_without_a_method_is_told_which_and_how_it_is_written(parts, refusal) -> None:
     assert refusal(own(parts, "Sink", SINK, "log.sinks[0]").load) == (
         f"log.sinks[0].name: {parts}:Sink has no step, which a sink needs (add: def step(self, record))"

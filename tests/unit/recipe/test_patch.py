@@ -121,8 +121,8 @@ PLAIN = "not allowed in a recipe (write a plain value)"
     [
         ("*x", f"optim.lr:1: anchors and aliases are {PLAIN}"),
         ("!!float 3", f"optim.lr:1: tag tag:yaml.org,2002:float is {PLAIN}"),
-        ("[1", "optim.lr:1: expected ',' or ']', but got '<stream end>' (mend the YAML)"),
-        ("{a: 1, a: 2}", 'optim.lr:1: found duplicate key "a" with value "2" (original value: "1") (mend the YAML)'),
+        ("[1", "optim.lr:1:3: expected ',' or ']', but got '<stream end>' (fix the YAML)"),
+        ("{a: 1, a: 2}", 'optim.lr:1:8: found duplicate key "a" with value "2" (original value: "1") (fix the YAML)'),
         ("{1: 2}", 'optim.lr:1: key 1 is not a word (write it in quotes: "1")'),
         ("\x07", "optim.lr:1: '\\x07' is not allowed in YAML (take it out)"),
         ("\udcff", "optim.lr:1: '\\udcff' is not allowed in YAML (take it out)"),

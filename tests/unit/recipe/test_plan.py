@@ -232,7 +232,7 @@ def test_a_batch_that_would_part_a_pair_is_refused(resolve, refusal, augment, ba
 def test_the_batch_that_is_proposed_for_few_images_has_pairs(plan, refusal):
     few = replace(TRAIN, num_images=45)
     assert refusal(plan, "data.augment=[mixup]", world_size=4, train=few) == (
-        "data.batch_size: 128 is more than the 45 training images (try 40)"
+        "data.batch_size: 128 is more than the 45 training images (try 8)"
     )
 
 
@@ -278,9 +278,10 @@ def test_the_batch_that_is_proposed_divides_and_none_is_nearer(resolve, refusal)
 @pytest.mark.parametrize(
     ("ranks", "num_images", "fix"),
     [
-        (1, 100, "try 100"),
-        (8, 100, "try 96"),
-        (1, 127, "try 127"),
+        (1, 100, "try 8"),
+        (8, 100, "try 8"),
+        (1, 127, "try 8"),
+        (1, 5, "try 5"),
         (8, 5, "add images, or use fewer ranks"),
         (1, 0, "add images, or use fewer ranks"),
     ],
@@ -289,6 +290,15 @@ def test_a_batch_of_more_images_than_there_are_is_refused_with_one_that_fits(pla
     assert refusal(plan, world_size=ranks, train=replace(TRAIN, num_images=num_images)) == (
         f"data.batch_size: 128 is more than the {num_images} training images ({fix})"
     )
+
+
+def test_a_batch_that_leaves_out_many_images_is_noted_with_one_that_leaves_out_few(plan):
+    derived = plan("data.batch_size=256", train=replace(TRAIN, num_images=392))
+    (note,) = [note for note in derived.notes if note.startswith("data.batch_size: ")]
+    assert "256 leaves 136 of 392 training images (35 %) out of each epoch, which has 1 step" in note
+    assert note.endswith("(try data.batch_size=32)")
+    tried = plan("data.batch_size=32", train=replace(TRAIN, num_images=392))
+    assert not [note for note in tried.notes if note.startswith("data.batch_size: ")]
 
 
 def test_a_batch_of_all_images_is_one_step_an_epoch(plan):

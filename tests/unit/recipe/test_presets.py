@@ -138,6 +138,7 @@ def test_every_preset_loads_again_from_a_run_directory(name, tmp_path):
     recipe = load(name).recipe
     run = RunDir(tmp_path / "run")
     run.create()
+    run.write_json("plan.json", {})
     run.recipe.write_text(f"# recipe {recipe.hash}\n" + write_text(recipe.to_dict()), encoding="utf-8")
     again = load(str(run.path))
     assert (again.recipe, again.name) == (recipe, "run")

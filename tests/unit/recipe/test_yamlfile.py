@@ -13,11 +13,11 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 PLAIN = "not allowed in a recipe (write a plain value)"
 NO_DATE = "datetime.date(2026, 11, 21) is a date, which a recipe has no use for (write a number or text)"
 NO_MAPPING = "a recipe is a mapping of sections, not a list or a value (write `train: {epochs: 10}`)"
-NO_MINOR = "is not YAML: version minor part can only be 2 or 1, got (1, 3) (mend the file)"
+NO_MINOR = "is not YAML: version minor part can only be 2 or 1, got (1, 3) (fix the file)"
 
 
 def twice(key: str) -> str:
-    return f'found duplicate key "{key}" with value "3" (original value: "1") (mend the YAML)'
+    return f'found duplicate key "{key}" with value "3" (original value: "1") (fix the YAML)'
 
 
 REFUSED = {
@@ -33,8 +33,8 @@ REFUSED = {
     "a directive of the future": ("%YAML 1.3\n---\na: 1\n", f"r.yaml: {NO_MINOR}"),
     "a tag directive": ("%TAG ! tag:x,2000:\n---\na: 1\n", f"r.yaml:2: directives are {PLAIN}"),
     "nesting without end": ("a: " + "[" * 2000, f"r.yaml:1: more than 20 levels are {PLAIN}"),
-    "a duplicate key": ("a: 1\nb: 2\na: 3\n", f"r.yaml:3: {twice('a')}"),
-    "a duplicate key below": ("a:\n  b: 1\n  b: 3\n", f"r.yaml:3: {twice('b')}"),
+    "a duplicate key": ("a: 1\nb: 2\na: 3\n", f"r.yaml:3:1: {twice('a')}"),
+    "a duplicate key below": ("a:\n  b: 1\n  b: 3\n", f"r.yaml:3:3: {twice('b')}"),
     "a list": ("- 1\n", f"r.yaml:1: {NO_MAPPING}"),
     "a value": ("3\n", f"r.yaml:1: {NO_MAPPING}"),
     "a date": ("a: 1\nb:\n  c: 2026-11-21\n", f"r.yaml:3: {NO_DATE}"),
@@ -51,9 +51,9 @@ REFUSED = {
     "a key of two lines": ('b: 1\n"a\\nb": 1\n', "r.yaml:2: key 'a\\nb' is not a word (mend it)"),
     "a NUL": ("a: 1\nb: \0\n", "r.yaml:2: '\\x00' is not allowed in YAML (take it out)"),
     "a control character": ("a: 1\nb: 2\nc: \x07\n", "r.yaml:3: '\\x07' is not allowed in YAML (take it out)"),
-    "a tab": ("a:\n\tb: 1\n", "r.yaml:2: found character '\\t' that cannot start any token (mend the YAML)"),
-    "an open bracket": ("a: [1\n", "r.yaml:2: expected ',' or ']', but got '<stream end>' (mend the YAML)"),
-    "two documents": ("a: 1\n---\nb: 2\n", "r.yaml:2: but found another document (mend the YAML)"),
+    "a tab": ("a:\n\tb: 1\n", "r.yaml:2:1: found character '\\t' that cannot start any token (fix the YAML)"),
+    "an open bracket": ("a: [1\n", "r.yaml:2:1: expected ',' or ']', but got '<stream end>' (fix the YAML)"),
+    "two documents": ("a: 1\n---\nb: 2\n", "r.yaml:2:1: but found another document (fix the YAML)"),
 }
 
 
@@ -81,7 +81,7 @@ def test_a_small_file_that_would_grow_without_end_is_refused_at_once(refusal, te
 def test_a_file_that_is_too_big_is_refused_unread(tmp_path, refusal):
     path = tmp_path / "r.yaml"
     path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
-    assert refusal(read_file, path) == f"{path}: is over 1,000,000 bytes, which no recipe is (name another file)"
+    assert refusal(read_file, path) == f"{path}: is over 500,000 bytes, which no recipe is (name another file)"
     path.write_bytes(b"#" * MAX_FILE_BYTES)
     assert read_file(path) == Document({})
 
@@ -186,3 +186,10 @@ def test_a_list_that_is_used_twice_is_written_twice():
 
 def test_keys_stay_in_the_order_given():
     assert write_text({"b": 1, "a": {"d": 2, "c": 3}}) == "b: 1\na:\n  d: 2\n  c: 3\n"
+
+
+def test_more_keys_and_values_than_any_recipe_has_are_refused(refusal):
+    text = "".join(f"k{number}: 1\n" for number in range(31_000))
+    assert refusal(read_text, text, "r.yaml").startswith(
+        "r.yaml:30001: more than 60,000 keys and values are not allowed"
+    )

@@ -3,10 +3,14 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from paceline import report
 from paceline.report import write_report
+from paceline.report.page import build_page
+from paceline.report.run import read_run
 from paceline.report.write import MAX_BYTES
 
 IN_WORDS = {
@@ -110,8 +114,8 @@ def test_the_page_forbids_scripts_and_the_network(page):
 @pytest.mark.parametrize(
     "words, name",
     [
-        (["--run-dir", "/runs/x", "folder", "train.epochs=3", "--ranks", "2"], "recipe folder a53258041b55"),
-        (["/home/me/recipes/photos.yaml"], "recipe photos.yaml a53258041b55"),
+        (["--run-dir", "/runs/x", "folder", "train.epochs=3", "--ranks", "2"], "recipe folder"),
+        (["/home/me/recipes/photos.yaml"], "recipe photos.yaml"),
         (["train.epochs=3", "--resume"], "recipe a53258041b55"),
     ],
 )
@@ -121,10 +125,83 @@ def test_the_recipe_is_named_as_on_the_command_line(runs, tmp_path, words, name)
     assert f"<span>{name}</span>" in write_report(rundir).read_text()
 
 
+def test_the_page_says_what_was_trained_on_which_data_and_how(runs, tmp_path):
+    rundir = runs.write_run(tmp_path / "run", runs.SMALL, parameters=11_173_962, trained_parameters=5_130)
+    recipe = f"{runs.RECIPE}model: {{name: resnet18_cifar}}\noptim: {{name: sgd}}\ntrain: {{precision: bf16}}\n"
+    rundir.recipe.write_text(recipe)
+    rundir.write_json("plan.json", {**runs.PLAN, "num_classes": 3, "peak_lr": 0.4, "recipe_name": "cifar10-resnet18"})
+    header = write_report(rundir).read_text().partition("<dl")[0]
+    for words in (
+        "recipe cifar10-resnet18",
+        "resnet18_cifar, 11.2 M parameters, 5,130 trained",
+        "cifar10, 50,000 training and 1,000 validation images, 3 classes",
+        "sgd, peak lr 0.4, batch 128, bf16",
+    ):
+        assert f"<span>{words}</span>" in header
+
+
+def test_figures_in_large_print_are_numbers_or_a_dash_with_the_reason_below(runs, tmp_path):
+    silent = {"images_per_s": 0.0, "spread": [0.0, 0.0], "n": 0, "excluded_s": 0.0}
+    rundir = runs.write_run(tmp_path / "run", runs.SMALL, eval=None, ema=None, best=None, throughput=silent)
+    figures = build_page(read_run(rundir)).figures
+    dashes = [(figure.label, figure.note.partition(":")[0]) for figure in figures if figure.cell.value is None]
+    assert dashes == [("top-1", "not evaluated"), ("images/s", "not measured")]
+    assert all(figure.cell.text == "–" for figure in figures if figure.cell.value is None)  # noqa: RUF001
+
+
+def test_the_learning_rate_is_drawn_as_planned_and_says_where_the_run_ended(runs, tmp_path):
+    planned = [[0, 0.085], [1, 0.17], [99, 0.0]]
+    rundir = runs.write_run(tmp_path / "run", runs.SMALL, steps=40, status="preempted")
+    rundir.write_json("plan.json", {**runs.PLAN, "steps_per_epoch": 10, "lr_schedule": planned})
+    (chart,) = [chart for chart in charts_of(rundir) if chart.title == "Learning rate"]
+    assert chart.note == "peak 0.17, ended at step 40 of 100"
+    assert [(line.name, line.points[0], line.points[-1]) for line in chart.lines] == [
+        ("lr", (0.0, 0.085), (0.1, 0.17)),
+        ("planned", (0.1, 0.17), (9.9, 0.0)),
+    ]
+
+
+def test_bars_and_cells_stand_out_from_the_page_as_wcag_asks_of_graphics():
+    css = (Path(report.__file__).parent / "templates" / "page.css").read_text()
+    themes = [
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6}|#[0-9a-f]{3})", part))
+        for part in re.findall(r":root \{.*?\}", css, re.S)
+    ]
+    checked = 0
+    for colours in themes:
+        for name in ("right", "wrong", "line-1", "line-2", "line-3", "line-4"):
+            for ground in ("page", "raised"):
+                assert contrast(colours[name], colours[ground]) >= 3, (name, ground, colours[name])
+                checked += 1
+    assert checked == 36  # light, dark and printed
+
+
+def contrast(one, other):
+    """Return the contrast ratio of two colours (WCAG 2.2, relative luminance)."""
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour):
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def charts_of(rundir):
+    blocks = [block for section in build_page(read_run(rundir)).sections for block in section.blocks]
+    return [chart for block in blocks if block.kind == "charts" for chart in block.charts]
+
+
 def test_every_link_within_the_page_has_a_target(page):
     ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
     links = [attributes["href"][1:] for tag, attributes in page.tags if tag == "a"]
     assert len(links) > 8 and set(links) <= ids
+
+
+def test_the_finding_about_speed_is_labelled_bottleneck(page):
+    assert "Bottleneck" in page.texts and "Verdict" not in page.text
 
 
 def test_the_command_to_try_can_be_pasted(rundir, page):

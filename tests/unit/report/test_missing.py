@@ -22,7 +22,7 @@ SAID = {
     "classes.csv": "No class was judged: nothing was evaluated.",
     "confusion.csv": "There is no confusion matrix",
     "attempts.jsonl": "Checkpoints",
-    "warnings.jsonl": "No warnings.",
+    "warnings.jsonl": "No warnings were logged.",
     "bad_images.jsonl": "Reliability",
     "telemetry.node0.jsonl": "The machine was not recorded: psutil is not installed",
     "worst/worst.json": "No misclassified image was kept",
@@ -131,7 +131,7 @@ def test_a_run_without_evaluation_says_so(runs, tmp_path):
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, **nothing)
     for name in ("evals.jsonl", "classes.csv", "confusion.csv"):
         (rundir.path / name).unlink()
-    assert "the recipe asked for no evaluation" in write_report(rundir).read_text()
+    assert "not evaluated" in write_report(rundir).read_text()
 
 
 def test_one_rank_has_nobody_to_wait_for(runs, tmp_path):
@@ -162,7 +162,6 @@ NVML = "nvidia-ml-py is not installed (pip install 'paceline[telemetry]')"
     "provenance, gpus, said",
     [
         ({"telemetry_missing": NVML, "device": "cuda"}, 0, f"No GPU was recorded: {NVML}."),
-        ({"device": "cpu"}, 0, "No GPU was recorded: the run used none."),
         ({"device": "cuda"}, 2, "These are all GPUs of the node, with what others may have run on them too."),
     ],
 )
@@ -170,6 +169,21 @@ def test_the_machines_section_says_what_is_known_of_gpus(runs, tmp_path, provena
     shape = runs.Shape(steps=3, looks=3, mistakes=1, gpus=gpus)
     page = html.unescape(write_report(runs.write_run(tmp_path / "run", shape, provenance=provenance)).read_text())
     assert said in page and "telemetry missing" not in page
+
+
+def test_a_run_on_cpus_shows_no_empty_rows_of_gpus_captures_or_failures(runs, tmp_path):
+    ranks = [
+        {"rank": rank, "step_s": 0.01, "late_s": 0.0, "stages": {"forward": 0.004, "captured_step": 0.0}}
+        for rank in (0, 1)
+    ]
+    saved = {"saved": 3, "failed": 0, "stall_s": 0.01, "write_s": 0.1, "bytes": 1000}
+    shape = runs.Shape(steps=3, looks=3, mistakes=1, gpus=0)
+    provenance = {"device": "cpu"}
+    rundir = runs.write_run(tmp_path / "run", shape, provenance=provenance, ranks=ranks, checkpoints=saved)
+    text = report_text(rundir, "md")
+    assert "| forward |" in text and "| saved |" in text
+    for empty in ("captured step", "No GPU", "| failed |", "by the device's clock"):
+        assert empty not in text, empty
 
 
 def test_a_run_without_psutil_says_so_where_the_machine_would_be_and_nowhere_else(runs, tmp_path):

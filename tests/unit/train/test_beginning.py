@@ -86,6 +86,9 @@ def test_a_folder_of_no_run_and_a_run_without_checkpoint_are_one_line_each(tmp_p
         with pytest.raises(RecipeError, match=rf"^model.weights: {place}: is neither a run directory nor .* a .pth\)$"):
             checkpoint_to_start_from(str(place))
     (tmp_path / "recipe.yaml").write_text(write_text(load("digits").recipe.to_dict()))
+    with pytest.raises(RecipeError, match=r"^model.weights: .*: is neither a run directory nor"):
+        checkpoint_to_start_from(str(tmp_path))  # a recipe alone makes no run: it may lie among images
+    (tmp_path / "plan.json").touch()
     with pytest.raises(RecipeError, match=r"^model.weights: .*/checkpoints: holds no checkpoint \(.*\)$") as caught:
         checkpoint_to_start_from(str(tmp_path))
     assert "\n" not in str(caught.value)

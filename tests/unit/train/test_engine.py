@@ -16,6 +16,7 @@ from paceline.data.placement import Placement
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.train.cadence import Cadence
+from paceline.train.evaluate import Evaluator
 from paceline.train.interrupt import Interrupts
 from paceline.train.job import Invocation
 from paceline.train.loss import CrossEntropy
@@ -316,6 +317,26 @@ def test_a_run_that_is_asked_to_leave_is_saved_at_that_step(tmp_path: Path, ever
     assert (ended.status, ended.steps) == ("completed", 10)
     assert [record["step"] for record in read_lines(rundir.evals)] == [*range(1, 11)]
     assert ended.weights_sha256 == trained(tmp_path, "whole", "train.eval_every=1st").read_result().weights_sha256
+
+
+def test_a_request_during_an_evaluation_trains_no_further_step(tmp_path: Path, monkeypatch) -> None:
+    """The evaluation has one batch, which is under way when the request comes, so that its result stands."""
+    interrupts, place = Interrupts(), Evaluator.__call__
+
+    def asked(self, model):
+        found = place(self, model)
+        interrupts.request("SIGINT")
+        return found
+
+    monkeypatch.setattr(Evaluator, "__call__", asked)
+    rundir = RunDir(tmp_path / "run")
+    recipe = load("synthetic", Patch.parse([*SMALL, "train.eval_every=2st"])).recipe
+    left = run(recipe, World.single(), rundir, invocation=Invocation(interrupts=interrupts))
+    assert (left.status, left.steps, left.provenance["stopped_by"]) == ("preempted", 2, "SIGINT")
+    assert [record["step"] for record in read_lines(rundir.evals)] == [2]
+    monkeypatch.undo()
+    ended = run(recipe, World.single(), rundir, resume=True, invocation=Invocation())
+    assert ended.weights_sha256 == trained(tmp_path, "whole", "train.eval_every=2st").read_result().weights_sha256
 
 
 def test_a_cadence_in_time_saves_in_between_and_at_the_end(tmp_path: Path) -> None:

@@ -121,3 +121,13 @@ def test_entered_twice_it_lasts_until_the_outer_one_ends(handlers: list) -> None
         assert interrupts.requested == "SIGTERM"
     os.kill(os.getpid(), signal.SIGTERM)
     assert handlers == [signal.SIGTERM]
+
+
+def test_the_first_signal_is_answered_at_once_where_asked_for(capfd) -> None:
+    with Interrupts(announces=True):
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        assert capfd.readouterr().err == "stopping after this step (SIGTERM): the run is being saved\n"
+    with Interrupts():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert capfd.readouterr().err == ""

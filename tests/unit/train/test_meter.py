@@ -37,7 +37,8 @@ class Others:
 
     def every(self, value: Tensor) -> Tensor:
         other = value.clone()
-        other[-NUM_STEPS + self._step] = self._waited_s
+        if len(other) > NUM_STEPS:  # the row of times; that of CPU times is shorter, and the same
+            other[-NUM_STEPS + self._step] = self._waited_s
         return torch.stack([value, other])
 
     def wire(self) -> None:

@@ -2,17 +2,18 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.core.rundir import RunDir
+from paceline.core.rundir import RunDir, is_run
 from paceline.recipe.code_identity import code_identity
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.train.checkpoint import Checkpoints, Keep, Snapshot
-from paceline.train.resume import check_rundir, open_rundir, other_code
+from paceline.train.resume import check_rundir, finished, missing_end, open_rundir, other_code
 
 
 def recipe(*words: str) -> Recipe:
@@ -22,8 +23,22 @@ def recipe(*words: str) -> Recipe:
 @pytest.fixture
 def rundir(tmp_path: Path) -> RunDir:
     opened = RunDir(tmp_path / "run")
-    open_rundir(opened, recipe("data.source.root=photos", "optim.lr=0.1"))
+    open_rundir(opened, recipe("data.source.root=photos", "optim.lr=0.1"), {"total_steps": 3})
     return opened
+
+
+def test_plan_and_recipe_make_a_run_and_a_kill_between_them_leaves_none(tmp_path: Path, monkeypatch) -> None:
+    def killed(path: Path, text: str) -> None:
+        raise KeyboardInterrupt(path.name)
+
+    with monkeypatch.context() as until_then, pytest.raises(KeyboardInterrupt, match=r"recipe\.yaml"):
+        until_then.setattr("paceline.train.resume.write_atomic", killed)
+        open_rundir(RunDir(tmp_path / "run"), recipe(), {"total_steps": 3})
+    run = RunDir(tmp_path / "run")
+    assert (run.path / "plan.json").is_file() and not is_run(run.path)
+    run.refuse_another_run(resume=False)
+    open_rundir(run, recipe(), {"total_steps": 4})
+    assert is_run(run.path) and check_rundir(run, recipe(), resume=True) == []
 
 
 def test_a_folder_that_was_packed_is_gone_on_with_from_the_pack(rundir: RunDir) -> None:
@@ -50,6 +65,30 @@ def test_of_another_variant_only_its_name_is_told(rundir: RunDir) -> None:
         RecipeError, match=r"was started with optim\.name=\w+ \(now adamw\) \(resume it as it was, or start "
     ):
         check_rundir(rundir, other, resume=True)
+
+
+@pytest.mark.parametrize("status", ["completed", "target_reached"])
+def test_a_run_has_ended_only_with_the_checkpoint_of_its_last_step(rundir: RunDir, monkeypatch, status: str) -> None:
+    result = SimpleNamespace(status=status, steps=9)
+    monkeypatch.setattr(RunDir, "read_result", lambda self: result)
+    assert finished(rundir) is result and not missing_end(rundir)  # all were removed: there is nothing to resume from
+    checkpoints = Checkpoints(rundir.checkpoints, Keep(9))
+    empty = Snapshot({"model": {}, "optimizer": {}}, {"train": {"best_step": -1}})
+    checkpoints.save(3, -1, empty)
+    assert finished(rundir) is None and "last step, 9, is missing" in missing_end(rundir)
+    last = checkpoints.save(9, -1, empty)
+    assert finished(rundir) is result and not missing_end(rundir)
+    (last / "state.json").write_text("{")
+    assert finished(rundir) is None and "last step, 9, is damaged" in missing_end(rundir)
+
+
+def test_a_run_that_saves_nothing_has_ended_without_checkpoints(tmp_path: Path, monkeypatch) -> None:
+    run = RunDir(tmp_path / "run")
+    open_rundir(run, recipe("data.source.root=photos", "checkpoint.every=off"), {})
+    result = SimpleNamespace(status="completed", steps=9)
+    monkeypatch.setattr(RunDir, "read_result", lambda self: result)
+    Checkpoints(run.checkpoints, Keep(1)).save(3, -1, Snapshot({"model": {}, "optimizer": {}}, {}))
+    assert finished(run) is result
 
 
 def test_a_part_whose_file_has_changed_is_told(tmp_path: Path, monkeypatch) -> None:

@@ -1,5 +1,6 @@
 """Who is told of a run, and how each kind of end comes to them; what is refused before anything is done."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -106,5 +107,24 @@ def test_where_a_run_is_compiled_each_size_of_images_that_is_to_come_is_compiled
     monkeypatch.setattr("paceline.train.run.compiled", compiled)
     monkeypatch.setattr("paceline.train.run.rehearsal", rehearsed)
     small = ("data.progressive={start_size: 4, multiple: 4, begin: 0%, end: 50%}", "train.epochs=4")
-    train(tmp_path, Told(), "train.compile=default", *small)
+    train(tmp_path, Told(), "train.compile=default", "model.width=0.25", *small)
     assert (sizes, first[0]) == ([4, 8], 0)
+
+
+def test_samples_of_ranks_that_a_resumed_run_lacks_are_cut_like_its_own(tmp_path: Path) -> None:
+    """A killed attempt of two ranks leaves rows after the checkpoint that one rank goes on from."""
+    rundir = RunDir(tmp_path / "run")
+    train(tmp_path, Told(), "log.samples=true", "train.epochs=auto", "train.steps=2", "checkpoint.every=1st")
+    (rundir.path / "result.json").unlink()
+    rows = "".join(json.dumps({"step": step, "samples": [step], "crc32": [0]}) + "\n" for step in range(7))
+    for rank in (0, 1, 12):
+        rundir.samples(rank).write_text(rows)
+    recipe = load(str(rundir.path)).recipe
+    run(recipe, World.single(), rundir, resume=True, invocation=Invocation())
+    for rank in (0, 1, 12):
+        kept = [json.loads(line)["step"] for line in rundir.samples(rank).read_text().splitlines()]
+        assert kept == [0, 1]
+    rundir.samples(12).write_text(json.dumps({"step": 5, "samples": [5], "crc32": [0]}) + "\n")
+    (rundir.path / "result.json").unlink()
+    run(recipe, World.single(), rundir, resume=True, invocation=Invocation())
+    assert [path.name for path in rundir.all_samples()] == ["steps.rank0.jsonl", "steps.rank1.jsonl"]

@@ -17,8 +17,8 @@ class Kept:
     def __init__(self, saved_step: int, failed: int) -> None:
         self.saved_step, self.failed, self.steps = saved_step, failed, []
 
-    def save(self, step, best_step, snapshot) -> None:
-        self.steps.append((step, best_step, snapshot))
+    def save(self, step, best_step, snapshot, last="") -> None:
+        self.steps.append((step, best_step, snapshot, last))
 
     def flush(self) -> None:
         self.steps.append("flushed")
@@ -38,16 +38,25 @@ def test_it_saves_what_persists_and_waits_for_it() -> None:
     saver = Saver(persistent(), {"world_size": 2}, writer, Spent)
     state = TrainState(step=7, best_step=3)
     saver(state)
-    saver.finish(state, "preempted")
-    assert writer.steps == [(7, 3, (7, {"world_size": 2})), "flushed"]
+    saver(state, "preempted")
+    assert saver.finish(state, "preempted") == "preempted"
+    kept = (7, 3, (7, {"world_size": 2}))
+    assert writer.steps == [(*kept, ""), (*kept, "preempted"), "flushed"]
 
 
 def test_a_run_that_left_without_being_saved_says_so() -> None:
     state = TrainState(step=9)
     with pytest.raises(CheckpointError, match=r"left at step 9, .* that of step 7"):
         Saver(persistent(), {}, Kept(7, 1), Spent).finish(state, "preempted")
-    Saver(persistent(), {}, Kept(7, 1), Spent).finish(state, "completed")  # it was warned of, and the result tells
     Saver(persistent(), {}, Kept(-1, 0), Spent).finish(state, "preempted")  # checkpoint.every=off
+
+
+@pytest.mark.parametrize("status", ["completed", "target_reached"])
+def test_a_run_whose_final_weights_are_not_on_disk_has_failed(status: str) -> None:
+    state = TrainState(step=9)
+    assert Saver(persistent(), {}, Kept(7, 1), Spent).finish(state, status) == "failed"
+    assert Saver(persistent(), {}, Kept(9, 1), Spent).finish(state, status) == status
+    assert Saver(persistent(), {}, Kept(-1, 0), Spent).finish(state, status) == status  # checkpoint.every=off
 
 
 def test_other_ranks_write_nothing() -> None:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,7 +10,7 @@ from torch import nn
 from paceline.core.dataset import DatasetInfo
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
-from paceline.train.schedule import Plateau, Schedule, WarmUp, build_schedule
+from paceline.train.schedule import Plateau, Schedule, WarmUp, build_schedule, planned_lr
 
 INFO = DatasetInfo("made", "train", 100, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
 
@@ -126,3 +127,27 @@ def test_the_peak_follows_the_batch_size(rule: str, peak: float) -> None:
 def test_a_run_that_ends_in_its_warm_up_is_the_start_of_the_longer_one(name: str) -> None:
     short, long = schedule({"name": name, "warmup": "8st"}, steps=4), schedule({"name": name, "warmup": "8st"}, 100)
     assert course(short, 4) == pytest.approx(course(long, 4))
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"name": "cosine", "warmup": "37st"},
+        {"name": "step", "milestones": ["333st", "334st"], "factor": 0.1, "warmup": "11st"},
+        {"name": "one_cycle"},
+        {"name": "constant"},
+    ],
+)
+def test_the_planned_rate_is_the_schedule_between_its_points_and_has_the_peak(section) -> None:
+    made = schedule(section, steps=1000)
+    points = planned_lr(made, 1000)
+    steps, rates = zip(*points, strict=True)
+    assert (steps[0], steps[-1]) == (0, 999) and len(steps) < 150
+    drawn = np.interp(np.arange(1000), steps, rates)
+    # Each half of an interval is checked at its middle only, so elsewhere the line may be a little further off.
+    np.testing.assert_allclose(drawn, course(made, 1000), atol=0.005 * 0.1)
+    assert max(rates) == pytest.approx(max(course(made, 1000)), rel=1e-12)
+
+
+def test_a_rate_that_depends_on_evaluations_is_not_planned() -> None:
+    assert planned_lr(schedule({"name": "plateau"}), 10) == []

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from paceline.cli.evaluate import evaluate as eval_verb
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.results import EvalReport
@@ -24,6 +25,7 @@ from paceline.recipe.yamlfile import write_text
 from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, model_tensors
 from paceline.train.facts import Facts
 from paceline.train.run import evaluate
+from paceline.train.state import TrainState
 from paceline.train.test_set import matched
 
 SMALL = ("model.width=0.125", "parallel.device=cpu", "parallel.threads=1", "data.workers=0")
@@ -37,22 +39,23 @@ def made_run(folder: Path, name: str, *words: str) -> Path:
     info, run = datasets.train.info, RunDir(folder)
     run.create()
     run.recipe.write_text(write_text(recipe.to_dict()))
+    run.write_json("plan.json", {})
     run.write_json("dataset.json", Facts.of(datasets.train).to_dict())
     torch.manual_seed(1)
     network = build_model(recipe.model, num_classes=info.num_classes, channels=info.channels)
-    values = {"train": {"best_step": -1}, "dataset": dataset_digest(datasets)}
+    values = {"train": replace(TrainState(), best_step=-1).to_dict(), "dataset": dataset_digest(datasets)}
     Checkpoints(run.checkpoints, Keep(1)).save(
         1, -1, Snapshot({"model": model_tensors(network), "optimizer": {}}, values)
     )
     return folder
 
 
-def judged(run: Path, *words: str, says: bool | str = True, own_code: bool = False) -> EvalReport:
+def judged(run: Path, *words: str, says: bool | str = True) -> EvalReport:
     """Evaluate `run` with `words`, and see that it is said, or not, what it is judged by: with `says` in it."""
     said: list[str] = []
     own, recipe = load(str(run)).recipe, load(str(run), Patch.parse(words)).recipe
     checkpoint = next((run / "checkpoints").iterdir())
-    report = evaluate(recipe, World.single(), checkpoint, own=own, say=said.append, own_code=own_code)
+    report = evaluate(recipe, World.single(), checkpoint, own=own, say=said.append)
     assert len(said) == bool(says)
     assert not isinstance(says, str) or says in said[0]
     return report
@@ -160,6 +163,12 @@ def net(num_classes, in_channels):
 def digits(split):
     return getattr(load_digits(), split)
 """
+
+
+def evaluated(run: Path, *, own_code: bool = False) -> int:
+    return eval_verb(run, [], "1", "last", own_code=own_code, port=0, as_json=True, per_class=False)
+
+
 UNUSED = ("optim={name: 'nowhere:Optim', lr: 0.1}", "data.augment=[{name: 'nowhere:Augment'}]",
           "log.sinks=[{name: 'nowhere:Sink'}]")  # fmt: skip
 
@@ -175,12 +184,11 @@ def test_code_that_a_run_names_runs_only_where_that_is_said(tmp_path, monkeypatc
     monkeypatch.delitem(sys.modules, "judged_parts", raising=False)
     named = load(str(run), Patch.parse([f"{part}={path}", *UNUSED])).recipe
     (run / "recipe.yaml").write_text(write_text(named.to_dict()))
-    with pytest.raises(
-        RecipeError, match=rf"^{part}: {path} is code that the run names \(add --own-code where you trust"
-    ):
-        judged(run, says=False)
+    with pytest.raises(RecipeError, match=rf"^{run}/recipe.yaml:\d+: {part}: {path} is code.*\(add --own-code"):
+        evaluated(run)
     assert "judged_parts" not in sys.modules
-    assert judged(run, says=False, own_code=True) == before
+    assert evaluated(run, own_code=True) == 0 and "judged_parts" in sys.modules
+    assert judged(run, says=False) == before
 
 
 def test_code_that_is_named_where_a_run_is_judged_is_the_users_own_word(tmp_path, monkeypatch) -> None:

@@ -18,6 +18,7 @@ from paceline.core.experiments.prediction import PredictionResult
 from paceline.core.experiments.scaling import ScaleResult
 from paceline.core.experiments.sharing import write_beside_others
 from paceline.core.experiments.tuning import TuneResult
+from paceline.core.json_file import read_json, read_limited
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.core.runlock import LOCK
 
@@ -92,7 +93,7 @@ class ExperimentDir:
     def read(self) -> Experiment:
         """Return what it came to. Raise `PacelineError` when there is no result or it cannot be read."""
         try:
-            return _READ.validate_json(self.result.read_bytes())
+            return _READ.validate_json(read_limited(self.result))
         except FileNotFoundError:
             raise PacelineError(
                 f"{self.path}: has no {RESULT} (the experiment has not ended: start it again)"
@@ -120,6 +121,10 @@ def open_experiment(
         folder = run_dir.expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        opened = ExperimentDir(folder)
+        for each in (opened.trials, opened.replaced, opened.data, folder / "job"):
+            if each.is_symlink():
+                raise RecipeError(f"--run-dir: {each} is a link, and nothing is written through links (name another)")
         begun = f".{_ASKED}."  # by another process, which is about to name it
         names = {each.name for each in folder.iterdir() if not each.name.startswith(begun)}
         if names <= _BEFORE:
@@ -130,7 +135,7 @@ def open_experiment(
             raise RecipeError(f"--run-dir: {folder} holds something else (name a new folder)")
     except OSError as error:
         raise RecipeError(f"--run-dir: {folder} cannot be used: {error.strerror} (name another)") from None
-    return ExperimentDir(folder)
+    return opened
 
 
 def _is_unfinished(folder: Path, asked: dict[str, Any]) -> bool:
@@ -139,7 +144,7 @@ def _is_unfinished(folder: Path, asked: dict[str, Any]) -> bool:
 
 def _read_asked(folder: Path) -> object:
     try:
-        found = json.loads((folder / _ASKED).read_text(encoding="utf-8"))
+        found = read_json(folder / _ASKED)
     except (OSError, ValueError):
         return None
     if not isinstance(found, dict):

@@ -34,7 +34,8 @@ class RungResult(Value):
     `startup_s` is from the start of the process to the first step, `compile_s` of it compiling, `prepare_s` what was
     spent once on data. Memory is rank 0's, in bytes. `runs` are folders below the experiment's, `ranks` on how many
     each ran. `status` is `failed` where it could not be run (`why` says it), and `left_out` where it does not fit this
-    machine or recipe.
+    machine or recipe. `starved` says in how many of the runs other processes held the cores, "" where in none: it is no
+    gain then, whatever was measured.
     """
 
     name: str
@@ -58,6 +59,7 @@ class RungResult(Value):
     device_bytes: int | None = None
     parity: ParityResult | None = None
     verdict: dict[str, str] = Field(default_factory=dict)
+    starved: str = ""
     runs: tuple[str, ...] = ()
     ranks: int | None = None
 

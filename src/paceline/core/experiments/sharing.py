@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import RecipeError
+from paceline.core.files import open_lock_file, read_text
+from paceline.core.json_file import parse_json
 from paceline.core.rundir import write_atomic
 from paceline.core.runlock import LOCK, NO_LOCKS
 
@@ -62,15 +64,14 @@ def write_beside_others(path: Path, text: str) -> None:
     Raise `OSError` where it cannot be written.
     """
     with contextlib.suppress(OSError, ValueError):
-        if path.read_text(encoding="utf-8") == text:
+        if read_text(path) == text:
             return
-    # Under a name that no other process has, on any node: two that write one file would mix what they write.
-    write_atomic(path, text, path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}"))
+    write_atomic(path, text)
 
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return open_lock_file(path)
     except OSError as error:
         reason = error.strerror
         raise RecipeError(f"--run-dir: {path.parent} cannot be written to: {reason} (name another)") from None
@@ -92,7 +93,7 @@ def _name_us(descriptor: int, number: int) -> None:
     """Write who we are where `core.runlock` reads it: of several tasks, the one that came last."""
     who = {"pid": os.getpid(), "host": os.uname().nodename, "launcher_pid": 0, "task": number}
     with contextlib.suppress(OSError):  # on a full disk the holder stays without a name
-        os.truncate(descriptor, 0)
+        os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(who).encode(), 0)
 
 
@@ -100,7 +101,7 @@ def _unname_us(descriptor: int, number: int) -> None:
     """Remove our name, so that whoever is refused by other tasks is not told to wait for us."""
     with contextlib.suppress(OSError):
         if _written(descriptor).get("task") == number:
-            os.truncate(descriptor, 0)
+            os.ftruncate(descriptor, 0)
 
 
 def _who_runs(descriptor: int, number: int) -> str:
@@ -114,7 +115,7 @@ def _who_runs(descriptor: int, number: int) -> str:
 
 def _written(descriptor: int) -> dict[str, object]:
     try:
-        who = json.loads(os.pread(descriptor, 1000, 0))
+        who = parse_json(os.pread(descriptor, 1000, 0))
     except (OSError, ValueError):
         return {}
     return who if isinstance(who, dict) else {}

@@ -15,7 +15,8 @@ class TriedResult(Value):
     `ratio` is their speed over that of `over`, in pairs of runs (or, where there was one short run alone, without
     bounds). `round` counts from 1, `steps` are those of its longest run and `trials` how many runs it took.
     `status`: `won`, `lost`, `no_gain` (not to be told from 1), `differs` (trains to another loss), `no_room` (out of
-    memory), `failed`. `explains` says in a few words what they change; `parity` is None where losses were not compared.
+    memory), `failed`, `starved` (other processes held the cores meanwhile, so that nothing is known). `explains` says
+    in a few words what they change; `parity` is None where losses were not compared.
     """
 
     name: str
@@ -26,7 +27,7 @@ class TriedResult(Value):
     trials: int
     images_per_s: Measured | None
     ratio: Interval | None
-    status: Literal["won", "lost", "no_gain", "differs", "no_room", "failed"]
+    status: Literal["won", "lost", "no_gain", "differs", "no_room", "failed", "starved"]
     why: str
     runs: tuple[str, ...] = ()
     explains: str = ""

@@ -3,9 +3,7 @@
 Whatever is killed here is done again from the journal, which stays until the pack has its name.
 """
 
-import contextlib
 import os
-import shutil
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,10 +15,12 @@ from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import DataError
+from paceline.core.files import move_new, open_to_read, open_to_write
 from paceline.data.pack.format import (
     ALIGNMENT,
     COLUMNS,
     INDEX_NAME,
+    MAGIC,
     MAX_META_BYTES,
     SHARD_DTYPE,
     Header,
@@ -30,7 +30,7 @@ from paceline.data.pack.format import (
     Sizes,
     aligned,
 )
-from paceline.data.pack.part import JOURNAL_NAME, Part, force_folder
+from paceline.data.pack.part import JOURNAL_NAME, Part, force_folder, foreign_in, remove_pack
 from paceline.data.pack.reader import PackSource
 from paceline.data.pack.shards import HEADER_BYTES
 from paceline.data.sources.encoded import EncodedSource
@@ -75,10 +75,11 @@ class Names:
         return printable(name) if name else f"[{index}]"
 
 
-def assemble(part: Part, meta: Meta, names: tuple[Names, Names], pack_id: bytes, out: Path) -> int:
+def assemble(part: Part, meta: Meta, names: tuple[Names, Names], pack_id: bytes, out: Path, *, overwrite: bool) -> int:
     """Make the pack `out` of all samples of `part`, whose folder it takes; return its bytes.
 
-    What was at `out` is replaced. A pack in one file is that file, one in shards a folder.
+    A pack at `out` is replaced where `overwrite` says so. A pack in one file is that file, one in shards a folder.
+    Raise `DataError` where something has come to be at `out` meanwhile.
     """
     rows = part.rows()
     shards = _Shard.all_of(rows)
@@ -86,10 +87,10 @@ def assemble(part: Part, meta: Meta, names: tuple[Names, Names], pack_id: bytes,
         shard = shards[0]
         path = part.data_path(0)
         blank = Header(Role.WHOLE, pack_id, 0, shard.data_bytes, shard.data_crc32)
-        with path.open("r+b") as file:
+        with open_to_write(path, "r+b") as file:
             num_bytes = _complete(file, blank, meta, [], rows, _offsets(rows, shards), names)
-        _put_in_place(path, out)
-        shutil.rmtree(part.folder)
+        _put_in_place(path, out, overwrite=overwrite)
+        remove_pack(part.folder)
         return num_bytes
     table = []
     for number, shard in enumerate(shards):
@@ -97,16 +98,18 @@ def assemble(part: Part, meta: Meta, names: tuple[Names, Names], pack_id: bytes,
         header = Header(
             Role.SHARD, pack_id, num_bytes, shard.data_bytes, shard.data_crc32, shard=number, num_shards=len(shards)
         )
-        with part.data_path(number).open("r+b") as file:
+        with open_to_write(part.data_path(number), "r+b") as file:
             file.write(header.packed())
             file.truncate(num_bytes)
             _force(file)
         table.append((num_bytes, zlib.crc32(header.packed())))
-    with (part.folder / INDEX_NAME).open("wb") as file:
+    with open_to_write(part.folder / INDEX_NAME, "wb") as file:
         blank = Header(Role.INDEX, pack_id, 0, 0, 0, num_shards=len(shards))
         num_bytes = _complete(file, blank, meta, table, rows, _offsets(rows, shards), names)
     force_folder(part.folder)
-    _put_in_place(part.folder, out)
+    readable = part.data_path(0).stat().st_mode & 0o777  # as the umask lets a file be; who may read may search, too
+    part.folder.chmod(readable | (readable & 0o444) >> 2)
+    _put_in_place(part.folder, out, overwrite=overwrite)
     (out / JOURNAL_NAME).unlink()
     for extra in out.glob("*.json"):
         extra.unlink()
@@ -207,23 +210,55 @@ def _filled(content: bytes) -> bytes:
     return content.ljust(aligned(len(content), ALIGNMENT), b"\0")
 
 
-def _put_in_place(made: Path, out: Path) -> None:
+def check_replaceable(out: Path) -> None:
+    """Raise `DataError` where `out`, or what a kill has left of replacing it, is anything but a pack."""
+    for path in (out, _old(out)):
+        if not os.path.lexists(path):
+            continue
+        if not _is_pack(path):
+            raise DataError(f"{printable(path)}: is no pack, so it is not overwritten (remove it, or write elsewhere)")
+        foreign = foreign_in(path) if path.is_dir() and not path.is_symlink() else ""
+        if foreign:
+            raise DataError(
+                f"{printable(path / foreign)}: is no file of a pack, so the folder is not overwritten (move it away, "
+                f"or write elsewhere)"
+            )
+
+
+def _is_pack(path: Path) -> bool:
+    try:
+        with open_to_read(path / INDEX_NAME if path.is_dir() else path) as file:
+            return file.read(HEADER_BYTES).startswith(MAGIC)
+    except OSError:
+        return False
+
+
+def _old(out: Path) -> Path:
+    """Return where a pack is moved that is replaced."""
+    return out.with_name(f".{out.name}.old")
+
+
+def _put_in_place(made: Path, out: Path, *, overwrite: bool) -> None:
     """Give `made` the name `out`; a file replaces a file at once, anything else is moved aside first."""
-    old = out.with_name(f".{out.name}.old")
-    if out.exists() and (out.is_dir() or made.is_dir()):
-        _remove(old)
-        out.rename(old)
-    made.replace(out)
+    if overwrite:
+        check_replaceable(out)
+        remove_pack(_old(out))
+        if made.is_file() and out.is_file():
+            made.replace(out)
+            force_folder(out.parent)
+            return
+        if os.path.lexists(out):
+            move_new(out, _old(out))
+    try:
+        move_new(made, out)
+    except FileExistsError:
+        raise DataError(
+            f"{printable(out)}: was made by somebody else while the pack was made (move it away and pack again: it "
+            f"goes on from here)"
+        ) from None
     force_folder(out.parent)
-    _remove(old)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-        return
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+    if overwrite:
+        remove_pack(_old(out))
 
 
 def _force(file: IO[bytes]) -> None:

@@ -106,7 +106,7 @@ class Header:
             Role(role), pack_id, num_bytes, data_bytes, data_crc32, index_bytes, index_crc32, shard, num_shards
         )
         end = HEADER_BYTES + data_bytes if header.role is Role.SHARD else header.index_offset + index_bytes
-        if end != num_bytes or not 1 <= num_shards <= MAX_SHARDS or shard >= num_shards:
+        if end != num_bytes or end >= 1 << 63 or not 1 <= num_shards <= MAX_SHARDS or shard >= num_shards:
             raise DataError(f"{place}: its header contradicts itself ({_FIX})")
         return header
 
@@ -160,30 +160,40 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of an index lie, counted from its start; `columns` and `names` are of training and validation."""
+    """Where the parts of an index lie, counted from its start; `columns` and `names` are of training and validation.
+
+    `gaps` are the (start, stop) of the zeros between them.
+    """
 
     meta: int
     shards: int
     columns: tuple[dict[str, Column], dict[str, Column]]
     names: tuple[int, int]
     num_bytes: int
+    gaps: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, sizes: Sizes) -> "Layout":
         """Return the only layout that an index of these sizes has."""
+        gaps = [(_HEAD.size, ALIGNMENT)]
+
+        def after(end: int) -> int:
+            gaps.append((end, aligned(end)))
+            return aligned(end)
+
         meta = ALIGNMENT
-        shards = aligned(meta + sizes.meta_bytes)
-        at = aligned(shards + sizes.num_shards * SHARD_DTYPE.itemsize)
+        shards = after(meta + sizes.meta_bytes)
+        at = after(shards + sizes.num_shards * SHARD_DTYPE.itemsize)
         columns: list[dict[str, Column]] = []
         names = []
         for num_samples, names_bytes in zip(sizes.samples, sizes.names_bytes, strict=True):
             columns.append({})
             for name, code in COLUMNS.items():
                 columns[-1][name] = Column(np.dtype(code), at)
-                at = aligned(at + num_samples * np.dtype(code).itemsize)
+                at = after(at + num_samples * np.dtype(code).itemsize)
             names.append(at)
-            at = aligned(at + names_bytes)
-        return cls(meta, shards, (columns[0], columns[1]), (names[0], names[1]), at)
+            at = after(at + names_bytes)
+        return cls(meta, shards, (columns[0], columns[1]), (names[0], names[1]), at, tuple(gaps))
 
 
 class _Words(BaseModel):

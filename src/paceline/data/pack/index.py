@@ -5,7 +5,6 @@ bytes of samples come from is `shards`.
 """
 
 import errno
-import mmap
 import os
 import zlib
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from paceline.data.pack.format import (
     Sizes,
     shard_name,
 )
-from paceline.data.pack.shards import HEADER_BYTES, ShardFile, unreadable
+from paceline.data.pack.shards import HEADER_BYTES, ShardFile, mapped, unreadable
 from paceline.data.sources.places import printable
 
 _ROWS_AT_ONCE = 1 << 18
@@ -103,6 +102,9 @@ def open_index(path: Path, place: str = "") -> Index:
     layout = Layout.of(sizes)
     if layout.num_bytes != len(index) or sizes.meta_bytes > MAX_META_BYTES or sizes.num_shards > MAX_SHARDS:
         raise _made_up(place, "its sizes do not add up")
+    # Bytes that belong to nothing could be chosen so that the checksum of another index fits.
+    if any(any(index[start:stop]) for start, stop in layout.gaps):
+        raise _made_up(place, "bytes between its columns are not zero")
     meta = Meta.parsed(bytes(index[layout.meta : layout.meta + sizes.meta_bytes]), place)
     files = _files(path, place, header, np.frombuffer(index, SHARD_DTYPE, sizes.num_shards, layout.shards))
     is_whole = header.role is Role.WHOLE  # its last bytes are the index, and no sample's
@@ -144,7 +146,7 @@ def _mapped(path: Path, place: str) -> tuple[Header, memoryview]:
                     f"{place}: has {count(num_bytes, 'byte')}, and its header says {header.num_bytes:,} (it is cut "
                     f"short or was added to; {_FIX})"
                 )
-            return header, memoryview(mmap.mmap(descriptor, num_bytes, prot=mmap.PROT_READ))
+            return header, mapped(descriptor, num_bytes, path)
         finally:
             os.close(descriptor)
     except (OSError, ValueError) as error:
@@ -162,6 +164,8 @@ def _files(path: Path, place: str, header: Header, table: NDArray[np.void]) -> t
         return (ShardFile(path.name, header.num_bytes, zlib.crc32(header.packed())),)
     rows = table.tolist()
     total = sum(num_bytes - HEADER_BYTES for num_bytes, _, _ in rows)
+    if any(zero for *_, zero in rows):
+        raise _made_up(place, "bytes of its list of shards are not zero")
     if len(rows) != header.num_shards or any(num_bytes < HEADER_BYTES for num_bytes, _, _ in rows) or total >= 1 << 62:
         raise _made_up(place, "its list of shards is none")
     return tuple(ShardFile(shard_name(number), row[0], row[1]) for number, row in enumerate(rows))

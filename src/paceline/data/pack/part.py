@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -21,9 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
+from paceline.core.files import (
+    RefusedFileError,
+    make_folder,
+    open_to_write,
+    remove_abandoned,
+)
+from paceline.core.json_file import read_json
 from paceline.core.rundir import write_atomic
 from paceline.data.pack.encode import Encoded
-from paceline.data.pack.format import ALIGNMENT, KIND_PIXELS, aligned, shard_name
+from paceline.data.pack.format import ALIGNMENT, INDEX_NAME, KIND_PIXELS, aligned, shard_name
 from paceline.data.pack.shards import HEADER_BYTES
 from paceline.data.sources.places import printable
 
@@ -39,6 +47,8 @@ _ROW = struct.Struct("<QIIiHHBBHIIQI")
 _HEAD = struct.Struct("<8s32s")
 _MAGIC = b"pljournl"
 _REASONS_NAME = "reasons.json"
+_OURS = re.compile(rf"data-\d{{5,}}\.pack|\.{re.escape(_REASONS_NAME)}\.[0-9a-f]{{16}}\.tmp")
+"""Shards, and what a kill leaves of writing the reasons."""
 _SAMPLE_ALIGNMENT = 8
 _MAX_REASONS, _ANOTHER = 1000, "for yet another reason"
 _SYNC_BYTES, _SYNC_ROWS = 64 << 20, 1 << 16
@@ -69,10 +79,11 @@ class Part:
 
         Unless it `keeps_bad` it goes on from the first image that could not be read, which may have been mended, and
         one of another `key` with such an image is begun anew: it could not be finished, and its source was mended.
-        Raise `DataError` where another process has it, or where it is of another source or made with other options.
+        Raise `DataError` where another process has it, where it is of another source or made with other options, and
+        where it is another user's or holds anything but an unfinished pack.
         """
-        folder.mkdir(exist_ok=True)
-        journal = (folder / JOURNAL_NAME).open("a+b")
+        _claim(folder)
+        journal = open_to_write(folder / JOURNAL_NAME, "a+b")
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -81,6 +92,7 @@ class Part:
                 f"{printable(folder)}: another process is writing there (wait for it, or end it)"
             ) from error
         try:
+            remove_abandoned(folder)
             part = cls(folder, shard_bytes, journal, ["", *_read_reasons(folder / _REASONS_NAME)])
             part._recover(key, keeps_bad=keeps_bad)
         except BaseException:
@@ -126,7 +138,7 @@ class Part:
     def rows(self) -> NDArray[np.void]:
         """Return what the journal says of all samples, `ROW` [n], mapped."""
         self.sync()
-        return np.memmap(self._journal.name, dtype=ROW, mode="r", offset=_HEAD.size, shape=(self.num_done,))
+        return np.memmap(self.folder / JOURNAL_NAME, dtype=ROW, mode="r", offset=_HEAD.size, shape=(self.num_done,))
 
     def cut(self, num_samples: int) -> None:
         """Forget all but the first so many of the samples that were there when this was opened."""
@@ -168,8 +180,9 @@ class Part:
         if self._data is not None:
             self._data.close()
         path = self.data_path(self._shard)
-        path.touch()
-        self._data = path.open("r+b")
+        if not self._data_bytes:
+            path.unlink(missing_ok=True)
+        self._data = open_to_write(path, "r+b" if self._data_bytes else "x+b")
         self._data.truncate(HEADER_BYTES + self._data_bytes)
         self._data.seek(HEADER_BYTES + self._data_bytes)
         return self._data
@@ -180,6 +193,10 @@ class Part:
         self._journal.seek(0)
         head = self._journal.read(_HEAD.size)
         wanted = _HEAD.pack(_MAGIC, key)
+        if not _MAGIC.startswith(head[: len(_MAGIC)]):
+            raise DataError(
+                f"{printable(self.folder / JOURNAL_NAME)}: is no journal of a pack (move it away, or write elsewhere)"
+            )
         if len(head) == _HEAD.size and head != wanted and (keeps_bad or not self._rows_there()["is_bad"].any()):
             raise DataError(
                 f"{printable(self.folder)}: is the beginning of a pack of another source or with other options (finish "
@@ -229,9 +246,42 @@ class Part:
         return len(rows)
 
 
+def foreign_in(folder: Path) -> str:
+    """Return the name of something in `folder` that is no file of a pack, whole or begun; nothing where all are."""
+    for path in sorted(folder.iterdir()):
+        is_named = _OURS.fullmatch(path.name) or path.name in (INDEX_NAME, JOURNAL_NAME, _REASONS_NAME)
+        if not is_named or path.is_symlink() or not path.is_file():
+            return path.name
+    return ""
+
+
+def remove_pack(path: Path) -> None:
+    """Remove a pack, or the folder of an unfinished one, but nothing else that may lie there. Raise `OSError`."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    if not foreign_in(path):
+        for each in list(path.iterdir()):
+            each.unlink()
+        path.rmdir()
+
+
+def _claim(folder: Path) -> None:
+    """Make the folder, for this user alone, or refuse one that may hold anything but an unfinished pack."""
+    try:
+        make_folder(folder, 0o700)
+    except RefusedFileError as error:
+        raise DataError(f"{printable(folder)}: {error.strerror} (remove it, or write elsewhere)") from error
+    foreign = foreign_in(folder)
+    if foreign:
+        raise DataError(
+            f"{printable(folder / foreign)}: is no file of an unfinished pack (move it away, or write elsewhere)"
+        )
+
+
 def _read_reasons(path: Path) -> list[str]:
     try:
-        found: Any = json.loads(path.read_text())
+        found: Any = read_json(path)
     except (OSError, ValueError):  # the rows that need it are then not whole, and are made again
         return []
     return [str(each) for each in found]

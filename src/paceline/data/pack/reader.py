@@ -19,7 +19,7 @@ from paceline.data.bad import ImageError
 from paceline.data.pack.format import KIND_PIXELS, KIND_RECORD, SplitMeta
 from paceline.data.pack.index import Columns, Index, index_file, open_index
 from paceline.data.pack.record import restored
-from paceline.data.pack.shards import HEADER_BYTES, LocalShards, Shards
+from paceline.data.pack.shards import HEADER_BYTES, LocalShards, Shards, check_mapped
 from paceline.data.sources.places import printable
 
 
@@ -90,7 +90,9 @@ class PackSource:
         offsets = self._columns.offsets[indices]
         shards = np.searchsorted(self.index.starts, offsets, side="right") - 1
         within = offsets - self.index.starts[shards] + np.uint64(HEADER_BYTES)
-        return shards.astype(np.int32), within, self._columns.lengths[indices].astype(np.uint64)
+        lengths = self._columns.lengths[indices].astype(np.uint64)
+        check_mapped()
+        return shards.astype(np.int32), within, lengths
 
     def read(self, index: int) -> Sample:
         """Return (JPEG or file bytes, or uint8 pixels [H, W, C]; label).

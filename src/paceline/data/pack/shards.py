@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.core.units import count
+from paceline.data.native import native
 from paceline.data.sources.places import printable
 
 HEADER_BYTES = 128
@@ -85,8 +86,7 @@ class LocalShards:
     """Shards that are files in `folder`, opened when they are first needed.
 
     Their sizes and headers are compared with the index by `checked`. A shard that is cut short while it is in use is a
-    `DataError` of `read`; whoever touches `memory` beyond its new end is killed by SIGBUS, as with any mapped file, and
-    so is who touches an index that is cut short in use.
+    `DataError` of `read`, and of `check_mapped` for whoever has touched `memory` beyond its new end.
     """
 
     folder: Path
@@ -128,8 +128,8 @@ class LocalShards:
         """Return all of a shard's file, mapped. Raise `DataError` as `read` does."""
         if shard not in self._maps:
             try:
-                descriptor = self._file(shard).descriptor
-                self._maps[shard] = memoryview(mmap.mmap(descriptor, self.files[shard].num_bytes, prot=mmap.PROT_READ))
+                file = self.files[shard]
+                self._maps[shard] = mapped(self._file(shard).descriptor, file.num_bytes, self.folder / file.name)
             except (OSError, ValueError) as error:
                 raise unreadable(self.folder / self.files[shard].name, error) from error
         return self._maps[shard]
@@ -141,13 +141,8 @@ class LocalShards:
         """
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         try:
-            pages = mmap.mmap(
-                self._file(shard).descriptor,
-                offset + length - start,
-                flags=mmap.MAP_PRIVATE,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE,
-                offset=start,
-            )
+            path, num_bytes = self.folder / self.files[shard].name, offset + length - start
+            pages = mapped(self._file(shard).descriptor, num_bytes, path, start=start, is_private=True)
         except (OSError, ValueError) as error:
             raise unreadable(self.folder / self.files[shard].name, error) from error
         return np.frombuffer(pages, dtype=np.uint8, offset=offset - start, count=length)
@@ -162,6 +157,29 @@ class LocalShards:
         if file is None:
             file = self._open.setdefault(shard, _File(self.folder / self.files[shard].name))
         return file
+
+
+def mapped(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_private: bool = False) -> memoryview:
+    """Return `num_bytes` bytes of the file `path` from `start` on, mapped. Raise `OSError` or `ValueError`.
+
+    What is written with `is_private` changes no file. Call `check_mapped` before what was read is used: beyond the end
+    of a file that is cut short meanwhile there are zeros. Without the native core that is SIGBUS.
+    """
+    core = native()
+    if core is not None:
+        return memoryview(core.Mapped(descriptor, num_bytes, os.fsencode(path), start, is_private))
+    flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_private else 0)
+    return memoryview(mmap.mmap(descriptor, num_bytes, flags=flags, prot=protection, offset=start))
+
+
+def check_mapped() -> None:
+    """Raise `DataError` naming a file that was cut short while this process had it mapped, and touched."""
+    core = native()
+    name = core.cut_file() if core is not None else None
+    if name is not None:
+        path = printable(Path(os.fsdecode(name)))
+        raise DataError(f"{path}: was cut short, or cannot be read, while it was in use (restore it, and add --resume)")
 
 
 def unreadable(path: Path, error: OSError | ValueError) -> DataError:

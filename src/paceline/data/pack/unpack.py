@@ -6,12 +6,12 @@ name in a pack can lead outside the folder.
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from itertools import chain, count
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -20,14 +20,17 @@ from PIL import Image
 
 from paceline.core.dataset import Datasets, Source
 from paceline.core.errors import DataError
+from paceline.core.files import write_new
 from paceline.data.pack.assemble import Names
 from paceline.data.pack.format import KIND_FILE, KIND_RECORD
 from paceline.data.pack.ordered import in_order
 from paceline.data.pack.reader import PackSource
 from paceline.data.sources.image_names import IMAGE_EXTENSIONS, JPEG_EXTENSIONS
 from paceline.data.sources.places import printable
+from paceline.data.unfinished import made_beside
 
 _FILES_A_TASK = 16
+_MARK = ".paceline-unpacking"
 _MAX_NAME_BYTES = 200
 
 
@@ -42,27 +45,24 @@ class Unpacked:
 def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None], workers: int) -> Unpacked:
     """Write the files of both splits to `folder`, which must not exist, with `workers` threads.
 
-    `progress` is told how many images are done, and of how many. `folder` appears when all are written. Raise
-    `DataError` where it exists or cannot be written, and for a damaged sample.
+    `progress` is told how many images are done, and of how many. `folder` appears when all are written; until then
+    they are in `.NAME.unpacking` beside it. Raise `DataError` where it exists or cannot be written, and for a damaged
+    sample.
     """
     folder = folder.absolute()
-    if folder.exists():
+    if os.path.lexists(folder):
         raise DataError(f"{printable(folder)}: exists already (name a folder that does not)")
-    beside = folder.with_name(f".{folder.name}.part")
     total = len(packed.train) + len(packed.val)
     images = num_bytes = 0
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        with closing(in_order(_tasks(packed, beside), max(1, workers))) as written:
+        with (
+            made_beside(folder, "unpacking", _MARK) as beside,
+            closing(in_order(_tasks(packed, beside), max(1, workers))) as written,
+        ):
             for batch in written:
                 images, num_bytes = images + len(batch), num_bytes + sum(batch)
                 progress(images, total)
-        beside.rename(folder)
-    except BaseException as error:
-        shutil.rmtree(beside, ignore_errors=True)  # the next one could not go on with it
-        if not isinstance(error, OSError):
-            raise
+    except OSError as error:
         raise DataError(
             f"{printable(folder)}: cannot be written: {error.strerror or error} (write elsewhere)"
         ) from error
@@ -93,11 +93,12 @@ class _Files:
         data = content if isinstance(content, bytes) else _png(content)
         path = self.folder / self._place(index, label, data)
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with path.open("xb") as file:
-                return file.write(data)
-        except FileExistsError:  # a list may name two files the same way
-            return path.with_name(f"{index:08d}-{path.name}").write_bytes(data)
+        # A list may name two files the same way, and a third one as the second is called for that.
+        names = chain([path.name, f"{index:08d}-{path.name}"], (f"{index:08d}-{n}-{path.name}" for n in count(2)))
+        for name in names:
+            with suppress(FileExistsError):
+                return write_new(path.with_name(name), data)
+        raise AssertionError("there is no end of names")
 
     def _content(self, index: int) -> tuple[bytes | NDArray[np.uint8], int]:
         match self.source:

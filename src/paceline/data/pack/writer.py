@@ -8,6 +8,7 @@ many threads make it, nor on how often it was interrupted.
 import errno
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -22,13 +23,12 @@ from paceline.core.dataset import ArraySource, Datasets, Source
 from paceline.core.errors import DataError
 from paceline.data.identity import split_digest
 from paceline.data.native import native
-from paceline.data.pack.assemble import Names, assemble
+from paceline.data.pack.assemble import Names, assemble, check_replaceable
 from paceline.data.pack.encode import Encoded, Encoder, refusal_of
-from paceline.data.pack.format import INDEX_NAME, MAGIC, VERSION, Made, Meta, SplitMeta
+from paceline.data.pack.format import VERSION, Made, Meta, SplitMeta
 from paceline.data.pack.marks import Marker, build_marker
 from paceline.data.pack.ordered import in_order
 from paceline.data.pack.part import Part
-from paceline.data.pack.shards import HEADER_BYTES
 from paceline.data.sources.places import printable
 
 _MIN_SHARD_BYTES = 1 << 20
@@ -88,7 +88,7 @@ def pack(
         with closing(Part.opened(beside, key, options.shard_bytes, keeps_bad=options.skip_bad)) as part:
             _fill(part, datasets, encoder, progress, max(1, workers))
             kept = _kept(part, names, skip_bad=options.skip_bad)
-            num_bytes = assemble(part, _meta(datasets, options), names, key[:16], out)
+            num_bytes = assemble(part, _meta(datasets, options), names, key[:16], out, overwrite=options.overwrite)
             return Packed(part.num_done, num_bytes, kept)
     except OSError as error:
         raise _unwritable(out, error) from error
@@ -111,18 +111,10 @@ def _check_out(out: Path, options: PackOptions) -> None:
     """Refuse a place that cannot take a pack, or where something is that must not be lost."""
     if not out.parent.is_dir():
         raise DataError(f"{printable(out)}: {printable(out.parent)} is no folder (make it, or write elsewhere)")
-    if out.exists() and not options.overwrite:
+    if options.overwrite:
+        check_replaceable(out)
+    elif os.path.lexists(out):
         raise DataError(f"{printable(out)}: exists already (write elsewhere, or replace it with --overwrite)")
-    if out.exists() and not _is_pack(out):
-        raise DataError(f"{printable(out)}: is no pack, so it is not overwritten (remove it, or write elsewhere)")
-
-
-def _is_pack(path: Path) -> bool:
-    try:
-        with (path / INDEX_NAME if path.is_dir() else path).open("rb") as file:
-            return file.read(HEADER_BYTES).startswith(MAGIC)
-    except OSError:
-        return False
 
 
 def _key(datasets: Datasets, options: PackOptions, *, has_native: bool) -> bytes:

@@ -1,16 +1,42 @@
-"""URLs of packs: what lies beside one, and what may be printed of it."""
+"""URLs of packs: which are read at all, what lies beside one, and what may be printed of it."""
 
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from paceline.core.errors import DataError
+from paceline.core.urls import origin_of, public_url
 from paceline.data.sources.places import printable
+
+HTTP: Final = ("http", "https")
+BUCKETS: Final = ("s3", "gs", "gcs", "abfs", "az", "hf")
+"""Schemes that are left to fsspec. All others are refused, as a recipe may be a stranger's: fsspec also has schemes
+that run templates, open SSH connections or read local files."""
+_SHOWN: Final = 40
 
 
 @dataclass(frozen=True)
 class Address:
-    """The URL of a file. Name and password in it, and its query, which may hold a signature, are never printed."""
+    """The URL of a file, without user name, password and query: `credentials` has them when a request is sent.
+
+    Raise `DataError` for a scheme that packs are not read from, and for a chain of URLs (`a::b`), which fsspec would
+    follow.
+    """
 
     url: str
+
+    def __post_init__(self) -> None:
+        scheme = self.url.partition("://")[0]
+        shown = printable(scheme[:_SHOWN])
+        if "::" in scheme or ("::" in self.url and scheme.lower() not in HTTP):
+            raise DataError(f"data.source.root: {shown}://...: is a chain of URLs (name one URL, without ::)")
+        if scheme.lower() not in (*HTTP, *BUCKETS):
+            known = ", ".join(f"{each}://" for each in (*HTTP, *BUCKETS))
+            raise DataError(f"data.source.root: {shown}://...: packs are not read from there (use {known} or a path)")
+        try:
+            self.parts.port  # noqa: B018 - it raises where the port or the host is none
+        except ValueError as error:
+            raise DataError(f"data.source.root: {shown}://...: is no URL: {error} (correct it)") from None
 
     def __repr__(self) -> str:
         return f"Address({self.shown})"
@@ -28,11 +54,15 @@ class Address:
     @property
     def shown(self) -> str:
         """The URL as it may be printed."""
-        parts = self.parts
-        return printable(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")
+        return printable(public_url(self.url))
+
+    @property
+    def place(self) -> str:
+        """Scheme, host, port and path. Raise `ValueError` for a port that is none."""
+        return f"{origin_of(self.url)}{self.parts.path}"
 
     def below(self, name: str) -> "Address":
-        """Return the file `name` in this folder, asked for with the same query."""
+        """Return the file `name` in this folder."""
         path = f"{self.parts.path.rstrip('/')}/{name}"
         return Address(self.parts._replace(path=path).geturl())
 

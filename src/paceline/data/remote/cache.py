@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import DataError
+from paceline.core.files import make_folder, open_lock_file
 from paceline.data.lease import Lease, take
 from paceline.data.sources.places import printable
 
@@ -32,7 +33,8 @@ class Cache:
         try:
             self.top.mkdir(parents=True, exist_ok=True)
             lease = take(_lock_of(self.top / digest), alone=False, wait=True)
-            (self.top / digest / "shards").mkdir(parents=True, exist_ok=True)
+            make_folder(self.top / digest)
+            make_folder(self.shards_of(digest))
         except OSError as error:
             reason = error.strerror or error
             raise DataError(f"data.source.cache: {printable(self.top)}: {reason} (name another folder)") from error
@@ -51,13 +53,13 @@ class Cache:
         if part.exists():
             return True
         with contextlib.closing(self._alone()):
-            over = sum(_size_of(path) for path in self._files()) + num_bytes - self.max_bytes
+            over = self._taken() + num_bytes - self.max_bytes
             status = os.statvfs(self.top)
             over = max(over, num_bytes - status.f_bavail * status.f_frsize)
             if over > 0 and not self._give_up(over):
                 return False
             part.parent.mkdir(parents=True, exist_ok=True)
-            part.touch()
+            os.close(open_lock_file(part))
         return True
 
     def _alone(self) -> Lease:
@@ -65,12 +67,23 @@ class Cache:
         assert lease is not None, "it was waited for"
         return lease
 
-    def _files(self) -> Iterator[Path]:
-        return (path for folder in self._packs() for path in folder.glob("**/*") if path.is_file())
+    def _taken(self) -> int:
+        """Return the bytes of all files, of those under way the bytes that they will have.
+
+        A file is counted by the name that it will have: it may be renamed to that between being listed and looked at.
+        """
+        sizes: dict[tuple[Path, str], int] = {}
+        for path in (path for folder in self._packs() for path in folder.glob("**/*")):
+            if path.name.endswith(_PART):
+                sizes[path.parent, path.name.removesuffix(_PART).rpartition(".")[0]] = _size_of(path)
+            elif path.is_file():
+                sizes.setdefault((path.parent, path.name), _size_of(path))
+        return sum(sizes.values())
 
     def _packs(self) -> Iterator[Path]:
         """Give the folders of packs: those with a lock. What else somebody keeps in `top` is nothing to this cache."""
-        return (path for path in self.top.iterdir() if path.is_dir() and _lock_of(path).is_file())
+        folders = (path for path in self.top.iterdir() if path.is_dir() and not path.is_symlink())
+        return (path for path in folders if _lock_of(path).is_file())
 
     def _give_up(self, num_bytes: int) -> bool:
         """Remove shards of packs that nobody uses, those that were opened longest ago first; whether it was enough."""

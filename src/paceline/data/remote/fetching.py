@@ -94,13 +94,13 @@ class Fetcher:
         """Fetch what a part lacks, and prove it; one that is wrong is fetched once more from its start."""
         held = os.fstat(descriptor).st_size
         for start in (held if held <= file.num_bytes else 0, 0):
-            os.truncate(descriptor, start)
+            os.ftruncate(descriptor, start)
             if not self.fetch(address, descriptor, [(start, file.num_bytes)], file.num_bytes):
                 return False
             if is_whole(descriptor, file):
                 os.fsync(descriptor)
                 return True
-        os.truncate(descriptor, 0)
+        os.ftruncate(descriptor, 0)
         raise DamageError(f"{address.shown}: is damaged: its checksum is another than its index says ({_MEND})")
 
 

@@ -1,4 +1,4 @@
-"""Ranges of files in S3 and whatever else `fsspec` knows, which is imported when the first one is read.
+"""Ranges of files in S3 and other buckets, read by `fsspec`, which is imported when the first one is read.
 
 Its event loop does not outlive a fork, so each process has file systems of its own.
 """
@@ -51,8 +51,8 @@ class Filesystem:
                 raise LastingError(
                     f"needs a package that is missing: {error}", "pip install it, such as s3fs for s3://"
                 ) from error
-            except ValueError as error:
-                raise LastingError(str(error), "correct data.source.root") from error
+            except Exception as error:  # every file system has its own
+                raise LastingError(_line(error), "correct data.source.root") from error
             return self._opened, path
 
     def _size_of(self, system: Any, path: str) -> int:

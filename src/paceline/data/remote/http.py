@@ -1,59 +1,73 @@
 """Ranges of files over HTTP(S), on connections that stay open. Nothing but the standard library.
 
-What a server answers is believed only where it says which bytes of how many it sends (RFC 9110, section 14). Proxies
-are those that `urllib` finds; redirections are followed, without the name and the password of the first server.
+What a server answers is believed only where it says which bytes of how many it sends (RFC 9110, section 14), and only
+where it keeps sending. Proxies are those that `urllib` finds. Redirections are followed, but not from https to http,
+and without the user name and the password of the first server.
 """
 
-import base64
+import io
 import re
 import ssl
 import threading
+import time
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
-from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+from socket import socket
+from typing import Any, Final
+from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from paceline.core.urls import CREDENTIALS
 from paceline.data.remote.address import Address
+from paceline.data.remote.credentials import Credentials, basic, credentials_for
 from paceline.data.remote.transport import LastingError, PassingError, Piece
 
 _STALLED_S = 30.0
+_LEAST_BYTES_PER_S: Final = 10_000
+"""A server that sends less, over `_STALLED_S` on end, is given up: a piece of 8 MiB takes 14 minutes at this rate."""
 _MOST_REDIRECTIONS = 5
 _REDIRECTIONS = {301, 302, 303, 307, 308}
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _NONE_THERE = re.compile(r"bytes \*/(\d+)")
 _FIXES = {
-    401: "put name and password into the URL, or sign it",
-    403: "allow reading it, or sign the URL",
+    401: f"set {CREDENTIALS}=https://NAME:PASSWORD@HOST/PATH, or write the host into ~/.netrc",
+    403: f"allow reading it, or set {CREDENTIALS} to its signed URL",
     404: "correct data.source.root",
     410: "correct data.source.root",
 }
 
 
 class Http:
-    """Reads ranges over HTTP(S); a server that says nothing for `stalled_s` is given up."""
+    """Reads ranges over HTTP(S); a server that sends nothing, or next to nothing, for `stalled_s` is given up."""
 
     def __init__(self, stalled_s: float = _STALLED_S) -> None:
         self._stalled_s = stalled_s
         self._idle: dict[tuple[str, str], list[HTTPConnection]] = {}
         self._is_closed = False
         self._tls: ssl.SSLContext | None = None
+        self._credentials: dict[str, Credentials] = {}
         self._lock = threading.Lock()
         self._proxies = getproxies()
 
     def read(self, address: Address, start: int, stop: int) -> Piece:
         """Return bytes [start, stop) of a file, fewer only where it ends before `stop`."""
-        url, credentials = address.url, _credentials(address.parts)
+        credentials = self._credentials_for(address)
+        url = address.parts._replace(query=credentials.query).geturl() if credentials.query else address.url
         for _ in range(_MOST_REDIRECTIONS):
             parts = urlsplit(url)
             headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity", "User-Agent": "paceline"}
-            if credentials and (parts.scheme, _host(parts)) == (address.parts.scheme, _host(address.parts)):
-                headers["Authorization"] = credentials
+            is_same_server = (parts.scheme, _host(parts)) == (address.parts.scheme, _host(address.parts))
+            if credentials.authorization and is_same_server:
+                headers["Authorization"] = credentials.authorization
             answer = self._ask(parts, headers, start, stop)
             if isinstance(answer, Piece):
                 return answer
             url = urljoin(url, answer)
-            if urlsplit(url).scheme not in ("http", "https"):
+            scheme = urlsplit(url).scheme
+            if scheme not in ("http", "https"):
                 raise LastingError("leads to somewhere that is not http", "correct data.source.root")
+            if parts.scheme == "https" and scheme == "http":
+                raise LastingError("leads from https to http, where anyone may change it", "correct data.source.root")
         raise LastingError(f"leads on more than {_MOST_REDIRECTIONS} times", "correct data.source.root")
 
     def close(self) -> None:
@@ -64,6 +78,11 @@ class Http:
             self._idle.clear()
         for connection in connections:
             connection.close()
+
+    def _credentials_for(self, address: Address) -> Credentials:
+        if address.url not in self._credentials:  # of which there are no more than shards
+            self._credentials[address.url] = credentials_for(address.url)
+        return self._credentials[address.url]
 
     def _ask(self, parts: SplitResult, headers: dict[str, str], start: int, stop: int) -> Piece | str:
         """Return what is asked for, or where the server says it is."""
@@ -123,14 +142,21 @@ class Http:
         except ValueError as error:
             raise LastingError(f"has no port: {error}", "correct data.source.root") from error
         if parts.scheme == "http":
-            return HTTPConnection(host, port, timeout=self._stalled_s)
+            connection = HTTPConnection(host, port, timeout=self._stalled_s)
+            connection.response_class = self._response  # type: ignore[assignment]
+            return connection
         connection = HTTPSConnection(host, port, timeout=self._stalled_s, context=self._trusted())
+        connection.response_class = self._response  # type: ignore[assignment]
         if proxy:
-            through = _credentials(proxy)
+            through = basic(proxy)
             connection.set_tunnel(
                 parts.hostname or "", parts.port or 443, {"Proxy-Authorization": through} if through else {}
             )
         return connection
+
+    def _response(self, sock: socket, *args: Any, **words: Any) -> HTTPResponse:
+        """Return what reads a response from `sock`, which must keep coming."""
+        return HTTPResponse(_Paced(sock, self._stalled_s), *args, **words)  # type: ignore[arg-type]
 
     def _trusted(self) -> ssl.SSLContext:
         """Return what says whom to trust; it is made once, and only where it is needed, as it takes 30 ms."""
@@ -143,6 +169,49 @@ class Http:
         if not text or proxy_bypass(parts.hostname or ""):
             return None
         return urlsplit(text if "://" in text else f"http://{text}")
+
+
+class _TooSlowError(OSError):
+    """A server that sends, but so little that it would hold a run for ever."""
+
+
+class _Paced(io.RawIOBase):
+    """What comes from a connected socket, as long as enough of it comes. The timeout of the socket is for one `recv`.
+
+    It stands for the socket of one response, of which `http.client` only calls `makefile`.
+    """
+
+    def __init__(self, sock: socket, stalled_s: float) -> None:
+        self._file = sock.makefile("rb", buffering=0)  # which keeps the socket open, as a response must
+        self._stalled_s = stalled_s
+        self._since_s = 0.0
+        self._num_bytes = 0
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """Return a file to read the response from."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` with what is there. Raise `_TooSlowError` where too little came since the first byte."""
+        num_bytes = self._file.readinto(buffer) or 0
+        now_s = time.monotonic()
+        if not self._num_bytes:
+            self._since_s = now_s
+        self._num_bytes += num_bytes
+        passed_s = now_s - self._since_s
+        if passed_s >= self._stalled_s:
+            if self._num_bytes < _LEAST_BYTES_PER_S * passed_s:
+                raise _TooSlowError(f"only {self._num_bytes:,} bytes came in {passed_s:.3g} s")
+            self._num_bytes = 0
+        return num_bytes
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 def _answer(response: HTTPResponse, start: int, stop: int) -> Piece | str:
@@ -167,7 +236,8 @@ def _answer(response: HTTPResponse, start: int, stop: int) -> Piece | str:
     data = response.read(last - first + 1)
     if len(data) != last - first + 1:
         raise PassingError(f"{len(data):,} of {last - first + 1:,} bytes came")
-    response.read()  # nothing, but it says that the connection is free
+    if response.read(1):  # nothing, and then the connection is free
+        raise PassingError(f"sent more than bytes {first}-{last}")
     return Piece(data, total_bytes)
 
 
@@ -186,19 +256,14 @@ def _range_of(response: HTTPResponse, start: int, stop: int) -> tuple[int, int, 
     return int(told[1]), int(told[2]), int(told[3])
 
 
-def _credentials(parts: SplitResult) -> str:
-    if parts.username is None:
-        return ""
-    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return f"Basic {base64.b64encode(pair.encode()).decode()}"
-
-
 def _host(parts: SplitResult) -> str:
     return parts.netloc.rpartition("@")[2]
 
 
 def _reason(error: Exception, stalled_s: float) -> str:
     match error:
+        case _TooSlowError():
+            return str(error)
         case TimeoutError():
             return f"nothing came for {stalled_s:g} s"
         case IncompleteRead():

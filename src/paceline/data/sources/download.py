@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.core.errors import DataError
+from paceline.core.files import open_to_write
 from paceline.data.sources.places import printable
 
 _STALLED_S = 60.0
@@ -72,7 +73,7 @@ def unpack(archive: Path, folder: str, files: Sequence[str], into: Path) -> None
             content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
             above, _, name = member.name.rpartition("/")
             if content is not None and above == folder and name in files:
-                with (into / name).open("wb") as unpacked:
+                with open_to_write(into / name, "xb") as unpacked:
                     shutil.copyfileobj(content, unpacked)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Split
 from paceline.core.errors import DataError
+from paceline.core.files import open_to_read
 from paceline.data.sources.download import download_fashion_mnist
 from paceline.data.sources.places import expanded, is_file, printable
 from paceline.recipe.schema.source import FashionMnist
@@ -63,8 +64,8 @@ def read_idx(path: Path, shape: tuple[int | None, ...]) -> NDArray[np.uint8]:
     type or shape, or more or fewer bytes than its header says; no more than that are ever unpacked.
     """
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return _parse(file, shape)
+        with open_to_read(path) as file:
+            return _parse(gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file, shape)
     except (EOFError, zlib.error, OSError, ValueError) as error:
         raise DataError(f"{printable(path)}: cannot be read: {error}; {_FIX}") from error
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from paceline.core.dataset import Datasets, Split
 from paceline.core.errors import DataError, near_miss
+from paceline.core.units import count, few
 from paceline.data.sources.class_tree import ClassTree, has_folders, scan_classes
 from paceline.data.sources.encoded import EncodedSource, files_info
 from paceline.data.sources.places import expanded, is_folder, printable
@@ -30,6 +31,7 @@ def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
         train, val = _split(train, section)
     else:
         val = _renumber(_val_tree(val_root, skip_bad=skip_bad), train)
+        val = replace(val, notes=(*val.notes, *_lacking(val), *_unused(section, val_root)))
         if train_root.samefile(val_root):
             note = "validation reads the training images: its accuracy says nothing about new ones"
             val = replace(val, notes=(*val.notes, note))
@@ -111,6 +113,25 @@ def _renumber(val: ClassTree, train: ClassTree) -> ClassTree:
             )
     table = np.array([numbers[name] for name in val.class_names], dtype=np.int32)
     return replace(val, class_names=train.class_names, labels=table[val.labels])
+
+
+def _lacking(val: ClassTree) -> list[str]:
+    """Return a sentence on the classes that have no validation images, whose accuracy is therefore not known."""
+    present = set(val.labels.tolist())
+    lacking = [printable(name) for number, name in enumerate(val.class_names) if number not in present]
+    if not lacking:
+        return []
+    return [f"{len(lacking)} of {count(len(val.class_names), 'class', 'classes')} have no images: {few(lacking)}"]
+
+
+def _unused(section: Folder, val_root: Path) -> list[str]:
+    """Return a sentence on further splits beside the one that is validated by."""
+    if section.root == "auto" or section.val_root != "auto":
+        return []
+    others = [name for name in VAL_FOLDERS if name != val_root.name and is_folder(val_root.parent / name)]
+    if not others:
+        return []
+    return [f"{', '.join(f'{name}/' for name in others)} is not used: validation reads {val_root.name}/"]
 
 
 def _source(tree: ClassTree, split: Split, section: Folder) -> EncodedSource:

@@ -15,7 +15,7 @@ import struct
 import zlib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from paceline.core.dataset import DatasetInfo, Split
 from paceline.data.sources.places import printable
@@ -30,6 +30,7 @@ _MAX_NAME_BYTES = 2**16 - 1
 
 Text = Annotated[str, Field(min_length=1)]
 Digest = Annotated[str, Field(pattern=re.compile(r"^[0-9a-f]{64}$"))]
+Side = Annotated[int, Field(ge=1, le=65535)]
 Channel = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -42,7 +43,7 @@ class SplitFacts(_Strict):
 
     name: Text
     num_images: int = Field(ge=0, lt=10**10)
-    image_size: tuple[PositiveInt, PositiveInt] | None
+    image_size: tuple[Side, Side] | None
     mean: tuple[Channel, ...]
     std: tuple[Annotated[Channel, Field(gt=0)], ...]
     notes: tuple[str, ...]

@@ -1,14 +1,13 @@
 """Write a data set as one LMDB. The folder appears under its name when all of it is on the disk, and not before."""
 
 import errno
-import fcntl
 import io
 import os
 import shutil
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from paceline.data.sources.lmdb_layout import (
     sample_key,
 )
 from paceline.data.sources.places import printable
+from paceline.data.unfinished import made_beside
 
 if TYPE_CHECKING:
     import lmdb
@@ -69,16 +69,13 @@ def write_lmdb(
     _library()
     if os.path.lexists(out):
         raise DataError(f"{printable(out)}: is there already (remove it, or write to another folder)")
-    beside = out.with_name(f".{out.name}.partial")
     try:
-        with _alone(beside):
+        with made_beside(out, "partial", _LOCK) as beside:
             _fill(beside, datasets, progress, skip_bad=skip_bad, workers=workers)
             open_lmdb(beside / "data.mdb")
             _sync(beside / "data.mdb")
-            (beside / _LOCK).unlink()
             _sync(beside)
-            beside.rename(out)
-            _sync(out.parent)
+        _sync(out.parent)
     except OSError as error:
         raise _unwritable(out, error.strerror or str(error)) from error
 
@@ -95,28 +92,6 @@ def _library() -> None:
 
 def _unwritable(out: Path, reason: str) -> DataError:
     return DataError(f"{printable(out)}: cannot be written: {reason} (make room, or write to another folder)")
-
-
-@contextmanager
-def _alone(partial: Path) -> Iterator[None]:
-    """Make a new folder, and remove it when anything goes wrong. Raise `DataError` while another process writes it."""
-    partial.mkdir(parents=True, exist_ok=True)
-    # Open to be written: a network file system locks nothing else.
-    descriptor = os.open(partial / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for left in partial.iterdir():
-            if left.name != _LOCK:
-                left.unlink()
-        try:
-            yield
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-    except BlockingIOError as error:
-        raise DataError(f"{printable(partial)}: another process is writing it (wait for it, or end it)") from error
-    finally:
-        os.close(descriptor)
 
 
 def _fill(

@@ -5,12 +5,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
 
 from paceline.core.dataset import Datasets, Split
 from paceline.core.errors import DataError, near_miss
+from paceline.core.files import open_to_read
 from paceline.data.sources.encoded import EncodedSource, files_info
 from paceline.data.sources.listed import faults_of, refuse_faults
 from paceline.data.sources.places import expanded, printable
@@ -103,7 +105,7 @@ def _check_first(listing: _Listing, *, skip_bad: bool) -> None:
 
 def _csv_rows(file: Path) -> Iterator[_Row]:
     try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
+        with TextIOWrapper(open_to_read(file), encoding="utf-8-sig", newline="") as lines:
             reader = csv.reader(lines, strict=True, skipinitialspace=True)
             header = next(reader, [])
             if not {"path", "label"} <= set(header):

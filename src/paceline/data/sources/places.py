@@ -25,3 +25,8 @@ def printable(name: str | Path) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return `text` with everything that is not printable as an escape, except line ends."""
+    return "\n".join(map(printable, text.split("\n")))

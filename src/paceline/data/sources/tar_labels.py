@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.core.errors import DataError
+from paceline.core.files import open_to_read
 from paceline.data.sources.places import expanded, printable
 from paceline.recipe.schema.source import WebDataset
 
@@ -64,7 +65,7 @@ def read_classes(section: WebDataset) -> tuple[str, ...]:
     path = expanded(section.classes)
     place = f"data.source.classes: {printable(path)}"
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             text = file.read(_MAX_LIST_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{place} cannot be read: {error.strerror} (correct the path)") from error

@@ -133,15 +133,15 @@ class Tar:
     def _fields(self, content: bytes, at: int) -> dict[bytes, bytes]:
         """Return the records of an extended header: `LENGTH KEY=VALUE` lines, whose length counts all of the line."""
         fields = {}
-        rest = content
-        while rest:
-            digits, _, _ = rest[:20].partition(b" ")
-            length = int(digits) if digits.isdigit() else 0
-            key, is_record, value = rest[len(digits) + 1 : length - 1].partition(b"=")
-            if not (is_record and rest[length - 1 : length] == b"\n"):
+        start = 0
+        while start < len(content):  # from place to place: copying what is left would take the square of its length
+            digits, _, _ = content[start : start + 20].partition(b" ")
+            stop = start + (int(digits) if digits.isdigit() else 0)
+            key, is_record, value = content[start + len(digits) + 1 : max(start, stop - 1)].partition(b"=")
+            if not (is_record and content[stop - 1 : stop] == b"\n"):
                 raise self.damage(f"is damaged: has no extended header at byte {at:,}")
             fields[key] = value
-            rest = rest[length:]
+            start = stop
         if any(key.startswith(b"GNU.sparse.") for key in fields):
             raise self.damage(f"has a sparse or endless file at byte {at:,}, which is not read")
         return fields

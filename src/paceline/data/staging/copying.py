@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import DataError
+from paceline.core.files import open_to_write
 from paceline.data.sources.places import printable
 from paceline.data.staging.inventory import Entry
 
@@ -95,7 +96,8 @@ def _copy(entry: Entry, work: _Work) -> None:
     except OSError as error:
         raise _fault(entry, error) from error
     try:
-        with beside.open("w+b", buffering=0) as copy:
+        beside.unlink(missing_ok=True)  # of an attempt before
+        with open_to_write(beside, "x+b") as copy:
             _copy_bytes(source, copy.fileno(), entry, work)
         if work.stops.is_set():
             return

@@ -14,6 +14,7 @@ from paceline.lab.doctor.cores import core_findings
 from paceline.lab.doctor.finding import Finding
 from paceline.lab.doctor.gpus import gpu_findings
 from paceline.lab.doctor.here import Here
+from paceline.lab.doctor.load import load_finding
 from paceline.lab.doctor.meeting import meeting_findings
 from paceline.lab.doctor.network import network_findings
 from paceline.lab.doctor.room import room_findings
@@ -25,6 +26,7 @@ def machine_findings(here: Here) -> Iterator[Finding]:
     """Yield what there is to know of this machine before a run, in the order in which a run would need it."""
     yield _versions()
     yield from core_findings(here)
+    yield load_finding(here)
     yield from gpu_findings(here)
     yield _native_core()
     yield from room_findings(here)

@@ -39,4 +39,4 @@ def clock_finding(here: Here, ask: Callable[[], Kept] = kernel_clock) -> Finding
         return Finding.ok("clock", f"synchronised, at most {seconds(off_s)} off")
     if here.spans_nodes:
         return Finding.look("clock", "not synchronised, as far as the kernel knows", "run an NTP client (chrony) on it")
-    return Finding.ok("clock", "not synchronised, as far as the kernel knows; one machine needs no other's time")
+    return Finding.ok("clock", "fine for one machine (NTP does not set it, which only several nodes would need)")

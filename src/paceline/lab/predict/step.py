@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.files import read_bytes
 from paceline.core.results import CommunicationResult, RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.stages import EXPOSED
@@ -278,7 +279,7 @@ def _nodes(result: RunResult, ranks_per_node: int) -> int:
 def _read(path: Path, kind: type[_Read]) -> _Read:
     """Return what is read of a JSON file. Raise `PacelineError`, in one line, where it is missing or damaged."""
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(read_bytes(path))
     except ValidationError as error:
         first = error.errors()[0]
         reason = ": ".join([".".join(map(str, first["loc"])), first["msg"]]).removeprefix(": ")

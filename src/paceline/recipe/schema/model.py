@@ -27,7 +27,9 @@ class Model(Section):
     width: float = Field(1.0, gt=0)
     """Multiplies the channels of our own networks."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """Layout of images and filters; `auto` is channels_last, which was never slower (benchmarks/memory_format.py)."""
+    """Layout of images and filters; `auto` is channels_last, which was never slower (benchmarks/memory_format.py). On a
+    CPU it is contiguous for a network with a 1x1 convolution of fewer than 16 channels that has a stride: its gradient
+    in channels_last corrupts memory (a bug of torch's oneDNN: benchmarks/channels_last.py)."""
     zero_init_residual: bool = False
     """Start every residual branch at zero, by the scale of its last normalisation (Goyal et al. 2017)."""
     drop_path: float = Field(0.0, ge=0, lt=1)

@@ -23,14 +23,32 @@ OWN: Final = "package.module:Name"
 """What stands for all import paths where variants are listed."""
 LIBRARIES: Final = ("torchvision", "timm")
 """What stands before the colon of a library's network, which is no import path."""
+PLUGGABLE: Final = {
+    "torch": ("torch.nn", "torch.optim"),
+    "timm": ("timm.models", "timm.layers", "timm.optim"),
+    "torchvision": ("torchvision.models", "torchvision.ops", "torchvision.transforms"),
+}
+"""Of these libraries only modules below the ones listed: the rest holds what downloads, compiles or loads code
+(`torch.hub`, `torch.utils.cpp_extension`, `torch.package`, `torch.jit`, `torch.load`, ...)."""
+REFUSED: Final = frozenset(
+    (
+        *("pip", "setuptools", "pkg_resources", "_distutils_hack", "wheel"),  # install code
+        *("cloudpickle", "dill", "joblib", "numpy", "pandas", "sklearn", "scipy"),  # unpickle
+        *("jinja2", "sympy", "numexpr", "numba", "cffi", "Cython", "triton", "torchgen", "functorch"),  # evaluate text
+        *("fsspec", "s3fs", "huggingface_hub", "datasets", "transformers", "requests", "urllib3", "httpx"),  # download
+        *("IPython", "ipykernel", "pytest", "_pytest", "dask", "mlflow", "wandb"),  # run what they are given
+    )
+)
+"""Packages without a part of a classifier that load, download or evaluate code."""
 _NAME: Final = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 PATH_PATTERN: Final = f"^{_NAME}:{_NAME}$"
 
 
 def check_import_path(name: str) -> str:
-    """Return `name`. Raise `ValueError` for no import path, and for one into Python's own library.
+    """Return `name`. Raise `ValueError` for no import path, and for one that leads to what loads or runs code.
 
-    That has no part of a classifier, and much that is harm when a stranger's recipe names it.
+    Python's own library and the packages of `REFUSED` have no part of a classifier, and much that is harm when a
+    stranger's recipe names it; of `PLUGGABLE` libraries some modules have parts. This holds whoever names it.
     """
     if not re.fullmatch(PATH_PATTERN, name):
         raise ValueError(f"{name!r} is not an import path (write {OWN})")
@@ -40,7 +58,25 @@ def check_import_path(name: str) -> str:
             f"{name!r} is of Python's own library, which has no such parts (name another module; one of yours needs a "
             f"name that Python's has not)"
         )
+    module = name.partition(":")[0]
+    if refused := why_refused(module):
+        raise ValueError(f"{name!r} is no part of a classifier: {refused} (name a class of your own module)")
+    if "__" in (each[:2] for each in re.split(r"[.:]", name)[1:]):
+        raise ValueError(f"{name!r} leads through a name of Python's own (name a class or function)")
     return name
+
+
+def why_refused(module: str) -> str:
+    """Return why no part may come from `module`, a dotted name, in words; nothing where one may."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return f"{top} is of Python's own library"
+    if top in REFUSED:
+        return f"{top} can load, download or run code"
+    allowed = PLUGGABLE.get(top)
+    if allowed is not None and not f"{module}.".startswith(tuple(f"{each}." for each in allowed)):
+        return f"of {top} only {', '.join(allowed)} have parts, and {module} may load, download or run code"
+    return ""
 
 
 ImportPath = Annotated[

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self, cast
 
 from pydantic import Field, PositiveInt, model_validator
 
+from paceline.core.urls import LEAVE_OUT, secret_in
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.log import Log
 from paceline.recipe.schema.model import Model
@@ -101,6 +103,16 @@ class Recipe(Section):
     log: Log = Log()
     """What is written down."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_no_secret(cls, values: object) -> object:
+        # Before any field is looked at: what is said of a field may show its value.
+        for path, text in _texts(values):
+            secret = secret_in(text)
+            if secret:
+                refuse(path, f"the URL holds {secret}, which the run would keep in its files ({LEAVE_OUT})")
+        return values
+
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:
         if isinstance(self.schedule, Plateau) and self.train.eval_every == "off":
@@ -176,6 +188,19 @@ class Recipe(Section):
         """Return 12 hex digits that are equal for equal recipes: the experiment's identity."""
         canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def _texts(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted path, text) of every text in plain values."""
+    match value:
+        case str():
+            yield path, value
+        case Mapping():
+            for key, child in value.items():
+                yield from _texts(child, f"{path}.{key}".lstrip("."))
+        case list() | tuple():
+            for number, child in enumerate(value):
+                yield from _texts(child, f"{path}[{number}]")
 
 
 def _names_first(value: object) -> object:

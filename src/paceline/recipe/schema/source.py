@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, field_validator
 
+from paceline.core.urls import LEAVE_OUT, public_url, secret_in
 from paceline.recipe.schema.own import ByName, OwnPart
 from paceline.recipe.schema.section import Auto, Section
 
@@ -97,11 +98,21 @@ class Pack(Section):
 
     name: Literal["pack"] = "pack"
     root: str
-    """The `.pack` file, the folder of shards, or its http(s)://, s3:// or other fsspec URL."""
+    """The `.pack` file, the folder of shards, or its URL: http(s)://, s3://, gs://, gcs://, abfs://, az:// or hf://.
+    Passwords and signatures come from
+    [the environment](../how-to/data.md#packs-that-need-a-password-or-a-signature)."""
     cache: str = "~/.cache/paceline/shards"
     """Folder that shards behind a URL are kept in."""
     cache_gb: PositiveFloat = 50.0
     """Most that is kept there, in GB of 10^9 bytes; what does not fit is read sample by sample."""
+
+    @field_validator("root")
+    @classmethod
+    def _is_public(cls, root: str) -> str:
+        secret = secret_in(root, any_query=True) if "://" in root else ""
+        if secret:
+            raise ValueError(f"{public_url(root)}: the URL holds {secret} ({LEAVE_OUT})")
+        return root
 
 
 class Lmdb(Section):

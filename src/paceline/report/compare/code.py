@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from paceline.report.words import clean, few
+from paceline.core.units import few
+from paceline.report.words import clean
 
 Code = Mapping[str, Mapping[str, str]]
 """The `sha256` of its file, and the `package` it is of, for each part by import path; each as far as it is known."""

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-from paceline.core.units import accuracy, count
+from paceline.core.units import accuracy, count, few
 from paceline.report.compare.code import mixed, other
 from paceline.report.compare.read import Trained
 from paceline.report.compare.settings import differing, shown
 from paceline.report.compare.target import LEAST_SHARE, Target, best_of, chance_of, near_chance, patience_of, stop_of
-from paceline.report.words import few
 
 _COUNTS = ("train_images", "val_images", "num_classes")
 _SOURCE = "data.source."
+_MODEL = ("model.name", "model.width", "model.norm", "model.args")
 
 
 def notes(
@@ -21,7 +21,9 @@ def notes(
         yield _unlearnt(target, [run for each in groups for run in each], metric)
     yield from _patience(target, [run for each in groups for run in each])
     yield from _data(groups, names)
+    yield from _models(groups, names)
     yield from _code(groups, names)
+    yield from _starved([run for each in groups for run in each])
     for name, runs in zip(names, groups, strict=True):
         yield from _group(name, runs, target)
     runs = [run for each in groups for run in each]
@@ -63,6 +65,16 @@ def _patience(target: Target, runs: Sequence[Trained]) -> Iterator[str]:
         )
 
 
+def _starved(runs: Sequence[Trained]) -> Iterator[str]:
+    """Yield which runs shared their cores with other programs."""
+    starved = [f"{run.name} ({100 * run.starved:.0f} %)" for run in runs if run.starved is not None]
+    if starved:
+        yield (
+            f"CPU-starved: {few(starved)}. Other processes held the cores for that share of the time that training "
+            "wanted to run: images/s and times of these runs say nothing about their settings."
+        )
+
+
 def _percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
@@ -88,6 +100,19 @@ def _data(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator
         if sources and first.settings and reference.settings:
             told = ", ".join(f"{each}={shown(first.settings.get(each))}" for each in sources)
             yield f"{name} has its data from elsewhere than {names[0]} ({told}): they are taken for the same images."
+
+
+def _models(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator[str]:
+    """Yield which groups train another model than the first, so that speed is not of the same work."""
+    reference = groups[0][0]
+    for name, (first, *_) in list(zip(names, groups, strict=True))[1:]:
+        paths = [each for each in differing([first.settings, reference.settings]) if each.startswith(_MODEL)]
+        if paths and first.settings and reference.settings:
+            others = [
+                f"{each} {shown(first.settings.get(each))} against {shown(reference.settings.get(each))}"
+                for each in paths
+            ]
+            yield f"{name} trains another model than {names[0]} ({few(others)}): images/s are not of the same work."
 
 
 def _code(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Why two groups differ in images/s: hardware, what they were asked, or nothing but noise. Pure."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from paceline.core.interval import Interval
 from paceline.core.learning import only_learning
@@ -9,12 +10,28 @@ from paceline.report.compare.read import Trained
 from paceline.report.compare.result import PaceBy
 from paceline.report.compare.settings import differing
 
+_SCALED_WITH_HARDWARE: Final = (
+    "device",
+    "ranks",
+    "data.batch_size",
+    "data.workers",
+    "parallel.",
+    "checkpoint.",
+    "log.",
+    "measure.",
+    "torch",
+)
+"""Settings that go along with more or other hardware, so a ratio of images/s is still credited to it."""
+
 
 def pace_by(runs: Sequence[Trained], reference: Sequence[Trained], ratio: Interval) -> PaceBy:
     """Return what makes the `ratio` of two groups' images/s, as `GroupResult.pace_by` has it."""
-    if any(_is_other(run, each) for run in runs for each in reference):
-        return "hardware"
+    if any(run.starved is not None for run in (*runs, *reference)):
+        return "starved"
     paths = differing([runs[0].settings, reference[0].settings])
+    if any(_is_other(run, each) for run in runs for each in reference):
+        with_hardware = (only_learning(path) or path.startswith(_SCALED_WITH_HARDWARE) for path in paths)
+        return "hardware" if all(with_hardware) else "mixed"
     is_other_code = other([run.code for run in runs], [run.code for run in reference])
     if paths and all(map(only_learning, paths)) and not is_other_code:
         return "noise"

@@ -135,7 +135,13 @@ def ending(found: GroupResult, is_first: bool) -> list[Cell]:
 
 def _caused(ratio: Cell, by: str) -> Cell:
     """Return a ratio of images/s with what it is from, where that is known."""
-    why = {"hardware": "other hardware", "noise": "noise", "scatter": "within noise"}.get(by, "")
+    why = {
+        "starved": "CPU-starved",
+        "hardware": "other hardware",
+        "mixed": "other hardware and settings",
+        "noise": "noise",
+        "scatter": "within noise",
+    }.get(by, "")
     return replace(ratio, note=", ".join(filter(None, (ratio.note, why))))
 
 

@@ -43,7 +43,7 @@ class Trained:
     """A run as it is compared. What is missing is empty; `problems` says what could not be read, a line each.
 
     `settings` are the recipe's, as text by dotted path, without its seed; beside them `ranks`, `device` and versions.
-    `hardware` are ranks, processor, cores and GPUs, as far as they are known. `code` has the parts that are a user's
+    `hardware` are processor, cores and GPUs, as far as they are known. `code` has the parts that are a user's
     own.
     """
 
@@ -64,6 +64,11 @@ class Trained:
     def name(self) -> str:
         """The folder's name."""
         return clean(self.path.resolve().name, 60)
+
+    @property
+    def starved(self) -> float | None:
+        """The share of time in which other processes held the cores of a CPU-starved run; None for any other."""
+        return None if self.result is None else self.result.starved
 
     @property
     def status(self) -> str:
@@ -131,7 +136,7 @@ def _device(result: RunResult | None, machine: dict[str, Any], settings: dict[st
 
 
 def _hardware(machine: dict[str, Any], ranks: int | None, has_gpu: bool) -> dict[str, str]:
-    """Return what a run was computed on; the models of GPUs, which are those of its ranks, only where it used them.
+    """Return what a run was computed on; models and number of GPUs, one per rank, only of a run that used them.
 
     A rank uses one GPU, in their order: how many more are visible says nothing of the run.
     """
@@ -139,7 +144,8 @@ def _hardware(machine: dict[str, Any], ranks: int | None, has_gpu: bool) -> dict
     gpus = machine.get("cuda_devices")
     if has_gpu and isinstance(gpus, list) and gpus:
         known["gpus"] = ", ".join(sorted({_whole_line(gpu) for gpu in gpus[:ranks]}))
-    return {**known, **({"ranks": str(ranks)} if ranks else {})}
+    # Ranks on CPUs share the cores of their machine, so how many there are is a setting.
+    return {**known, **({"ranks": str(ranks)} if ranks and has_gpu else {})}
 
 
 def _code(rundir: RunDir, result: RunResult | None, reader: Reader) -> Code:

@@ -6,7 +6,7 @@ from paceline.core.interval import Interval
 from paceline.core.value import Measured, Value
 
 From = Literal["asked", "recipes", "lowest_best", "lowest_learnt", "chance", "nothing"]
-PaceBy = Literal["hardware", "software", "noise", "scatter"]
+PaceBy = Literal["starved", "hardware", "mixed", "software", "noise", "scatter"]
 
 
 class RunOutcome(Value):
@@ -41,10 +41,12 @@ class GroupResult(Value):
     `hardware`, the images/s on the way there over those of the first group, and `statistical`, the images that the
     first group needs over those that this one does: ratios of geometric means. The first group has none of the four.
 
-    `pace_by` says where `hardware` is from, which is called after what it most often is. `hardware`: the groups ran on
-    other processors, cores, GPUs or ranks. Else `noise`: nothing that differs can change how fast a step is, such as
-    the learning rate. Else `scatter`: it is no larger than runs, or the steps of single ones, scatter. Else `software`:
-    settings, versions or code.
+    `pace_by` says where `hardware` is from, which is called after what it most often is. `starved`: other processes
+    held the cores in a run of either group, so that nobody knows. Else `hardware`: the groups ran on other processors,
+    cores, GPUs or numbers of GPUs, and the settings that differ only scale with these, as the batch size does (on CPUs
+    the number of ranks is a setting). `mixed`: other hardware and settings. Else `noise`: nothing that differs can
+    change how fast a step is, such as the learning rate. Else `scatter`: it is no larger than runs, or the steps of
+    single ones, scatter. Else `software`: settings, versions or code.
     """
 
     name: str

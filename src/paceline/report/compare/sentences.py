@@ -58,6 +58,9 @@ def _split(group: GroupResult) -> str:
     hardware, statistical = f"{group.hardware.value:.2f}x", f"{group.statistical.value:.2f}x"
     made = {
         "hardware": f"{hardware} by hardware (images/s) times {statistical} by statistics (images needed)",
+        "mixed": f"{hardware} by images/s (other hardware and other settings) times {statistical} by images needed",
+        "starved": f"{hardware} by images/s, which are no property of the runs as others held the cores (CPU-starved), "
+        f"times {statistical} by images needed",
         "noise": f"{hardware} by images/s, which is noise as no setting that differs changes them, times "
         f"{statistical} by images needed",
         "scatter": f"{hardware} by images/s, which is within noise, times {statistical} by images needed",
@@ -68,7 +71,7 @@ def _split(group: GroupResult) -> str:
 def pace_by(group: GroupResult) -> str:
     """Return what a group's ratio of images/s is from, "" where there is nothing to explain: it is shown as one."""
     is_shown = group.hardware is not None and f"{group.hardware.value:.2f}" != "1.00"
-    return group.pace_by if group.pace_by is not None and (is_shown or group.pace_by == "hardware") else ""
+    return group.pace_by if group.pace_by is not None and (is_shown or group.pace_by in ("hardware", "starved")) else ""
 
 
 def _sure(fraction: Interval) -> str:

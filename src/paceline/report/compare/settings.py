@@ -15,10 +15,10 @@ _WARMUP: Final = "schedule.warmup"
 _TELLING: Final = ("optim.lr", "train.epochs", "train.steps")
 """What says more of a run than others do, which come before it in a recipe."""
 _AUTO: Final = "auto"
-_QUIET: Final = ("log.", "checkpoint.", "measure.", "data.worker_timeout", "parallel.timeout")
-"""What tells runs apart without changing what they train, nor how fast: it names them only where nothing else does."""
+_QUIET: Final = ("log.", "checkpoint.", "measure.", "data.worker_timeout", "parallel.timeout", "torch", "paceline")
+"""Settings and versions that are in a name only if nothing else tells runs apart."""
 _FIRST: Final = ("model.name", "data.batch_size", _WARMUP, "ranks", "train.precision", "optim.name")
-"""What a run is called after wherever it differs; other settings only where these do not tell runs apart."""
+"""The settings that a name begins with, in this order."""
 
 
 def read_settings(text: str) -> tuple[dict[str, str], str]:
@@ -50,15 +50,18 @@ def differing(groups: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def called(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> list[str]:
-    """Return a short name for each group, such as `batch 2048 with warm-up`: as many words as tell them apart.
+    """Return a name for each group, such as `batch 2048 with warm-up`: all settings that differ, important ones first.
 
-    A group that no word tells apart, as there is but one or a recipe cannot be read, is called after its folder.
+    Settings that change neither what is trained nor how fast are added only if nothing else tells the groups apart. A
+    group that no setting tells apart, such as a single one, is named after its folder.
     """
     paths = differing(groups)
     spoken = [path for path in _FIRST if path in paths]
     others = sorted((path for path in paths if path not in spoken), key=lambda path: _is_late(path, groups))
-    for number in range(len(others) + 1):
-        names = _named(groups, [*spoken, *others[:number]])
+    telling = [*spoken, *(path for path in others if not path.startswith(_QUIET))]
+    quiet = [path for path in others if path.startswith(_QUIET)]
+    for num_quiet in range(len(quiet) + 1):
+        names = _named(groups, [*telling, *quiet[:num_quiet]])
         if _tell_apart(names):
             return names
     pairs = zip(names, folders, strict=True)
@@ -103,7 +106,9 @@ def _named(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> list[st
             else _told(path, settings, groups)
             for path in paths
         ]
-        names.append(clean(", ".join(filter(None, dict.fromkeys(words))).replace(", with", " with"), 100))
+        # A field that a group lacks, such as one of a section that is off, is named only if it has none of the others.
+        present = [word for word in words if not word.startswith("no ")] or words
+        names.append(clean(", ".join(filter(None, dict.fromkeys(present))).replace(", with", " with"), 100))
     return names
 
 

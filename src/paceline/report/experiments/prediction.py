@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from paceline.core.experiments.prediction import Predicted, PredictionResult
+from paceline.core.stages import spoken
 from paceline.core.units import count, number, seconds, share
 from paceline.report.blocks import (
     BarRow,
@@ -57,11 +58,13 @@ def _figures(result: PredictionResult) -> list[Figure]:
     if not result.predictions:
         return []
     most = max(result.predictions, key=lambda each: each.ranks)
-    within = f"{_within(most)} {_SURE[result.basis]}"
+    time_note = "; ".join(filter(None, (f"{_within(most)} {_SURE[result.basis]}", _dominates(most))))
     return [
-        Figure(f"time on {count(most.ranks, 'rank')}", cells.of_seconds(most.time_s), within),
+        Figure(f"time on {count(most.ranks, 'rank')}", cells.of_seconds(most.time_s), time_note),
         Figure("efficiency", cells.of_share(most.efficiency), f"on {count(most.ranks, 'rank')}"),
-        Figure("images/s", Cell(intervals.rate(most.images_per_s), most.images_per_s), _dominates(most)),
+        Figure(
+            "images/s", Cell(intervals.rate(most.images_per_s), most.images_per_s), f"on {count(most.ranks, 'rank')}"
+        ),
         Figure("GPU-hours", cells.plain(most.gpu_hours), "" if most.cost is None else f"cost {_cost(most.cost)}"),
     ]
 
@@ -74,7 +77,7 @@ def _within(each: Predicted) -> str:
 
 
 def _dominates(each: Predicted) -> str:
-    return f"beside computing, {clean(each.dominates)} takes most" if each.dominates else ""
+    return f"the largest part besides computing is {clean(spoken(each.dominates))}" if each.dominates else ""
 
 
 def _time(result: PredictionResult) -> Section:
@@ -120,12 +123,12 @@ def _parts(result: PredictionResult) -> Section | None:
     rows = []
     for each in result.predictions:
         whole = sum(value for value in each.parts.values() if value > 0) or 1.0
-        found = [Part(clean(name.replace("_", " ")), value / whole, f"{seconds(value)}, {share(value / whole)}",
+        found = [Part(clean(spoken(name)), value / whole, f"{seconds(value)}, {share(value / whole)}",
                       colours[name])
                  for name, value in each.parts.items() if value > 0]  # fmt: skip
         rows.append(BarRow(count(each.ranks, "rank"), found, seconds(each.time_s)))
-    legend = [(clean(name.replace("_", " ")), colours[name]) for name in names]
-    titles = ["ranks", *(name.replace("_", " ") for name in names)]
+    legend = [(clean(spoken(name)), colours[name]) for name in names]
+    titles = ["ranks", *map(spoken, names)]
     table = [[cells.count(each.ranks), *(intervals.maybe_seconds(each.parts.get(name)) for name in names)]
              for each in result.predictions]  # fmt: skip
     bars = Bars("Of what the time is made", rows, legend, "shares of each")
@@ -178,5 +181,5 @@ def _row(each: Predicted, *, has_images: bool, has_cost: bool) -> list[Cell]:
         cells.of_share(each.efficiency),
         Cell(number(each.gpu_hours), each.gpu_hours),
         *([Cell("" if each.cost is None else _cost(each.cost), each.cost)] if has_cost else []),
-        intervals.sentence(each.dominates),
+        intervals.sentence(spoken(each.dominates)),
     ]

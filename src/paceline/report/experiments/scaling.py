@@ -101,7 +101,7 @@ def _waiting(result: ScaleResult) -> Section | None:
         plain("stragglers", [(point.ranks, _of_100(point.straggler_share)) for point in result.points]),
     ]
     lines = [line for line in lines if line.points]
-    charts = [_chart("What a step waits for", "% of a step", lines)] if lines else []
+    charts = [_chart("Waiting", "% of a step", lines)] if lines else []
     startup = plain("start-up", [(point.ranks, point.startup_s) for point in result.points])
     charts += [_chart("Start-up", "s", [startup])] if startup.points else []
     columns = [Column("ranks"), Column("a step"), Column("waits for gradients"), Column("start-up"), Column("a run")]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from paceline.core.class_table import printable
+from paceline.core.csv_cells import to_cell
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.folder import Experiment, ExperimentDir
 from paceline.core.experiments.ladder import LadderResult, ParityResult, RungResult
@@ -44,7 +45,7 @@ def to_csv(result: Experiment) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerows([to_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     return file.getvalue()
 
 

@@ -16,6 +16,7 @@ _STATUS: Final = {
     "won": "won",
     "lost": "slower",
     "no_gain": "no gain",
+    "starved": "CPU-starved",
     "differs": "trains otherwise",
     "no_room": "out of memory",
     "failed": "failed",
@@ -78,7 +79,8 @@ def _take(result: TuneResult) -> Section:
     columns = [Column("setting", is_number=False), Column("best", is_number=False)]
     blocks: list[Block] = [Table("", columns, rows)]
     if result.recipe_file:
-        command = ["paceline", "train", result.recipe_file, "--ranks", str(result.ranks)]
+        of_code = ["--own-code"] if result.provenance.get("own_parts") else []
+        command = ["paceline", "train", result.recipe_file, "--ranks", str(result.ranks), *of_code]
         blocks += [Paragraph("It is a recipe of its own:"), shell(command)]
     return Section("take", "What to take", blocks)
 

@@ -1,14 +1,15 @@
 """How the run learned: accuracy, loss, learning rate and throughput over time, and every evaluation as a table."""
 
-from typing import Final
+from typing import Any, Final
 
 from paceline.core.units import accuracy, number
-from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Line, Section, Table
+from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Line, Paragraph, Section, Table
+from paceline.report.compare.settings import read_settings
 from paceline.report.run import Run
 from paceline.report.sections import cells
 from paceline.report.sections.clock import Clock, clock_for
 from paceline.report.thin import Series, thin
-from paceline.report.words import finite
+from paceline.report.words import clean, finite
 
 _ACCURACIES: Final = {"top1": "validation", "ema_top1": "averaged", "train_top1": "train split"}
 _LOSSES: Final = {"loss": "validation", "ema_loss": "averaged", "train_loss": "train split"}
@@ -31,8 +32,9 @@ _NUM_EVALS = 500
 def learning(run: Run) -> Section:
     """Return the curves of the run, and its evaluations."""
     evals, steps = thin(run.evals), run.steps
-    charts = [*_accuracies(evals), *_losses(evals, steps), *_rate(steps), *_speed(run)]
+    charts = [*_accuracies(evals), *_losses(evals, steps), *_rate(run), *_speed(run)]
     blocks: list[Block] = [Charts(charts)] if charts else []
+    blocks += [Paragraph(text) for text in _why_above(run, evals)]
     if not steps.num_records:
         blocks.append(cells.missing("No step was logged: the run was shorter than log.every, or ended before that."))
     elif steps.per_point > 1:
@@ -42,6 +44,28 @@ def learning(run: Run) -> Section:
     else:
         blocks.append(cells.missing("Nothing was evaluated: train.eval_every is off, or the run ended before that."))
     return Section("learning", "Accuracy and loss", blocks)
+
+
+def _why_above(run: Run, evals: Series) -> list[str]:
+    """Return why the training loss is above the validation loss, where it is and the recipe says why."""
+    if not (run.steps.has("loss") and evals.has("loss")):
+        return []
+    training, validation = run.steps.extents["loss"].last, evals.extents["loss"].last
+    settings, _ = read_settings(run.recipe)
+    reasons = []
+    if settings.get("train.label_smoothing", "0.0") not in ("0", "0.0"):
+        reasons.append(f"with label smoothing of {clean(settings['train.label_smoothing'])}")
+    if settings.get("data.augment", "[]") != "[]":
+        reasons.append("on augmented images")
+    if settings.get("train.class_weights", "off") != "off":
+        reasons.append("with weighted classes")
+    if training <= validation or not reasons:
+        return []
+    measured = " and ".join(filter(None, [", ".join(reasons[:-1]), reasons[-1]]))
+    return [
+        f"The training loss ({number(training)}) is above the validation loss ({number(validation)}) because it is "
+        f"measured {measured}, and validation is not. Train with train.eval_train=on to compare the two alike."
+    ]
 
 
 def _thinned(steps: Series) -> str:
@@ -77,11 +101,43 @@ def _losses(evals: Series, steps: Series) -> list[Chart]:
     return [Chart("Loss", _over(steps if steps.has("loss") else evals), "cross-entropy", lines, note=note)]
 
 
-def _rate(steps: Series) -> list[Chart]:
-    if not steps.has("lr"):
-        return []
-    note = f"peak {number(steps.extents['lr'].highest)}"
-    return [Chart("Learning rate", _over(steps), "", [Line("lr", steps.line(_over(steps), "lr"))], note=note)]
+def _rate(run: Run) -> list[Chart]:
+    """Return the schedule as planned; the logged rates if it depends on evaluations.
+
+    Logged steps alone would miss the first step and, most often, the peak. Steps that the run did not reach are drawn
+    as a line of their own.
+    """
+    planned = _planned_lr(run.plan)
+    if not planned:
+        steps = run.steps
+        if not steps.has("lr"):
+            return []
+        note = f"highest logged {number(steps.extents['lr'].highest)}"
+        return [Chart("Learning rate", _over(steps), "", [Line("lr", steps.line(_over(steps), "lr"))], note=note)]
+    per_epoch = max(1.0, finite(run.plan.get("steps_per_epoch")) or 1.0)
+    ended = _steps_done(run)
+    done = [point for point in planned if point[0] < ended]
+    left = [*done[-1:], *planned[len(done) :]] if len(done) < len(planned) else []
+    lines = [Line("lr", [(step / per_epoch, lr) for step, lr in done])] if done else []
+    lines += [Line("planned", [(step / per_epoch, lr) for step, lr in left])] if left else []
+    note = f"peak {max(lr for _, lr in planned):.4g}"
+    if left:
+        note += f", ended at step {ended:,.0f} of {planned[-1][0] + 1:,.0f}"
+    return [Chart("Learning rate", "epoch", "", lines, note=note)]
+
+
+def _planned_lr(plan: dict[str, Any]) -> list[tuple[float, float]]:
+    """Return the (step, learning rate) points of plan.json; runs made before it had them have none."""
+    found = plan.get("lr_schedule")
+    pairs = [each for each in found if isinstance(each, list) and len(each) == 2] if isinstance(found, list) else []
+    points = [(finite(step), finite(lr)) for step, lr in pairs[:2000]]
+    return [(step, lr) for step, lr in points if step is not None and lr is not None and step >= 0]
+
+
+def _steps_done(run: Run) -> float:
+    if run.result is not None:
+        return float(run.result.steps)
+    return run.steps.extents["step"].last if run.steps.has("step") else 0.0
 
 
 def _speed(run: Run) -> list[Chart]:

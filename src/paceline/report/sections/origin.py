@@ -35,7 +35,8 @@ def origin(run: Run) -> Section:
     if run.recipe:
         blocks.append(Code("Recipe, resolved (recipe.yaml)", clean_lines(run.recipe)))
     if run.plan:
-        blocks.append(Code("Plan (plan.json)", clean_lines(json.dumps(run.plan, indent=2))[:20_000]))
+        plan = {key: value for key, value in run.plan.items() if key != "lr_schedule"}  # drawn as a chart
+        blocks.append(Code("Plan (plan.json)", clean_lines(json.dumps(plan, indent=2))[:20_000]))
     return Section("origin", "Provenance", blocks)
 
 
@@ -53,6 +54,7 @@ def _trained(result: RunResult) -> list[tuple[str, Cell]]:
         ("steps", cells.count(result.steps)),
         ("epochs", Cell(f"{result.epochs:,.2f}".removesuffix(".00"), result.epochs)),
         ("images seen", cells.count(result.images_seen)),
+        ("recipe hash", Cell(clean(result.recipe_hash), is_code=True)),
         ("learning rate", cells.text(result.lr, 300)),
         ("weights, SHA-256", Cell(clean(result.weights_sha256), is_code=True)),
         ("schema version of the result", cells.count(result.schema_version)),

@@ -4,8 +4,9 @@ import shlex
 from typing import Final, Literal
 
 from paceline.core.results import EvalResult, RunResult
-from paceline.core.units import accuracy, count, number, seconds, share
+from paceline.core.units import accuracy, count, number, parameters, seconds, share
 from paceline.report.blocks import Cell, Figure, Verdict
+from paceline.report.compare.settings import read_settings
 from paceline.report.run import Run
 from paceline.report.sections import cells
 from paceline.report.words import clean, finite, moment
@@ -17,6 +18,7 @@ _TONES: Final[dict[str, Tone]] = {
     "preempted": "warning",
     "failed": "bad",
 }
+_NOT_MEASURED: Final = Cell("–")  # noqa: RUF001  words do not fit in large print; the note below says why
 _TAKES_A_VALUE: Final = ("--run-dir", "--ranks", "--max-restarts", "--port")
 
 
@@ -24,16 +26,19 @@ def status(run: Run) -> tuple[str, Tone]:
     """Return how the run ended, and whether that is good."""
     if run.result is None:
         return "not finished", "warning"
-    return run.result.status.replace("_", " "), _TONES[run.result.status]
+    steps = finite(run.plan.get("total_steps"))
+    ended = clean(run.result.how_it_ended(None if steps is None else int(steps)), 200)
+    if run.result.status in ("preempted", "failed"):
+        of_code = " --own-code" if run.result.provenance.get("own_parts") else ""
+        ended += f"; resume with paceline train {clean(shlex.quote(str(run.path)), 2000)} --resume{of_code}"
+    return ended, _TONES[run.result.status]
 
 
 def subtitle(run: Run) -> list[str]:
-    """Return a few words each on which recipe, when, on what."""
-    result, words = run.result, []
-    if result is not None:
-        words.append(f"recipe {_recipe_name(result)} {clean(result.recipe_hash)}".replace("  ", " "))
-    elif run.recipe.startswith("# recipe "):
-        words.append(clean(run.recipe.splitlines()[0].removeprefix("# ")))
+    """Return a few words each on what was trained, on which data, how, where and when."""
+    result = run.result
+    settings, _ = read_settings(run.recipe)
+    words = [_recipe(run), _model(result, settings), _data(run, settings), _training(run, settings)]
     started_s = finite(run.attempts.rows[0].get("started_s")) if run.attempts.rows else None
     if started_s is not None:
         words.append(moment(started_s))
@@ -41,6 +46,52 @@ def subtitle(run: Run) -> list[str]:
         words.append(count(result.world_size, "rank"))
     words += [clean(_where(run)), clean(f"torch {run.machine['torch']}") if "torch" in run.machine else ""]
     return [each for each in words if each]
+
+
+def _recipe(run: Run) -> str:
+    """Return the recipe's name; its hash where a run of an earlier version has none, or where it is not finished."""
+    name = clean(run.plan.get("recipe_name") or "", 60) or (_recipe_name(run.result) if run.result is not None else "")
+    if name:
+        return f"recipe {name}"
+    if run.result is not None:
+        return f"recipe {clean(run.result.recipe_hash)}"
+    return clean(run.recipe.splitlines()[0].removeprefix("# ")) if run.recipe.startswith("# recipe ") else ""
+
+
+def _model(result: RunResult | None, settings: dict[str, str]) -> str:
+    """Return `torchvision:resnet18, 11.2 M parameters`."""
+    name = clean(settings.get("model.name", ""), 80)
+    if not name or result is None or result.parameters is None:
+        return name
+    frozen = result.trained_parameters is not None and result.trained_parameters != result.parameters
+    trained = f", {parameters(result.trained_parameters or 0)} trained" if frozen else ""
+    return f"{name}, {parameters(result.parameters)} parameters{trained}"
+
+
+def _data(run: Run, settings: dict[str, str]) -> str:
+    """Return `cifar10, 50,000 training and 10,000 validation images, 10 classes`."""
+    name = clean(settings.get("data.source.name", ""), 80)
+    images = [
+        f"{number:,.0f} {split}"
+        for key, split in (("train_images", "training"), ("val_images", "validation"))
+        if (number := finite(run.plan.get(key))) is not None
+    ]
+    classes = finite(run.plan.get("num_classes"))
+    parts = [name, f"{' and '.join(images)} images" if images else "", f"{classes:,.0f} classes" if classes else ""]
+    return ", ".join(filter(None, parts))
+
+
+def _training(run: Run, settings: dict[str, str]) -> str:
+    """Return `sgd, peak lr 0.1, batch 128, bf16`."""
+    peak = finite(run.plan.get("peak_lr"))
+    batch = settings.get("data.batch_size")
+    parts = [
+        settings.get("optim.name", ""),
+        f"peak lr {peak:.4g}" if peak is not None else "",
+        f"batch {batch}" if batch else "",
+        settings.get("train.precision", ""),
+    ]
+    return clean(", ".join(filter(None, parts)))
 
 
 def figures(run: Run) -> list[Figure]:
@@ -119,7 +170,13 @@ def _where(run: Run) -> str:
 def _accuracy(result: RunResult) -> list[Figure]:
     judged, whose = (result.ema, ", averaged weights") if result.ema is not None else (result.eval, "")
     if judged is None:
-        return [Figure("top-1", Cell("not evaluated"), "the recipe asked for no evaluation")]
+        return [
+            Figure(
+                "top-1",
+                _NOT_MEASURED,
+                "not evaluated: the recipe has train.eval_every=off, or the run ended before the first",
+            )
+        ]
     notes = [*_best(result.best, judged), f"top-5 {accuracy(judged.top5)}", f"loss {judged.loss:,.4f}"]
     notes.append(count(judged.images, "image"))
     return [Figure(f"top-1{whose}", cells.of_accuracy(judged.top1), ", ".join(notes))]
@@ -132,7 +189,7 @@ def _best(best: EvalResult | None, judged: EvalResult) -> list[str]:
 def _speed(result: RunResult) -> list[Figure]:
     rates = result.throughput
     if not rates.n:
-        return [Figure("throughput", Cell("not measured"), "no step after the warm-up was counted")]
+        return [Figure("images/s", _NOT_MEASURED, "not measured: no step after the measurement warm-up was counted")]
     low, high = rates.spread
     note = f"{number(low)} to {number(high)} over {count(rates.n, 'window')}, without warm-up and pauses"
     return [Figure("images/s", Cell(number(rates.images_per_s), rates.images_per_s), note)]

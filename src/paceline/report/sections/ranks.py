@@ -27,7 +27,7 @@ def ranks(run: Run) -> Section:
         blocks += _communication(_timed_aside(run) or result.communication)
     if result.straggler is not None:
         blocks.append(_straggler(result.straggler))
-    blocks += [_ranks(result.ranks)] if result.ranks else []
+    blocks += [_ranks(result.ranks, on_gpu=result.provenance.get("device") == "cuda")] if result.ranks else []
     return Section("ranks", title, blocks)
 
 
@@ -77,15 +77,16 @@ def _straggler(found: StragglerResult) -> Paragraph:
     return Paragraph(f"{lost} It is rank {found.rank}, {milliseconds(found.late_s)} later than the others{where}.")
 
 
-def _ranks(found: Sequence[RankResult]) -> Table:
-    stages = list(dict.fromkeys(name for each in found for name in each.stages))
+def _ranks(found: Sequence[RankResult], *, on_gpu: bool) -> Table:
+    stages = list(dict.fromkeys(name for each in found for name, each_s in each.stages.items() if each_s))
     rows = [
         [cells.count(each.rank), _ms(each.step_s), _ms(each.late_s),
          *(_ms(each.stages[name]) if name in each.stages else Cell("") for name in stages)]
         for each in found
     ]  # fmt: skip
     titles = ["rank", "a step", "late by", *map(parts.name, stages)]
-    title = "Ranks: ms of a step, means; stages by the device's clock"
+    clock = "; stages by the device's clock" if on_gpu else ""
+    title = f"Ranks: mean ms per step{clock}"
     return Table(title, [Column(each) for each in titles], rows, _NUM_OPEN, f"all {len(found):,} ranks")
 
 

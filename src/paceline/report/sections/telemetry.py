@@ -31,7 +31,7 @@ class _Quantity:
 
 
 _OF_NODE: Final = (
-    _Quantity("CPU", [("cpu", "")], 0.01, "% of the ranks' cores", high=100.0),
+    _Quantity("CPU", [("cpu", "all"), ("others_cpu", "other programs")], 0.01, "% of the ranks' cores", high=100.0),
     _Quantity("Memory", [("memory_bytes", "node"), ("ranks_memory_bytes", "ranks")], 0.0, ""),
     _Quantity("Disk", [("disk_read_bytes_per_s", "read"), ("disk_written_bytes_per_s", "written")], 0.0, "/s"),
     _Quantity("Network", [("net_received_bytes_per_s", "received"), ("net_sent_bytes_per_s", "sent")], 0.0, "/s"),
@@ -107,9 +107,8 @@ def _notes(run: Run) -> list[Block]:
     notes: list[Block] = []
     if any(node.gpus for node in run.nodes):
         notes.append(Paragraph("These are all GPUs of the node, with what others may have run on them too."))
-    else:
-        is_cpu = run.result is not None and run.result.provenance.get("device") == "cpu"
-        why = _missing(run) or ("the run used none" if is_cpu else "there is none, or nvidia-ml-py is not installed")
+    elif run.result is None or run.result.provenance.get("device") != "cpu":
+        why = _missing(run) or "there is none, or nvidia-ml-py is not installed"
         notes.append(cells.missing(f"No GPU was recorded: {why}."))
     sampled = [node.series.num_records for node in run.nodes if node.series.is_sample]
     if sampled:

@@ -47,13 +47,14 @@ def _pieces(account: AccountResult, result: RunResult) -> list[tuple[str, float]
     """Return what the wall clock is made of, in the order in which a run goes through it."""
     stages = [(name, stage.host_s) for name, stage in result.stages.items()]
     before = [("start_up", account.start_up_s), ("compile", account.compile_s), ("warmup", account.warmup_s)]
-    return [*before, *stages, *account.pauses.items(), ("finish", account.finish_s), ("residual", account.residual_s)]
+    after = [("finish", account.finish_s), ("closing", account.closing_s), ("residual", account.residual_s)]
+    return [*before, *stages, *account.pauses.items(), *after]
 
 
 def _account_table(account: AccountResult) -> Table:
     pieces = [("start_up", account.start_up_s), ("compile", account.compile_s), ("warmup", account.warmup_s)]
     pieces += [("stages", account.stages_s), *account.pauses.items()]
-    pieces += [("finish", account.finish_s), ("residual", account.residual_s)]
+    pieces += [("finish", account.finish_s), ("closing", account.closing_s), ("residual", account.residual_s)]
     shown = [(key, each_s) for key, each_s in pieces if each_s or key in ("stages", "residual")]
     rows = [_piece_row(key, each_s, account) for key, each_s in shown]
     total = [Cell("wall clock"), cells.of_seconds(account.wall_s), cells.of_share(1.0)]

@@ -49,7 +49,8 @@ def _goodput(found: GoodputResult) -> Bar:
 
 
 def _checkpoints(found: CheckpointResult) -> list[tuple[str, Cell]]:
-    rows = [("saved", cells.count(found.saved)), ("failed", cells.count(found.failed))]
+    rows = [("saved", cells.count(found.saved))]
+    rows += [("failed", cells.count(found.failed))] if found.failed else []
     if found.saved:
         rows.append(("size of one", Cell(size(found.bytes), found.bytes)))
         rows.append(("training stood still for", cells.of_seconds(found.stall_s)))
@@ -91,7 +92,7 @@ def _count(record: dict[str, Any], key: str) -> Cell:
 
 def _warnings(found: Rows) -> Block:
     if not found.total:
-        return cells.missing("No warnings.")
+        return cells.missing("No warnings were logged.")
     rows = [[_moment(each, "unix_s"), Cell(clean(each.get("message", ""), 500))] for each in found.rows]
     columns = [Column("when", is_number=False), Column("warning", is_number=False)]
     title = (

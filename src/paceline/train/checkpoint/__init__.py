@@ -1,7 +1,7 @@
 """Save and load the state of a run, so that it can be killed at any moment and goes on from where it was saved."""
 
 from paceline.train.checkpoint.folder import Checkpoints, Keep
-from paceline.train.checkpoint.format import FORMAT_VERSION, Snapshot, load_part, read_state, verify
+from paceline.train.checkpoint.format import FORMAT_VERSION, Snapshot, damage_of, load_part, read_state, verify
 from paceline.train.checkpoint.tensors import (
     ShardLike,
     load_model,
@@ -11,15 +11,17 @@ from paceline.train.checkpoint.tensors import (
     optimizer_tensors,
     weights_sha256,
 )
-from paceline.train.checkpoint.writer import Writer
+from paceline.train.checkpoint.writer import Last, Writer
 
 __all__ = [
     "FORMAT_VERSION",
     "Checkpoints",
     "Keep",
+    "Last",
     "ShardLike",
     "Snapshot",
     "Writer",
+    "damage_of",
     "load_model",
     "load_model_tensors",
     "load_optimizer",

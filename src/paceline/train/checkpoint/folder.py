@@ -11,11 +11,17 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from paceline.core.errors import CheckpointError, RecipeError
+from paceline.core.files import make_folder
 from paceline.core.rundir import checkpoint_name
 from paceline.train.checkpoint.format import Snapshot, damage_of, read_state, sync_folder, write
 
+FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What a disk says that has no room for a file."""
+RESERVED_BYTES: Final = 1 << 16
+"""Room that a last checkpoint leaves for `result.json` and the logs; a result takes about 10 KB."""
 _NAME = re.compile(r"step-(\d{8,})")
 _BEING_MADE = re.compile(r"\.step-\d{8,}\.tmp")
 _REPLACED = re.compile(r"\.(step-\d{8,})\.old")
@@ -44,16 +50,18 @@ class Checkpoints:
     folder: Path
     keep: Keep
 
-    def save(self, step: int, best_step: int, snapshot: Snapshot) -> Path:
+    def save(self, step: int, best_step: int, snapshot: Snapshot, *, reserve: int = 0) -> Path:
         """Write the checkpoint of `step`, drop old ones, and return its folder. Only rank 0 calls it.
 
-        Raise `OSError` when it cannot be written; nothing of it is left then, and all others are as they were.
+        `reserve` bytes of the disk stay free. Raise `OSError` when it cannot be written; nothing of it is left then,
+        and all others are as they were.
         """
         final, beside = self.path_of(step), self._beside(step)
         try:
+            make_folder(self.folder)  # the run's own folder is not made again: it would hold no run
             _remove(beside)
-            beside.mkdir(parents=True)
-            self._refuse_full_disk(snapshot.num_bytes)
+            beside.mkdir()
+            self._refuse_full_disk(snapshot.num_bytes + reserve)
             write(beside, snapshot)
             self._commit(beside, final)
         except BaseException:
@@ -62,6 +70,20 @@ class Checkpoints:
             raise
         self._drop_old(step, best_step)
         return final
+
+    def save_last(self, step: int, best_step: int, snapshot: Snapshot, *, is_end: bool) -> Path:
+        """Save the last checkpoint of a process, for which `save` has found no room; return its folder.
+
+        Checkpoints that are not kept for good make room, the oldest first, but never the newest whole one. Where that
+        is not enough and training has ended (`is_end`), the weights are saved alone. Raise `OSError` where nothing
+        helps.
+        """
+        for spare in self._spare(step, best_step):
+            _remove(spare)
+            with contextlib.suppress(OSError):
+                return self.save(step, best_step, snapshot, reserve=RESERVED_BYTES)
+        kept = snapshot.weights_alone() if is_end else snapshot
+        return self.save(step, best_step, kept, reserve=RESERVED_BYTES)
 
     def newest(self) -> Path | None:
         """Return the newest checkpoint, whole or not, or None."""
@@ -97,7 +119,10 @@ class Checkpoints:
 
         Raise `CheckpointError` when there is none.
         """
-        step = read_state(self.last())["train"]["best_step"]
+        last = self.last()
+        step = read_state(last).get("train", {}).get("best_step")
+        if type(step) is not int:
+            raise CheckpointError(f"{last}: best_step: {step!r:.40} is no step (use last, or a step)")
         if not self.path_of(step).is_dir():
             at = f"step {step}" if step >= 0 else "no step: nothing was evaluated"
             raise CheckpointError(f"{self.folder}: the best was at {at}, which was not saved (use last, or a step)")
@@ -160,6 +185,12 @@ class Checkpoints:
         beside.replace(final)
         sync_folder(self.folder)
         _remove(replaced)
+
+    def _spare(self, step: int, best_step: int) -> list[Path]:
+        """Return the checkpoints before `step` that may go, oldest first: none for good, nor the newest whole one."""
+        past = [path for path in self._all() if _step_of(path) < step and not path.is_symlink()]
+        whole = next((path for path in reversed(past) if not damage_of(path)), None)
+        return [path for path in past if path != whole and not self.keep.for_good(_step_of(path), best_step)]
 
     def _drop_old(self, step: int, best_step: int) -> None:
         """Drop what `keep` does not keep as of `step`; one that cannot be removed is tried again after the next save.

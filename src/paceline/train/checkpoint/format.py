@@ -19,25 +19,33 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
-from paceline.train.checkpoint.tensorfile import file_sha256, open_plain, tensor_pieces, write_file
+from paceline.core.files import open_to_read
+from paceline.core.json_file import MAX_BYTES, parse_json
+from paceline.train.checkpoint.tensorfile import file_sha256, tensor_pieces, write_file
 
 FORMAT_VERSION = 2
-MODEL, OPTIMIZER = "model", "optimizer"
+MODEL, OPTIMIZER, AVERAGE = "model", "optimizer", "average"
 _SUFFIX, _STATE, _MANIFEST = ".safetensors", "state.json", "manifest.json"
 _ALWAYS = {MODEL + _SUFFIX, OPTIMIZER + _SUFFIX, _STATE}
 _PART = re.compile(r"[a-z_]+\.safetensors")
-_MAX_JSON_BYTES = 64 << 20  # ours have some thousand; a foreign one may be as long as the disk
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """What a checkpoint holds: whole tensors by part and name, and plain values for JSON.
 
-    The parts `model` and `optimizer` are always there; others, such as `average`, where there is such a thing.
+    The parts `model` and `optimizer` are always there; others, such as `average`, where there is such a thing. `judged`
+    are the parts that evaluating needs.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     values: Mapping[str, Any]
+    judged: frozenset[str] = frozenset({MODEL, AVERAGE})
+
+    def weights_alone(self) -> "Snapshot":
+        """Return what evaluating needs, without what further steps need. Every version of paceline can read it."""
+        tensors = {name: part for name, part in self.tensors.items() if name in self.judged}
+        return Snapshot({OPTIMIZER: {}, **tensors}, {**self.values, "weights_alone": True}, self.judged)
 
     @property
     def num_bytes(self) -> int:
@@ -103,7 +111,20 @@ def read_state(path: Path) -> dict[str, Any]:
         fix = "update paceline" if isinstance(version, int) and version > FORMAT_VERSION else "train it again"
         raise CheckpointError(f"{path}: has format {version!r:.20}, this paceline reads {FORMAT_VERSION} ({fix})")
     assert isinstance(values, dict)
+    progress = values.get("train", {})
+    if not isinstance(progress, dict):
+        raise CheckpointError(
+            f"{path / _STATE}: train: {progress!r:.40} is no progress (remove {path.name} to use the one before)"
+        )
     return values
+
+
+def is_weights_alone(path: Path) -> bool:
+    """Whether checkpoint `path` has the weights of a run that has ended, and nothing that another step needs.
+
+    Raise `CheckpointError` as `read_state` does.
+    """
+    return read_state(path).get("weights_alone") is True
 
 
 def load_part(path: Path, name: str) -> dict[str, Tensor]:
@@ -115,7 +136,7 @@ def load_part(path: Path, name: str) -> dict[str, Tensor]:
     if not os.path.lexists(file):
         return {}
     try:
-        os.close(open_plain(file))
+        open_to_read(file, follow_links=False).close()
         return load_file(file)
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error} (remove {path.name} to use the one before)") from None
@@ -139,14 +160,12 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 def _read_json(path: Path) -> object:
     """Return the values of a JSON file. Raise `OSError`, or `ValueError` for anything else that is wrong with it."""
-    with os.fdopen(open_plain(path), "rb") as file:
-        text = file.read(_MAX_JSON_BYTES + 1)
-    if len(text) > _MAX_JSON_BYTES:
-        raise ValueError(f"{path.name} is longer than {_MAX_JSON_BYTES >> 20} MiB")
+    with open_to_read(path, follow_links=False) as file:
+        text = file.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"{path.name} is longer than {MAX_BYTES >> 20} MiB")
     try:
-        values: object = json.loads(text)
-    except RecursionError:
-        raise ValueError(f"{path.name} is nested too deeply") from None
+        values: object = parse_json(text)
     except ValueError as error:
         raise ValueError(f"{path.name} is no JSON: {error}") from None
     return values

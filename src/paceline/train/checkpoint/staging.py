@@ -47,7 +47,7 @@ class HostCopy:
                 self._buffers[key].copy_(tensor, non_blocking=tensor.is_cuda)
         for device in {tensor.device for tensor in live.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        return Snapshot(self._parts(snapshot.tensors), deepcopy(dict(snapshot.values)))
+        return Snapshot(self._parts(snapshot.tensors), deepcopy(dict(snapshot.values)), snapshot.judged)
 
     def _buffer(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
         """Return memory for `tensor`, pinned for one of a GPU: only that is copied without a stop for each tensor."""

@@ -8,7 +8,6 @@ Measured by `benchmarks/checkpoint.py`, whose last lines say how long another th
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
+from paceline.core.files import open_to_read, open_to_write
 
 CHUNK_BYTES = 1 << 20
 """Hashed and written at a time, by calls that let other threads run."""
@@ -40,7 +40,7 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
     A file or link that is there already is never written to.
     """
     digest = hashlib.sha256()
-    with path.open("xb") as file:
+    with open_to_write(path, "xb") as file:
         for piece in pieces:
             file.write(piece)
             digest.update(piece)
@@ -76,20 +76,9 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a plain file as hex digits. Raise `OSError`, or `ValueError` for a link, pipe or device."""
-    with os.fdopen(open_plain(path), "rb") as file:
+    """Return the SHA-256 of a plain file as hex digits. Raise `OSError`, also for a link, a pipe or a device."""
+    with open_to_read(path, follow_links=False) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def open_plain(path: Path) -> int:
-    """Open a plain file to read and return its descriptor; nothing waits for a pipe. Raise as `file_sha256` does."""
-    if path.is_symlink():
-        raise ValueError(f"{path.name} is a link")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError(f"{path.name} is no plain file")
-    return descriptor
 
 
 def _dtype(name: str, tensor: Tensor) -> str:

@@ -5,6 +5,7 @@ warning, or its end.
 """
 
 import errno
+import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,14 +15,17 @@ from typing import Literal, Protocol, final
 
 from paceline.core.errors import CheckpointError
 from paceline.core.results import CheckpointResult
-from paceline.core.units import mib
+from paceline.core.rundir import removed
+from paceline.core.units import count, mib
 from paceline.measure.timing import Timer
-from paceline.train.checkpoint.folder import Checkpoints
-from paceline.train.checkpoint.format import Snapshot
+from paceline.train.checkpoint.folder import FULL_DISK, Checkpoints
+from paceline.train.checkpoint.format import Snapshot, is_weights_alone
 from paceline.train.checkpoint.staging import HostCopy, InPlace, Staging
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+Last = Literal["", "ended", "preempted"]
+"""Whether a checkpoint is the last of a process, of a run that has ended or of one that is to be resumed."""
 
 
 class _Worker(Protocol):
@@ -96,8 +100,9 @@ def _nothing() -> Future[None]:
 class Writer:
     """Write the checkpoints of a run, on rank 0 alone.
 
-    `warn` is given one line for each checkpoint that fails, in the thread that writes. `saved_step` of the constructor
-    is the step that the run goes on from, whose checkpoint is on disk; -1 for a new run.
+    `warn` is given one line for each cause that a checkpoint fails by, in the thread that writes, and one with the
+    count of those that failed likewise afterwards, once a save succeeds or the run ends. `saved_step` of the
+    constructor is the step that the run goes on from, whose checkpoint is on disk; -1 for a new run.
     """
 
     def __init__(
@@ -115,6 +120,8 @@ class Writer:
         self._stall, self._written = Timer(), Timer()
         self._failed = self._total_bytes = 0
         self._failure = ""
+        self._cause: int | None = None
+        self._likewise: list[int] = []
         self.saved_step = saved_step
         """Newest step known to be on disk, -1 for none."""
 
@@ -123,16 +130,17 @@ class Writer:
         """The longest that a save took until it was on disk, 0 before the first."""
         return self._written.slowest_s
 
-    def save(self, step: int, best_step: int, snapshot: Snapshot) -> None:
+    def save(self, step: int, best_step: int, snapshot: Snapshot, last: Last = "") -> None:
         """Save `snapshot` as the checkpoint of `step`; it may change as soon as this returns.
 
+        The `last` one of a process, of a run that has ended or is preempted, is given the room that it needs.
         Waits for the one before to be on disk. Raise `CheckpointError` where a failure is to stop the run and there was
         one: of the checkpoint before, or of this one where that is known already.
         """
         with self._stall.turn():
             self._settle()
             began_s = self._written.begin()
-            self._worker.start(partial(self._write, step, best_step, self._staging.take(snapshot), began_s))
+            self._worker.start(partial(self._write, step, best_step, self._staging.take(snapshot), began_s, last))
             if self._worker.is_idle:
                 self._settle()
 
@@ -144,6 +152,7 @@ class Writer:
     def close(self) -> None:
         """Wait for what is being written, and end. Raises nothing: call `flush` before to know of a failure."""
         self._worker.close()
+        self._count_likewise()
 
     def result(self) -> CheckpointResult:
         """Return what saving came to so far."""
@@ -163,23 +172,58 @@ class Writer:
         if failure and self._stops:
             raise CheckpointError(failure)
 
-    def _write(self, step: int, best_step: int, snapshot: Snapshot, began_s: float) -> None:
+    def _write(self, step: int, best_step: int, snapshot: Snapshot, began_s: float, last: Last) -> None:
         try:
-            self._checkpoints.save(step, best_step, snapshot)
+            saved = self._saved(step, best_step, snapshot, last)
         except OSError as error:
             self._failed += 1
             self._failure = _line(self._checkpoints.path_of(step), error, snapshot.num_bytes)
-            self._warn(self._failure)
+            run = self._checkpoints.folder.parent
+            if not run.is_dir():
+                self._failure, self._stops = removed(run), True  # whatever else is trained would be lost
+            elif error.errno == self._cause:
+                self._likewise.append(step)
+            else:
+                self._count_likewise()
+                self._cause = error.errno
+                self._warn(self._failure)
+            if last:
+                self._count_likewise()
         else:
+            self._count_likewise()
             self._written.end(began_s)
-            self._total_bytes += snapshot.num_bytes
+            self._total_bytes += saved.num_bytes
             self.saved_step = step
+
+    def _saved(self, step: int, best_step: int, snapshot: Snapshot, last: Last) -> Snapshot:
+        """Save `snapshot`, and return what of it is on disk: the weights alone where there is no room for more."""
+        try:
+            self._checkpoints.save(step, best_step, snapshot)
+        except OSError as error:
+            if not last or error.errno not in FULL_DISK:
+                raise
+            path = self._checkpoints.save_last(step, best_step, snapshot, is_end=last == "ended")
+            how = "older checkpoints were removed to make room for it"
+            if is_weights_alone(path):
+                snapshot = snapshot.weights_alone()
+                how = f"its weights were saved alone, in {mib(snapshot.num_bytes)}, as there was no room for more"
+            self._warn(f"{path}: the disk is full: {how} (free some space)")
+        return snapshot
+
+    def _count_likewise(self) -> None:
+        """Warn of the saves that failed by the cause that was warned of before, in one line."""
+        if self._likewise:
+            first, last, cause = self._likewise[0], self._likewise[-1], os.strerror(self._cause or 0)
+            steps = f"step {first}" if first == last else f"steps {first} to {last}"
+            failed = count(len(self._likewise), "more checkpoint")
+            self._warn(f"{self._checkpoints.folder}: {failed}, of {steps}, failed likewise: {cause}")
+        self._cause, self._likewise = None, []
 
 
 def _line(path: Path, error: OSError, num_bytes: int) -> str:
     """Return what happened to the checkpoint `path` of `num_bytes`, and what to do."""
     what = f"{path}: was not saved: {error.strerror or error}"
-    if error.errno in _FULL:
+    if error.errno in FULL_DISK:
         return f"{what}: needs {mib(num_bytes)}, has {_free(path.parent)} (free some space, or set checkpoint.keep=1)"
     if error.errno in _CLOSED:
         return f"{what} (make {path.parent} writable)"

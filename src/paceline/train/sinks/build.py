@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from paceline.core.console import report_lost_consoles
 from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
 from paceline.recipe.own import SINK, Own
@@ -23,9 +24,15 @@ from paceline.train.sinks.unfailing import Unfailing
 def build_sinks(
     rundir: RunDir, recipe: Recipe, resume_step: int, extra: Sequence[LogSink], *, last_eval: int | None = None
 ) -> Sinks:
-    """Return rank 0's sinks: files, TensorBoard and trackers as asked, and `extra` ones such as a terminal's."""
-    files = Unfailing(FileSink(rundir, resume_step, eval_columns(recipe), last_eval=last_eval), Sinks(extra))
-    asides = _Asides(Sinks([files, *extra]).warned, Patience(FLUSH_S), Patience(MAKE_S))
+    """Return rank 0's sinks: files, TensorBoard and trackers as asked, and `extra` ones such as a terminal's.
+
+    A disk or a console that is lost ends no run: the one warns through the other.
+    """
+    heard: list[LogSink] = []
+    files = Unfailing(FileSink(rundir, resume_step, eval_columns(recipe), last_eval=last_eval), Sinks(heard))
+    heard.extend(Unfailing(each, files, "console") for each in extra)
+    report_lost_consoles(files.warned)
+    asides = _Asides(Sinks([files, *heard]).warned, Patience(FLUSH_S), Patience(MAKE_S))
     trackers = []
     if recipe.log.tensorboard != "off" and _is_installed("tensorboard"):
         trackers.append(asides.of("log.tensorboard", partial(TensorBoardSink, rundir, recipe, resume_step)))
@@ -33,7 +40,7 @@ def build_sinks(
         path = f"log.sinks[{position}]"
         make = partial(_build_once, section, path, rundir, recipe)
         trackers.append(asides.of(f"{path}: {section.name}", make))
-    return Sinks([files, *trackers, *extra], [tracker.end for tracker in trackers])
+    return Sinks([files, *trackers, *heard], [tracker.end for tracker in trackers])
 
 
 def require_sinks(log: Log) -> None:

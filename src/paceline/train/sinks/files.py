@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from paceline.core.files import open_text_to_write
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir, append_line, read_lines, write_atomic
 from paceline.measure.rate import unix_s
@@ -35,11 +36,11 @@ class FileSink:
         self._steps = reopened(rundir.steps, resume_step)
         self._evals = reopened(rundir.evals, resume_step if last_eval is None else last_eval)
         table = io.StringIO(newline="")
-        rows = csv.DictWriter(table, columns)
+        rows = csv.DictWriter(table, columns, extrasaction="ignore")  # a file may have been changed by hand
         rows.writeheader()
         rows.writerows(read_lines(rundir.evals))
         write_atomic(rundir.metrics, table.getvalue())
-        self._metrics = rundir.metrics.open("a", newline="", encoding="utf-8")
+        self._metrics = open_text_to_write(rundir.metrics, "a", newline="")
         self._rows = csv.DictWriter(self._metrics, columns)
 
     def started(self, plan: Plan, step: int) -> None:

@@ -20,7 +20,7 @@ def history(rundir: RunDir, last_step: int) -> Iterator[StepRecord | EvalRecord]
 
 
 def _rows(path: Path, last_step: int) -> Iterator[dict[str, Any]]:
-    return (row for row in read_lines(path) if row["step"] <= last_step)
+    return (row for row in read_lines(path, of_steps=True) if row["step"] <= last_step)
 
 
 def _step_of(record: StepRecord | EvalRecord) -> int:

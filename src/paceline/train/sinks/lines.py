@@ -4,14 +4,20 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.core.files import open_text_to_write
 from paceline.core.rundir import read_lines, write_atomic
 
 
 def reopened(path: Path, last_step: int) -> IO[str]:
     """Open a JSON-lines file to append to, with the records up to `last_step` that it already has."""
-    kept = [record for record in read_lines(path) if record["step"] <= last_step]
+    cut(path, last_step)
+    return open_text_to_write(path, "a")
+
+
+def cut(path: Path, last_step: int) -> None:
+    """Drop the records after `last_step` from a JSON-lines file; one that is not there is made."""
+    kept = [record for record in read_lines(path, of_steps=True) if record["step"] <= last_step]
     write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
-    return path.open("a", encoding="utf-8")
 
 
 def add(file: IO[str], record: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from paceline.core.files import replacing
+from paceline.core.json_file import read_json
 from paceline.core.rundir import RunDir
 
 _ID_BYTES: Final = 4
@@ -54,16 +56,15 @@ class Note:
         self._write()
 
     def _write(self) -> None:
-        beside = self._path.with_name(f".{self._path.name}.tmp")
         values = {"run": self.run, "place": self.place, "step": self.step, "evaluation": self.evaluation}
-        with contextlib.suppress(OSError):  # a full disk costs a curve told twice after a restart, and not the run
-            beside.write_text(json.dumps(values) + "\n", encoding="utf-8")
-            beside.replace(self._path)
+        # A full disk costs a curve told twice after a restart, and not the run.
+        with contextlib.suppress(OSError), replacing(self._path, sync=False) as file:
+            file.write(json.dumps(values).encode() + b"\n")
 
 
 def _read(path: Path) -> tuple[str, str, int, int]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         return str(values["run"]), str(values["place"]), int(values["step"]), int(values["evaluation"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, OverflowError, ValueError, KeyError, TypeError):
         return "", "", 0, 0

@@ -1,4 +1,4 @@
-"""A disk that refuses a record does not end a run."""
+"""A disk or console that refuses a record does not end a run."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,14 @@ from paceline.train.logsink import EvalRecord, LogSink, StepRecord
 class Unfailing:
     """Pass everything to `inner`; a disk that refuses it is a warning to `others`, and not the end of the run.
 
-    One warning stands for all refusals in a row. What was refused stays in the files' buffers, is tried again with
-    the next record, and is lost when it comes to more than they hold.
+    `name` is what the warning calls it. One warning stands for all refusals in a row. What was refused stays in the
+    buffers of its files, is tried again with the next record, and is lost when it comes to more than they hold.
     """
 
-    def __init__(self, inner: LogSink, others: LogSink) -> None:
+    def __init__(self, inner: LogSink, others: LogSink, name: str = "log") -> None:
         self._inner = inner
         self._others = others
+        self._name = name
         self._has_failed = False
 
     def started(self, plan: Plan, step: int) -> None:
@@ -46,10 +47,12 @@ class Unfailing:
     def _try(self, write: Callable[[], None]) -> None:
         try:
             write()
-        except OSError as error:
-            if not self._has_failed:
-                what = error.strerror or str(error)
-                self._others.warned(f"log: a record cannot be written: {what} (training goes on; mend it to have more)")
-            self._has_failed = True
+        except (OSError, UnicodeError) as error:
+            is_news, self._has_failed = not self._has_failed, True  # before the others are told, who may fail too
+            if is_news:
+                what = getattr(error, "strerror", None) or str(error)
+                self._others.warned(
+                    f"{self._name}: a record cannot be written: {what} (training goes on; mend it to have more)"
+                )
         else:
             self._has_failed = False

@@ -45,7 +45,10 @@ def test_a_version_of_the_future_is_named_even_where_its_checksum_is_another():
         Header.parsed(bytes(data), "x")
 
 
-@pytest.mark.parametrize("change", [{"num_bytes": 1025}, {"num_shards": 0}, {"shard": 1}, {"data_bytes": 1 << 63}])
+LONGER_THAN_FILES = {"data_bytes": 1 << 63, "num_bytes": aligned(128 + (1 << 63)) + WHOLE.index_bytes}
+
+
+@pytest.mark.parametrize("change", [{"num_bytes": 1025}, {"num_shards": 0}, {"shard": 1}, LONGER_THAN_FILES])
 def test_a_header_that_contradicts_itself_is_refused(change):
     with pytest.raises(DataError, match="contradicts itself"):
         Header.parsed(Header(**{**vars(WHOLE), **change}).packed(), "x")

@@ -91,8 +91,8 @@ def test_what_may_pass_is_told_from_what_lasts(status: str) -> None:
     ("status", "fix"),
     [
         ("404 Not Found", "correct data.source.root"),
-        ("403 Forbidden", "sign the URL"),
-        ("401 Unauthorized", "password"),
+        ("403 Forbidden", "PACELINE_URL_CREDENTIALS"),
+        ("401 Unauthorized", "PACELINE_URL_CREDENTIALS=https://NAME:PASSWORD@HOST/PATH"),
     ],
 )
 def test_what_lasts_says_what_to_do(status: str, fix: str) -> None:

@@ -237,6 +237,21 @@ def test_what_else_lies_in_the_folder_of_the_cache_is_neither_counted_nor_given_
     assert foreign.exists() and not (remote.top / "imagenet.lock").exists()
 
 
+def test_a_link_in_the_folder_of_the_cache_is_not_followed(remote, index, tmp_path: Path) -> None:
+    mine = tmp_path / "mine" / "shards" / "train-000.tar"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(bytes(3 * index.files[0].num_bytes))
+    remote.top.mkdir(parents=True)
+    (remote.top / "linked").symlink_to(mine.parent.parent)
+    (remote.top / "linked.lock").touch()
+    shards = remote(index.files[0].num_bytes + 100)
+    shards.prefetch([0, 1])
+    shards.settle()
+    assert mine.exists()
+    with pytest.raises(DataError, match=r"data.source.cache: .*linked is a link"):
+        shards.cache.use("linked")
+
+
 def test_a_part_counts_as_the_whole_that_it_will_be(remote, index) -> None:
     shards = remote(2 * index.files[0].num_bytes - 1)
     cache = shards.cache
@@ -264,7 +279,9 @@ def test_what_is_asked_beyond_the_end_is_an_error(remote, index) -> None:
 def test_an_address_prints_neither_name_nor_password_nor_signature() -> None:
     address = Address("https://me:secret@host:8443/a/b.pack?sig=secret")
     assert address.shown == "https://host:8443/a/b.pack" and "secret" not in repr(address)
-    assert address.beside("c.pack").url == "https://me:secret@host:8443/a/c.pack?sig=secret"
-    folder = Address("https://host/a/?x=1")
-    assert folder.below(INDEX_NAME).url == "https://host/a/index.pack?x=1"
+
+
+def test_an_address_knows_what_lies_beside_it() -> None:
+    assert Address("https://host:8443/a/b.pack").beside("c.pack").url == "https://host:8443/a/c.pack"
+    assert Address("https://host/a/").below(INDEX_NAME).url == "https://host/a/index.pack"
     assert Address("s3://bucket/pack").below("index.pack").url == "s3://bucket/pack/index.pack"

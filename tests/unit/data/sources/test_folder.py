@@ -36,8 +36,15 @@ def test_train_and_a_validation_folder_in_root(val, grow):
 
 
 def test_val_comes_before_test(grow):
-    root = grow({"train/cat": 2, "test/cat": 1, "val/cat": 1})
-    assert names(load_folder(Folder(root=str(root))).val) == [f"{root}/val/cat/0.png"]
+    root = grow({"train/cat": 2, "train/dog": 2, "test/cat": 1, "val/cat": 1, "val/dog": 1})
+    val = load_folder(Folder(root=str(root))).val
+    assert names(val) == [f"{root}/val/cat/0.png", f"{root}/val/dog/0.png"]
+    assert val.info.notes == ("test/ is not used: validation reads val/",)
+
+
+def test_classes_without_validation_images_are_named(grow):
+    root = grow({"train/cat": 2, "train/dog": 2, "train/eel": 2, "val/dog": 1, "val/eel": 1})
+    assert load_folder(Folder(root=str(root))).val.info.notes == ("1 of 3 classes have no images: cat",)
 
 
 def test_two_roots_of_their_own(grow):

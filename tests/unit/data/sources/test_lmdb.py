@@ -389,8 +389,12 @@ WRONG_FACTS = {
     "no spread": (lambda facts: facts["train"].update(std=[0.5, 0.5, 0]), "train.std.2: "),
     "pixels of no size": (lambda facts: facts["train"].update(kind="pixels"), "pixels have no image_size"),
     "pixels of immense size": (
-        lambda facts: facts["train"].update(kind="pixels", image_size=[2**40, 2**40]),
+        lambda facts: facts["train"].update(kind="pixels", image_size=[65535, 65535]),
         " bytes, and 30 images of ",
+    ),
+    "no images of immense size": (
+        lambda facts: facts["train"].update(kind="pixels", image_size=[10**12, 10**12], num_images=0),
+        "train.image_size.0: ",
     ),
     "a kind": (lambda facts: facts["train"].update(kind="pickle"), "train.kind: "),
     "more images": (lambda facts: facts["train"].update(num_images=31), "has 35 entries, and 36 were written"),

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import struct
+import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
 
@@ -129,3 +130,20 @@ def test_a_name_of_many_lines_is_told_in_one(stored, refusal):
         b"\x80\x04" + b"".join(b"X" + struct.pack("<I", len(text)) + text.encode() for text in (name, "x")) + b"\x93."
     )
     assert len(refusal(load_restricted, stored(stream), allowed=ALLOWED)) < 400
+
+
+@pytest.mark.parametrize("content", [b"\x80\x02Nr\0\0\0\x10.", b"Np268435456\n.", b"\x80\x02Nr\xff\xff\xff\x7f."])
+def test_a_memo_larger_than_the_file_is_refused_before_it_is_made_room_for(content, stored, refusal):
+    path = stored(content)
+    tracemalloc.start()
+    try:
+        message = refusal(load_restricted, path, allowed=ALLOWED)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert message.startswith(f"{path}: asks for memory for ")
+
+
+def test_bytes_that_are_not_there_are_not_made_room_for(stored, refusal):
+    path = stored(b"\x80\x04\x8e" + struct.pack("<Q", 1 << 33) + b"abc.")
+    assert refusal(load_restricted, path, allowed=ALLOWED).startswith(f"{path}: is not a readable pickle (")

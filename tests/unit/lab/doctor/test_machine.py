@@ -14,8 +14,8 @@ from paceline.lab.doctor.machine import machine_findings
 from paceline.lab.doctor.storage import Speed
 
 NAMES = [
-    "versions", "cores", "threads", "NUMA", "GPUs", "native core", "memory", "shared memory", "open files", "disk",
-    "disk speed", "host name", "loopback", "interfaces", "gloo", "launcher", "clock",
+    "versions", "cores", "threads", "NUMA", "load", "GPUs", "native core", "memory", "shared memory", "open files",
+    "disk", "disk speed", "host name", "loopback", "interfaces", "gloo", "launcher", "clock",
 ]  # fmt: skip
 
 

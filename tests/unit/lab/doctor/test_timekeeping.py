@@ -14,7 +14,7 @@ TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
     ("kept", "environ", "state", "says"),
     [
         ((0, 0.25), {}, "ok", "synchronised, at most 250 ms off"),
-        ((5, 16.0), {}, "ok", "not synchronised"),
+        ((5, 16.0), {}, "ok", "fine for one machine"),
         ((5, 16.0), TWO_NODES, "look", "not synchronised"),
         ((-1, 0.0), TWO_NODES, "ok", "not told by the kernel"),
     ],

@@ -17,15 +17,15 @@ def test_the_tutorials_statement_comes_from_run_directories_alone(made, compared
     none = made.write(tmp_path / "none", replace(base, batch=2048, ranks=16, lr=0.4, best=0.7117))
     found = compared(small, large, none, target=0.75)
     assert [each.name for each in found.groups] == [
-        "batch 128, 1 rank",
-        "batch 2048 with warm-up, 16 ranks",
-        "batch 2048 without warm-up, 16 ranks",
+        "batch 128, 1 rank, lr 0.1",
+        "batch 2048 with warm-up, 16 ranks, lr 0.4",
+        "batch 2048 without warm-up, 16 ranks, lr 0.4",
     ]
     assert found.sentences[0].startswith(
-        "Batch 2048 with warm-up, 16 ranks reaches 75 % in 0.121 of the time of batch 128, 1 rank "
+        "Batch 2048 with warm-up, 16 ranks, lr 0.4 reaches 75 % in 0.121 of the time of batch 128, 1 rank, lr 0.1 "
         "(no interval: there is one run of each): 8.25x as fast, 8.25x by hardware (images/s) times 1.00x by statistics"
     )
-    assert "Batch 2048 without warm-up, 16 ranks does not reach 75 %: its best is 71.17 %." in found.sentences
+    assert "Batch 2048 without warm-up, 16 ranks, lr 0.4 does not reach 75 %: its best is 71.17 %." in found.sentences
 
 
 def test_warm_up_is_named_where_it_tells_and_left_out_where_it_does_not(made, compared, tmp_path):

@@ -131,3 +131,56 @@ def test_of_several_runs_the_interval_says_what_is_scatter(made, compared, tmp_p
     near, far = compared(*first, *seeds("b", 256, 19, 23, 18), *seeds("c", 512, 10, 11, 9)).groups[1:]
     assert (near.pace_by, far.pace_by) == ("scatter", "software")
     assert near.hardware.low < 1 < near.hardware.high < far.hardware.low
+
+
+def test_a_model_that_differs_too_is_not_credited_to_hardware(second, made):
+    recipe = made.RECIPE.replace("name: resnet50_nersc", "name: resnet50_nersc\n  width: 0.25")
+    found, said = second(recipe=recipe, epoch_s=10, cores=80)
+    assert found.pace_by == "mixed"
+    assert "2.00x by images/s (other hardware and other settings)" in said
+
+
+def test_ranks_that_share_the_cores_of_one_machine_are_a_setting(made, compared, tmp_path):
+    paths = [
+        on_machine(made.write(tmp_path / str(ranks), made.Made(ranks=ranks, epoch_s=20 / ranks)), cuda_devices=[])
+        for ranks in (1, 2)
+    ]
+    for path in paths:
+        result = path / "result.json"
+        values = json.loads(result.read_text())
+        result.write_text(json.dumps({**values, "provenance": {"device": "cpu"}}))
+    assert compared(*paths).groups[1].pace_by == "software"
+
+
+def test_the_notes_name_another_model(made, compared, tmp_path):
+    recipe = made.RECIPE.replace("name: resnet50_nersc", "name: resnet50_nersc\n  width: 0.25")
+    notes = compared(
+        made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(recipe=recipe))
+    ).notes
+    assert any("another model" in note and "model.width 0.25 against -" in note for note in notes)
+
+
+def starve(path, share):
+    """Have a run's result say that others held its cores."""
+    result = json.loads((path / "result.json").read_text())
+    result["verdict"] = {"bottleneck": "cpu-starved", "evidence": "They did.", "ceiling": "", "try": ""}
+    result["cpu"] = {
+        "rank": 0, "cores": 2, "ranks": 1, "threads": 2, "wall_s": 1.0, "run_s": 1.0, "waited_s": 1.0, "lost_s": 1.0,
+        "share": share, "own_share": 0.0, "throttled_share": 0.0, "others_cores": 1.0, "pressure": 1.0, "switches": 1,
+    }  # fmt: skip
+    (path / "result.json").write_text(json.dumps(result))
+    return path
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_speed_up_over_runs_that_others_held_the_cores_of_is_credited_to_nothing(made, compared, tmp_path, which):
+    base = made.Made(spread=(2500.0, 2700.0))
+    paths = [
+        made.write(tmp_path / "a", base),
+        made.write(tmp_path / "b", replace(base, batch=256, epoch_s=10, cores=2)),
+    ]
+    starve(paths[which], 0.62)
+    found = compared(*paths)
+    assert found.groups[1].pace_by == "starved"
+    assert "by hardware" not in found.sentences[0] and "CPU-starved" in found.sentences[0]
+    assert any(note.startswith(f"CPU-starved: {'ab'[which]} (62 %).") for note in found.notes)

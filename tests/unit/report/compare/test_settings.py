@@ -41,7 +41,7 @@ def test_what_only_one_group_has_differs():
             [{"schedule.warmup": "2ep"}, {"schedule.warmup": "5ep"}],
             ["with 2ep of warm-up", "with 5ep of warm-up"],
         ),
-        ([{"train.ema": "off"}, {"train.ema.decay": "0.9"}], ["train.ema=off", "no train.ema"]),
+        ([{"train.ema": "off"}, {"train.ema.decay": "0.9"}], ["train.ema=off", "train.ema.decay=0.9"]),
         (
             [{"train.epochs": "auto", "train.steps": "14"}, {"train.epochs": "2.0", "train.steps": "auto"}],
             ["train.steps=14", "train.epochs=2.0"],
@@ -54,12 +54,23 @@ def test_what_only_one_group_has_differs():
             [{"checkpoint.every": "1ep", "train.compile": "off"}, {"checkpoint.every": "2ep", "train.compile": "on"}],
             ["train.compile=off", "train.compile=on"],
         ),
-        ([{"data.workers": "2", "optim.lr": "0.1"}, {"data.workers": "1", "optim.lr": "0.2"}], ["lr 0.1", "lr 0.2"]),
+        (
+            [{"data.workers": "2", "optim.lr": "0.1"}, {"data.workers": "1", "optim.lr": "0.2"}],
+            ["lr 0.1, data.workers=2", "lr 0.2, data.workers=1"],
+        ),
+        (
+            [
+                {"model.width": "0.25", "train.epochs": "3.0", "ranks": "2"},
+                {"model.width": "1.0", "train.epochs": "1.0", "ranks": "1"},
+            ],
+            ["2 ranks, train.epochs=3.0, model.width=0.25", "1 rank, train.epochs=1.0, model.width=1.0"],
+        ),
+        ([{"optim.lr": "0.1", "paceline": "1"}, {"optim.lr": "0.2", "paceline": "2"}], ["lr 0.1", "lr 0.2"]),
         ([{"checkpoint.every": "1ep"}, {"checkpoint.every": "2ep"}], ["checkpoint.every=1ep", "checkpoint.every=2ep"]),
         ([{}, {}], ["x", "y"]),
     ],
 )
-def test_groups_are_called_after_what_tells_them_apart(groups, names):
+def test_groups_are_named_after_all_settings_that_differ(groups, names):
     assert called(groups, ["x", "y"]) == names
 
 
@@ -69,7 +80,7 @@ def test_groups_that_differ_only_far_behind_are_told_apart_by_their_folders():
     assert [name[-4:] for name in names] == [" (x)", " (y)"] and all(len(name) == 80 for name in names)
 
 
-def test_no_more_words_are_said_than_tell_groups_apart():
+def test_settings_that_only_change_what_is_logged_are_named_only_if_nothing_else_tells_groups_apart():
     groups = [{"data.batch_size": "1", "optim.lr": "0.1", "log.every": "1st"},
               {"data.batch_size": "1", "optim.lr": "0.2", "log.every": "2st"},
               {"data.batch_size": "2", "optim.lr": "0.2", "log.every": "2st"}]  # fmt: skip

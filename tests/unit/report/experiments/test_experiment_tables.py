@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from paceline.core.csv_cells import from_cell
 from paceline.core.errors import PacelineError
 from paceline.report.experiments import write_tables
 from paceline.report.experiments.tables import columns_and_rows, to_csv, to_markdown_table
@@ -70,7 +71,7 @@ def test_words_of_a_patch_can_be_read_back_from_the_table(made):
     import shlex
 
     for row, rung in zip(records_of(made.ladder()), made.ladder().rungs, strict=True):
-        assert tuple(shlex.split(row["patch"])) == rung.patch
+        assert tuple(shlex.split(from_cell(row["patch"]))) == rung.patch
 
 
 def test_a_markdown_table_has_a_line_for_each_row_and_no_markup_from_outside(result, made):

@@ -375,3 +375,20 @@ def test_what_is_cut_of_other_sections_is_not_looked_for_in_the_table(result, ma
     assert all(("table.csv" in note) != ("experiment.json has all" in note) for note in notes.values())
     few = cut(replace(whole, sections=[each for each in whole.sections if each.key == "origin"]), Limit(9999, 50))
     assert [each.kind for each in few.sections[0].blocks] == [each.kind for each in whole.sections[-1].blocks]
+
+
+def test_a_part_of_a_prediction_has_one_name_on_the_whole_page(made, text_of):
+    parts = {"compute": 40.0, "several_ranks": 5.0, "start_up": 12.0}
+    predicted = [update(each, parts=parts, dominates="start_up") for each in made.prediction().predictions]
+    page = words_of(text_of(update(made.prediction(), predictions=predicted)))
+    assert "start-up" in page and "several ranks" in page
+    for other in ("start_up", "start up", "several-ranks", "several_ranks"):
+        assert other not in page, other
+
+
+def test_no_heading_of_a_scaling_page_is_repeated_by_its_first_chart(made, text_of):
+    text = text_of(made.all_results()["weak"])
+    headings = re.findall(r"<h2[^>]*>(.*?)</h2>", text)
+    charts = re.findall(r"<figcaption><b>(.*?)</b>", text)
+    assert "What a step waits for" in headings and charts
+    assert not set(headings) & set(charts)

@@ -270,7 +270,7 @@ def test_a_pickle_that_the_manifest_vouches_for_is_refused_and_not_run(
     ("text", "why"),
     [
         (b"\xff\xfe", "no JSON"),
-        (b"[" * 1_000_000, "nested too deeply"),
+        (b"[" * 1_000_000, "no JSON: it is nested too deeply"),
         (b'{"format_version": 2', "no JSON"),
         (b"", "no JSON"),
     ],

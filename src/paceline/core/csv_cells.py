@@ -1,0 +1,44 @@
+r"""Text in cells of CSV files: names that a spreadsheet would run as a formula, and control characters, are marked.
+
+A marked cell begins with an apostrophe. The rest is the text, where a backslash is written twice and what cannot be
+printed as an escape of Python's: `\n`, `\x1b`, `\u202e`, and `\udcff` for a byte of a file name that is no UTF-8. Any
+other cell is the text itself.
+"""
+
+import re
+import unicodedata
+from typing import Final
+
+_MARK: Final = "'"
+_FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", _MARK)
+"""What spreadsheets take for the beginning of a formula (https://owasp.org/www-community/attacks/CSV_Injection)."""
+_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?")
+_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([\\nrt]))")
+_SHORT: Final = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
+
+
+def to_cell(text: str) -> str:
+    """Return `text` as it is written into a CSV file."""
+    if all(map(_is_plain, text)) and (not text.startswith(_FORMULA) or _NUMBER.fullmatch(text)):
+        return text
+    return _MARK + "".join(_escaped(character) for character in text)
+
+
+def from_cell(cell: str) -> str:
+    """Return the text of which `to_cell` made `cell`."""
+    if not cell.startswith(_MARK):
+        return cell
+    return _ESCAPE.sub(
+        lambda found: _SHORT[found[4]] if found[4] else chr(int(found[1] or found[2] or found[3], 16)), cell[1:]
+    )
+
+
+def _is_plain(character: str) -> bool:
+    """Whether a character can be printed, or is a space, such as the narrow one in the names of macOS's screenshots."""
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def _escaped(character: str) -> str:
+    if character == "\\" or not _is_plain(character):
+        return character.encode("unicode_escape").decode("ascii")
+    return character

@@ -1,0 +1,253 @@
+"""Open every file that paceline writes, and every file of a run directory or of data that it reads.
+
+A folder may come from somebody else, or lie where others can write. So a file is only written to where it is a regular
+file with one name, made by this user or by the owner of its folder: symbolic links are not followed, and pipes and
+devices are neither written to nor waited for. What replaces a file is made under a random name beside it, and renamed.
+Paths that a user names on the command line may be links themselves; this is about the files in them.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from io import BufferedReader, TextIOWrapper
+from pathlib import Path
+from typing import BinaryIO, Final, Literal, TextIO, cast
+
+_TEMPORARY: Final = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_FLAGS: Final = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""What a system or a file system says that cannot rename without replacing."""
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # Linux's fcntl.h and fs.h
+
+
+class RefusedFileError(OSError):
+    """A path holds something that paceline neither writes to nor waits for; as text it is the reason alone."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def open_to_write(path: Path, mode: Literal["xb", "x+b", "wb", "ab", "a+b", "r+b"]) -> BinaryIO:
+    """Open a file to write, as `open` does. Raise `OSError`; `RefusedFileError` for a link or another user's file."""
+    return open(path, mode, opener=_open_checked)
+
+
+def open_text_to_write(path: Path, mode: Literal["x", "w", "a"], newline: str | None = None) -> TextIO:
+    """Open a file to write UTF-8, as `open_to_write` does."""
+    binary = open_to_write(path, cast(Literal["xb", "wb", "ab"], f"{mode}b"))
+    return TextIOWrapper(binary, encoding="utf-8", newline=newline)
+
+
+def open_lock_file(path: Path, permissions: int = 0o666) -> int:
+    """Open a file to lock, which is made where it is not there; return its descriptor. Raise as `open_to_write`."""
+    return _open_checked(os.fspath(path), os.O_RDWR | os.O_CREAT, permissions)
+
+
+def write_new(path: Path, content: str | bytes) -> int:
+    """Write a file that must not be there, and return its bytes. Raise `OSError`."""
+    with open_to_write(path, "xb") as file:
+        return file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """Return the context in which a new file is written that is renamed to `path` at its end.
+
+    No reader ever sees half of it, and a link at `path` is replaced, never followed. With `sync` its bytes are on the
+    disk by then. Raise `OSError`; the file that was at `path` is left then.
+    """
+    while True:
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            file = open_to_write(beside, "xb")
+        except FileExistsError:
+            continue
+        break
+    try:
+        with file:
+            with contextlib.suppress(OSError):  # that `remove_abandoned` knows it from one of a killed process
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write `text` to a file that the user has named; a pipe or a device is written to, a regular file replaced.
+
+    Whatever standard output or error goes to is written to as well: `/dev/stdout` may lead to a regular file, and it is
+    not to be replaced. Raise `OSError` when it cannot be written.
+    """
+    descriptor = _standard_stream(path)
+    if descriptor is not None or (path.exists() and not (path.is_file() or path.is_dir())):
+        target = path if descriptor is None else os.dup(descriptor)
+        with open(target, "w", encoding="utf-8", newline="") as file:  # noqa: PTH123 - it may be a descriptor
+            file.write(text)
+        return
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def _standard_stream(path: Path) -> int | None:
+    """Return the descriptor of standard output or error where `path` leads to the same file, else None."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, a notebook's, or no such path
+            descriptor = stream.fileno()
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                stream.flush()
+                return descriptor
+    return None
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files of `replacing` that killed processes have left in `folder`."""
+    for path in [each for each in folder.iterdir() if _TEMPORARY.fullmatch(each.name)]:
+        with contextlib.suppress(OSError):  # a process is writing it, or it is another user's
+            descriptor = open_lock_file(path)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def move_new(made: Path, path: Path) -> None:
+    """Rename a file or a folder to `path`, where nothing is. Raise `FileExistsError` where something is by now."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is not None:
+        if rename(_AT_FDCWD, os.fsencode(made), _AT_FDCWD, os.fsencode(path), _RENAME_NOREPLACE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in _NO_FLAGS:
+            raise OSError(code, os.strerror(code), str(path))
+    is_folder = made.is_dir()
+    if is_folder:
+        path.mkdir()  # raises for anything that is there; a rename takes an empty folder's place
+    else:
+        open_to_write(path, "xb").close()
+    try:
+        made.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.rmdir() if is_folder else path.unlink()
+        raise
+
+
+def make_folder(path: Path, permissions: int = 0o777, *, parents: bool = False) -> None:
+    """Make a folder to write to, where it is not there.
+
+    Raise `RefusedFileError` for a link or another user's folder, and `FileExistsError` for anything that is no folder.
+    """
+    try:
+        path.mkdir(permissions, parents=parents)
+    except FileExistsError:
+        status = path.lstat()
+        _refuse_link(status, path.name)
+        if not stat.S_ISDIR(status.st_mode):
+            raise
+        _refuse_foreign(status, path)
+
+
+def is_ours(path: Path) -> bool:
+    """Return whether `path`, or the link that it is, belongs to this user, or to the owner of its folder."""
+    try:
+        _refuse_foreign(path.lstat(), path)
+    except OSError:
+        return False
+    return True
+
+
+def open_to_read(path: Path, *, follow_links: bool = True) -> BufferedReader:
+    """Open a regular file to read. Raise `OSError`; `RefusedFileError` for a pipe or a device, which is not waited for.
+
+    Links are followed unless `follow_links` is False; what they lead to must be a regular file.
+    """
+
+    def opened(name: str, flags: int) -> int:
+        if not follow_links:
+            _refuse_link(os.lstat(name), Path(name).name)
+            flags |= os.O_NOFOLLOW
+        descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+        return _checked(descriptor, lambda status: _refuse_special(status, name))
+
+    return open(path, "rb", opener=opened)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file. Raise as `open_to_read`."""
+    with open_to_read(path) as file:
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a regular file in UTF-8, its line ends as `\\n`. Raise `OSError` or `UnicodeDecodeError`."""
+    with TextIOWrapper(open_to_read(path), encoding="utf-8") as file:
+        return file.read()
+
+
+def _open_checked(name: str, flags: int, permissions: int = 0o666) -> int:
+    """Open a file to write to, and look at it before anything of it is changed."""
+    path = Path(name)
+    with contextlib.suppress(FileNotFoundError):  # only to name the reason: what counts is O_NOFOLLOW
+        if not flags & os.O_EXCL:
+            before = path.lstat()
+            _refuse_link(before, path.name)
+            _refuse_special(before, name)
+    descriptor = os.open(path, flags & ~os.O_TRUNC | _SAFE, permissions)
+
+    def check(status: os.stat_result) -> None:
+        _refuse_special(status, name)
+        if flags & os.O_EXCL:
+            return  # this process has just made it
+        _refuse_foreign(status, path)
+        if status.st_nlink > 1:
+            raise RefusedFileError(errno.EMLINK, f"{path.name} has more than one name (a hard link)", name)
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+
+    return _checked(descriptor, check)
+
+
+def _checked(descriptor: int, check: Callable[[os.stat_result], None]) -> int:
+    try:
+        check(os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _refuse_link(status: os.stat_result, name: str) -> None:
+    if stat.S_ISLNK(status.st_mode):
+        raise RefusedFileError(errno.ELOOP, f"{name} is a link, which is not followed", name)
+
+
+def _refuse_special(status: os.stat_result, name: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if not stat.S_ISREG(status.st_mode):
+        is_pipe = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
+        kind = "a pipe" if is_pipe else "a device"
+        raise RefusedFileError(errno.EINVAL, f"{Path(name).name} is {kind}, no regular file", name)
+
+
+def _refuse_foreign(status: os.stat_result, path: Path) -> None:
+    """Raise for what belongs neither to this user nor to the owner of its folder, who could replace it anyhow.
+
+    The owner of the folder counts, as of root over NFS, in containers and on FUSE files belong to somebody else.
+    """
+    if status.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
+        raise RefusedFileError(errno.EPERM, f"{path.name} was made by another user", str(path))

@@ -1,0 +1,543 @@
+"""Findings about what a run has learnt: is the model of use, and if it is not, why? Pure.
+
+Every rule compares what was counted, and is silent where that is too little to decide: a difference between two
+accuracies has to lie outside both of their 95 % intervals, and a run has to have trained for `MIN_STEPS`. A finding
+explains by what was measured, never by what is usual. The rules are documented in `docs/explanation/health.md`.
+"""
+
+import itertools
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from paceline.core.class_table import ClassCount
+from paceline.core.interval import CONFIDENCE, wilson
+from paceline.core.results import BatchNormCheck, EvalReport, EvalResult, Finding, Status
+from paceline.core.units import accuracy, count
+
+MIN_STEPS: Final = 50
+"""Optimizer steps before which a run is too young to be at fault: shipped recipes leave chance within 20 (measured)."""
+NEARLY_ALL: Final = 0.8
+"""Share of the images of all other classes which, classified as one class, are nearly all of them."""
+ERROR_GROWTH: Final = 1.5
+"""How many times the errors of the better of two evaluations the worse one has where it is far below."""
+SKILL_LEFT: Final = 2 / 3
+"""Share of the better accuracy below which the worse one is far below too: errors near 100 % cannot grow by half."""
+LOSS_RISE: Final = 1.1
+"""How many times its lowest value a validation loss has to be where it is called rising."""
+MIN_RISING: Final = 4
+"""Evaluations after the lowest loss for a trend: that four rise by chance in a row has a probability of 1 / 4!."""
+FEW_SKIPS: Final = 20
+"""Steps that float16's loss scale may skip at the start: it begins at 65,536 and is halved at each overflow."""
+SCALE_INTERVAL: Final = 2000
+"""Steps after which the loss scale is doubled, and one more step may be skipped."""
+_MAX_TREND: Final = 200
+_MAX_IMAGES: Final = 10**12
+_MAX_NAMES: Final = 5
+_LARGEST: Final = sys.float_info.max
+_ORDER: Final = {"error": 0, "warning": 1, "note": 2}
+
+
+@dataclass(frozen=True)
+class Point:
+    """An evaluation of a run; `top1` and `loss` are of the judged weights, the averaged ones when there are any."""
+
+    step: int
+    epoch: float
+    images: int
+    top1: float
+    loss: float
+    raw_top1: float
+    ema_top1: float | None = None
+    train_top1: float | None = None
+
+    @property
+    def correct(self) -> int:
+        """How many images were classified correctly."""
+        return round(self.top1 * self.images)
+
+    @classmethod
+    def of(cls, report: EvalReport, step: int = 0, epoch: float = 0.0) -> Self:
+        """Return the point of an evaluation after `step` steps."""
+        judged, ema, train = report.judged, report.ema, report.train
+        return cls(
+            step=step,
+            epoch=epoch,
+            images=judged.images,
+            top1=judged.top1,
+            loss=judged.loss,
+            raw_top1=report.val.top1,
+            ema_top1=None if ema is None else ema.top1,
+            train_top1=None if train is None else train.top1,
+        )
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> Self | None:
+        """Return the point of a record of `evals.jsonl`; None for a record that lacks what is needed."""
+        try:
+            top1, loss, ema = row["top1"], row["loss"], row.get("ema_top1")
+            return cls(
+                step=int(row["step"]),
+                epoch=float(row["epoch"]),
+                images=int(row["images"]),
+                top1=_share(top1 if ema is None else ema),
+                loss=float(loss if ema is None else row["ema_loss"]),
+                raw_top1=_share(top1),
+                ema_top1=None if ema is None else _share(ema),
+                train_top1=None if row.get("train_top1") is None else _share(row["train_top1"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of what a run has learnt.
+
+    `status` is None for a run that has not ended, and for weights that are evaluated alone, which `is_alone` says.
+    `points` are the evaluations in order, `losses` the logged training losses by step. `classes` and `confusion` are
+    of the last evaluation. `best` is the best one, after `best_step` steps, if that is not among `points`; `best_kept`
+    says whether its checkpoint is on disk. `scales_loss` says that float16 may skip steps.
+    """
+
+    points: Sequence[Point]
+    status: Status | None = None
+    is_alone: bool = False
+    losses: Sequence[tuple[int, float]] = ()
+    classes: Sequence[ClassCount] = ()
+    confusion: Sequence[Sequence[int]] = ()
+    steps: int = 0
+    skipped: int = 0
+    scales_loss: bool = False
+    best: EvalResult | None = None
+    best_step: int | None = None
+    best_kept: bool | None = None
+    batch_norm: BatchNormCheck | None = None
+
+    @property
+    def last(self) -> Point | None:
+        """The last evaluation."""
+        return self.points[-1] if self.points else None
+
+    @property
+    def is_early(self) -> bool:
+        """Whether a run has trained too little for its accuracy to say something; weights alone never are."""
+        if self.is_alone or self.last is None:
+            return False
+        return self.last.step < MIN_STEPS or self.has_just_begun
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run has not come to its end."""
+        return not self.is_alone and self.status not in ("completed", "target_reached")
+
+    @property
+    def has_just_begun(self) -> bool:
+        """Whether a run that goes on has trained so little that even what it has lost says nothing."""
+        return self.goes_on and self.last is not None and (self.last.step < MIN_STEPS or self.last.epoch < 1)
+
+
+def points_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Point, ...]:
+    """Return the evaluations in records of `evals.jsonl`, without those that cannot be read."""
+    return tuple(each for each in map(Point.read, rows) if each is not None and 0 < each.images < _MAX_IMAGES)
+
+
+def losses_of(rows: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, float], ...]:
+    """Return step and training loss of records of `steps.jsonl`, without those that are not finite."""
+    pairs = ((row.get("step"), row.get("loss")) for row in rows)
+    return tuple(
+        (int(step), float(loss))
+        for step, loss in pairs
+        if isinstance(step, int | float)
+        and isinstance(loss, int | float)
+        and abs(step) <= _LARGEST
+        and abs(loss) <= _LARGEST
+    )
+
+
+def findings(known: Evidence) -> tuple[Finding, ...]:
+    """Return what is wrong with what was learnt, the most severe first; nothing where nothing is known to be."""
+    found = [*_useless(known), *_lost(known), *_averages(known), *_skips(known)]
+    return tuple(sorted(found, key=lambda each: _ORDER[each.severity]))
+
+
+def is_suspect(known: Evidence) -> bool:
+    """Return whether the last evaluation is so bad that batch norm's running statistics are to be checked."""
+    return _is_useless(known) or (not known.has_just_begun and _below_best(known) is not None)
+
+
+def _is_useless(known: Evidence) -> bool:
+    return bool(known.points) and not known.is_early and (_one_class(known) is not None or _is_at_chance(known.classes))
+
+
+def _useless(known: Evidence) -> Iterator[Finding]:
+    """Yield what makes the weights of no use, or, where they are of some, the classes that they do not know."""
+    if known.is_early or known.last is None:
+        return
+    one = _one_class(known)
+    if one is not None:
+        yield one
+    elif _is_at_chance(known.classes):
+        yield _at_chance(known, known.last)
+    else:
+        yield from _unknown_classes(known)
+
+
+def _one_class(known: Evidence) -> Finding | None:
+    """Find a class that nearly all images of the other classes are classified as."""
+    classes, confusion = known.classes, known.confusion
+    if len(classes) < 2 or len(confusion) != len(classes):
+        return None
+    predicted = [sum(column) for column in zip(*confusion, strict=True)]
+    name = max(range(len(classes)), key=predicted.__getitem__)
+    total = sum(predicted)
+    others = total - sum(confusion[name])
+    wrong = predicted[name] - confusion[name][name]
+    if not others or not wilson(wrong, others).is_above(NEARLY_ALL):
+        return None
+    return Finding(
+        name="one_class_predicted",
+        severity="error",
+        evidence=f"{predicted[name]:,} of {total:,} images are classified as {classes[name].name!r}, "
+        f"{wrong:,} of the {others:,} images of other classes among them. {_versus_guess(classes)}",
+        advice=_why_useless(known),
+        numbers={"predicted": predicted[name], "images": total, "wrong": wrong, "of_other_classes": others},
+    )
+
+
+def _is_at_chance(classes: Sequence[ClassCount]) -> bool:
+    """Return whether the model is no better than naming the most frequent class, over images and over classes.
+
+    Both count: where classes are uneven, top-1 below the largest class's share may come with rare ones recognised.
+    Silent where an accuracy halfway up from chance (or twice chance) could not be told from it on so few images.
+    """
+    some = [each for each in classes if each.images]
+    if len(some) < 2:
+        return False
+    total, guess = sum(each.images for each in some), _guess(some)
+    useful = min(2 * guess, (1 + guess) / 2)
+    correct = sum(each.correct for each in some)
+    if not wilson(round(useful * total), total).is_above(guess) or wilson(correct, total).is_above(guess):
+        return False
+    mean = math.fsum(each.accuracy for each in some) / len(some)
+    # Agresti and Coull 1998, doi 10.2307/2685469: two successes and two failures more keep 0 of n from being certain.
+    shares = [((each.correct + 2) / (each.images + 4), each.images + 4) for each in some]
+    error = math.sqrt(math.fsum(share * (1 - share) / images for share, images in shares)) / len(some)
+    return mean - _z() * error <= 1 / len(some)
+
+
+def _at_chance(known: Evidence, last: Point) -> Finding:
+    return Finding(
+        name="at_chance",
+        severity="error",
+        evidence=f"The model is no better than guessing. {_versus_guess(known.classes)}",
+        advice=_why_useless(known),
+        numbers={"top1": last.top1, "guess": _guess(known.classes), "images": last.images},
+    )
+
+
+def _guess(classes: Sequence[ClassCount]) -> float:
+    return max(each.images for each in classes) / sum(each.images for each in classes)
+
+
+def _versus_guess(classes: Sequence[ClassCount]) -> str:
+    top1 = sum(each.correct for each in classes) / sum(each.images for each in classes)
+    return f"Top-1 is {accuracy(top1)}; naming the most frequent class always gives {accuracy(_guess(classes))}."
+
+
+def _why_useless(known: Evidence) -> str:
+    """Return advice by what the training loss did: it is that of guessing, the logarithm of the classes, or below."""
+    chance = math.log(max(2, sum(each.images > 0 for each in known.classes)))
+    if known.batch_norm is not None and _lags(known.batch_norm):
+        return "The weights are not lost: see batch norm lags."
+    if not known.losses:
+        return "Check the labels, data.mean and data.std, and lower optim.lr."
+    end = _mean_before(known.losses, known.losses[-1][0])
+    if end >= 0.95 * chance:
+        return (
+            f"Nothing was learnt: the training loss is {end:.2f}, and guessing gives {chance:.2f}. Lower optim.lr, and "
+            "check that the labels fit the images."
+        )
+    return (
+        f"Training did learn (its loss is {end:.2f}, guessing gives {chance:.2f}), so evaluation sees something else: "
+        "check that validation images and labels are of the same kind as those trained on, and batch norm's running "
+        "statistics (paceline eval measures them)."
+    )
+
+
+def _unknown_classes(known: Evidence) -> Iterator[Finding]:
+    """Find classes without one correct image, where so many mistakes are no chance at the accuracy of all classes."""
+    some = [(number, each) for number, each in enumerate(known.classes) if each.images]
+    if len(some) < 3:
+        return
+    top1 = sum(each.correct for _, each in some) / sum(each.images for _, each in some)
+    level = (1 - CONFIDENCE) / len(some)  # Bonferroni: one of many classes is unlucky more easily than a single one
+    never = [(number, each) for number, each in some if not each.correct and (1 - top1) ** each.images < level]
+    has_matrix = len(known.confusion) == len(known.classes)
+    columns = {number for number, _ in never if has_matrix and not any(row[number] for row in known.confusion)}
+    unpredicted = [each for number, each in never if number in columns]
+    wrong = [each for number, each in never if number not in columns]
+    advice = "Check their labels, and how many training images they have (paceline data inspect); "
+    advice += "train.class_weights=balanced makes rare classes count."
+    if unpredicted:
+        yield Finding(
+            name="classes_never_predicted",
+            severity="warning",
+            evidence=f"{_named(unpredicted)} never predicted, for any image. Top-1 of all is {accuracy(top1)}.",
+            advice=advice,
+            numbers={"classes": len(unpredicted), "of": len(some)},
+        )
+    if wrong:
+        yield Finding(
+            name="classes_never_right",
+            severity="warning",
+            evidence=f"{_named(wrong)} never right. Top-1 of all is {accuracy(top1)}.",
+            advice=advice,
+            numbers={"classes": len(wrong), "of": len(some)},
+        )
+
+
+def _named(classes: Sequence[ClassCount]) -> str:
+    shown = [f"{each.name!r} ({count(each.images, 'image')})" for each in classes[:_MAX_NAMES]]
+    more = f" and {len(classes) - _MAX_NAMES} more" if len(classes) > _MAX_NAMES else ""
+    return f"{', '.join(shown)}{more} {'is' if len(classes) == 1 else 'are'}"
+
+
+def _lost(known: Evidence) -> Iterator[Finding]:
+    """Yield what was better before: why, as far as it was measured, and whether the better weights were kept."""
+    last, check = known.last, known.batch_norm
+    if last is None or known.has_just_begun:
+        return
+    below = _below_best(known)
+    is_lagging = check is not None and _lags(check)
+    if check is not None and is_lagging:
+        yield _batch_norm_lags(check)
+    rise = _rise(known.points)
+    training = None if rise is None else _training_meanwhile(known.losses, rise.lowest.step, last.step)
+    if rise is not None and training is not None and training[1] < training[0] and not is_lagging:
+        if rise.is_sudden and (below is not None or _is_useless(known)):
+            yield _collapsed(known, rise, training)
+        elif rise.is_trend and last.epoch > 1:  # within an epoch every image is new, and none can be overfitted
+            yield _overfitting(rise, training, has_lost=below is not None)
+    if below is not None:
+        yield below
+
+
+def _lags(check: BatchNormCheck) -> bool:
+    """Return whether the weights are far better with the statistics of the batch than with the running ones."""
+    return _is_far_below(check.running, check.images, check.batch, check.images)
+
+
+def _batch_norm_lags(check: BatchNormCheck) -> Finding:
+    running, batch = check.running / check.images, check.batch / check.images
+    return Finding(
+        name="batch_norm_lags",
+        severity="warning",
+        evidence=f"On the same {count(check.images, 'training image')} top-1 is {accuracy(batch)} with batch norm's "
+        f"statistics of those images, as in training, and {accuracy(running)} with its running statistics, as in "
+        "evaluation. The running ones average over past steps, whose weights were others.",
+        advice="The weights are sound. Evaluation recovers as the learning rate falls: train to the end of the "
+        "schedule, let it end lower (schedule.final), or lower optim.lr (and optim.sgd_lr of muon). In a model of your "
+        "own, check the momentum of its batch norms.",
+        numbers={"images": check.images, "running_top1": running, "batch_top1": batch},
+    )
+
+
+def _below_best(known: Evidence) -> Finding | None:
+    """Find a best evaluation far above the last one."""
+    last = known.last
+    best_top1, step = _best(known)
+    if last is None or best_top1 is None or step is None or step == last.step:
+        return None
+    if not _is_far_below(last.correct, last.images, round(best_top1 * last.images), last.images):
+        return None
+    if known.best_kept:
+        kept, advice = "Its checkpoint was kept.", "Use it: add --checkpoint best to paceline eval, predict or export."
+    elif known.best_kept is None:
+        kept, advice = "", "See whether --checkpoint best has it."
+    else:
+        kept = "Its weights were not saved."
+        advice = "Set checkpoint.keep_best=on, and checkpoint.every no longer than train.eval_every, and train again."
+    if known.goes_on:
+        advice = f"The run has not ended: resume it, and look again. {advice}"
+    said = f"Top-1 was {accuracy(best_top1)} after step {step:,} and is {accuracy(last.top1)} at the end. {kept}"
+    return Finding(
+        name="best_above_last",
+        severity="warning",
+        evidence=said.strip(),
+        advice=advice,
+        numbers={"best_top1": best_top1, "best_step": step, "last_top1": last.top1, "last_step": last.step},
+    )
+
+
+def _best(known: Evidence) -> tuple[float | None, int | None]:
+    if known.best is not None:
+        return known.best.top1, known.best_step
+    if len(known.points) < 2:
+        return None, None
+    best = max(known.points, key=lambda each: each.top1)
+    return best.top1, best.step
+
+
+def _is_far_below(worse: int, of_worse: int, better: int, of_better: int) -> bool:
+    """Return whether one count is far below another: their intervals are apart, and errors have grown by half.
+
+    The latter keeps quiet what is usual: accuracy that goes up and down by a point or two at a high learning rate.
+    """
+    low, high = wilson(worse, of_worse), wilson(better, of_better)
+    if high.low is None or not low.is_below(high.low):
+        return False
+    return 1 - low.value >= ERROR_GROWTH * (1 - high.value) or low.value <= SKILL_LEFT * high.value
+
+
+@dataclass(frozen=True)
+class _Rise:
+    """A validation loss that has risen since its `lowest`: in one evaluation interval (`is_sudden`), or steadily."""
+
+    lowest: Point
+    last: Point
+    is_sudden: bool
+    is_trend: bool
+
+
+def _rise(points: Sequence[Point]) -> _Rise | None:
+    finite = [each for each in points if math.isfinite(each.loss)]
+    if len(finite) < 2:
+        return None
+    number = min(range(len(finite)), key=lambda each: finite[each].loss)
+    lowest, last = finite[number], finite[-1]
+    if last.loss < LOSS_RISE * lowest.loss or last is lowest:
+        return None
+    since = [each.loss for each in finite[number:]]
+    steps = [later - earlier for earlier, later in itertools.pairwise(since)]
+    is_trend = len(since) > MIN_RISING and _is_rising(since[1:])
+    # A trend that rises by half of all within one of few intervals is still a trend where it never fell.
+    is_sudden = max(steps) >= 0.5 * (last.loss - lowest.loss) and not (is_trend and min(steps) > 0)
+    return _Rise(lowest, last, is_sudden, is_trend)
+
+
+def _is_rising(values: Sequence[float]) -> bool:
+    """Return whether values rise, by the test of Mann 1945 (doi 10.2307/1907187), one-sided at 5 %."""
+    some = values[:: max(1, len(values) // _MAX_TREND)]
+    num = len(some)
+    if num < MIN_RISING:
+        return False
+    score = sum((later > earlier) - (later < earlier) for i, earlier in enumerate(some) for later in some[i + 1 :])
+    spread = math.sqrt(num * (num - 1) * (2 * num + 5) / 18)
+    return (score - 1) / spread > 1.645
+
+
+def _training_meanwhile(losses: Sequence[tuple[int, float]], first: int, last: int) -> tuple[float, float] | None:
+    """Return the training loss around steps `first` and `last`, as means of up to five records; None if unknown."""
+    if not any(first < step <= last for step, _ in losses) or not any(step <= first for step, _ in losses):
+        return None
+    return _mean_before(losses, first), _mean_before([each for each in losses if each[0] > first], last)
+
+
+def _mean_before(losses: Sequence[tuple[int, float]], step: int) -> float:
+    some = [loss for at, loss in losses if at <= step][-5:]
+    return math.fsum(some) / len(some)
+
+
+def _collapsed(known: Evidence, rise: _Rise, training: tuple[float, float]) -> Finding:
+    seen = known.last.train_top1 if known.last is not None else None
+    on_training = "" if seen is None else f" On training images, evaluated alike, top-1 is {accuracy(seen)}."
+    cause = "Batch norm's running statistics are not the cause. " if known.batch_norm is not None else ""
+    advice = "Check the data of validation, and lower optim.lr."
+    if known.batch_norm is None:
+        advice = "Run paceline eval, which measures whether batch norm's running statistics lag behind the weights."
+    return Finding(
+        name="validation_collapsed",
+        severity="warning",
+        evidence=f"{_both_losses(rise, training)}{on_training} Most of the rise came within one evaluation interval: "
+        f"that is no overfitting, which comes slowly. {cause}".strip(),
+        advice=advice,
+        numbers=_numbers(rise, training),
+    )
+
+
+def _overfitting(rise: _Rise, training: tuple[float, float], *, has_lost: bool) -> Finding:
+    ending = "" if has_lost else " Top-1 has not suffered: the model is too confident where it is wrong."
+    return Finding(
+        name="overfitting",
+        severity="warning" if has_lost else "note",
+        evidence=f"{_both_losses(rise, training)}{ending}",
+        advice="Train for fewer epochs, or regularise: data.augment, optim.weight_decay, train.label_smoothing.",
+        numbers=_numbers(rise, training),
+    )
+
+
+def _both_losses(rise: _Rise, training: tuple[float, float]) -> str:
+    lowest, last = rise.lowest, rise.last
+    return (
+        f"Validation loss rose from {lowest.loss:.3g} after step {lowest.step:,} to {last.loss:.3g} after step "
+        f"{last.step:,}, while training loss fell from {training[0]:.3g} to {training[1]:.3g}."
+    )
+
+
+def _numbers(rise: _Rise, training: tuple[float, float]) -> dict[str, float]:
+    return {
+        "lowest_loss": rise.lowest.loss,
+        "lowest_step": rise.lowest.step,
+        "last_loss": rise.last.loss,
+        "train_loss_before": training[0],
+        "train_loss_after": training[1],
+    }
+
+
+def _averages(known: Evidence) -> Iterator[Finding]:
+    """Yield which of raw and averaged weights is far below the other; a run that goes on has time to change that."""
+    last = known.last
+    if last is None or last.ema_top1 is None or known.is_early or known.goes_on:
+        return
+    raw, averaged = round(last.raw_top1 * last.images), round(last.ema_top1 * last.images)
+    numbers = {"top1": last.raw_top1, "averaged_top1": last.ema_top1, "images": last.images}
+    both = f"Top-1 of the averaged weights is {accuracy(last.ema_top1)}, of the raw ones {accuracy(last.raw_top1)}."
+    if _is_far_below(averaged, last.images, raw, last.images):
+        yield Finding(
+            name="averaged_below_raw",
+            severity="warning",
+            evidence=f"{both} The averaged ones are those that predict, export and compare use.",
+            advice="The average reaches further back than the run has learnt: lower train.ema.decay, or train longer.",
+            numbers=numbers,
+        )
+    elif _is_far_below(raw, last.images, averaged, last.images) and raw <= SKILL_LEFT * averaged:
+        # Half as many errors again is what averaging is for, and no finding.
+        yield Finding(
+            name="raw_below_averaged",
+            severity="note",
+            evidence=f"{both} The last steps still move the raw weights far.",
+            advice="Nothing is lost, as the averaged weights are used. Let the learning rate end lower "
+            "(schedule.final), or lower optim.lr.",
+            numbers=numbers,
+        )
+
+
+def _skips(known: Evidence) -> Iterator[Finding]:
+    usual = FEW_SKIPS + known.steps / SCALE_INTERVAL if known.scales_loss else 0
+    if known.skipped <= usual or not known.steps:
+        return
+    share = known.skipped / known.steps
+    yield Finding(
+        name="steps_skipped",
+        severity="warning" if share >= 0.01 else "note",
+        evidence=f"{count(known.skipped, 'step')} of {known.steps:,} ({100 * share:.2g} %) moved nothing: the loss or "
+        "gradient was NaN or infinite.",
+        advice="Lower optim.lr, set train.clip_norm, or look for broken images (paceline data verify).",
+        numbers={"skipped": known.skipped, "steps": known.steps},
+    )
+
+
+def _share(value: object) -> float:
+    share = float(value)  # type: ignore[arg-type]
+    if not 0 <= share <= 1:
+        raise ValueError(f"{share} is no share")
+    return share
+
+
+def _z() -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)

@@ -1,0 +1,45 @@
+"""Read JSON that may be damaged, or somebody else's: of bounded size and depth, and from regular files."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.core.files import open_to_read
+
+MAX_BYTES: Final = 64 << 20
+"""Ours have some thousand bytes, and a few million with 21,841 classes; a foreign one may be as long as the disk."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value in JSON `text`. Raise `ValueError` for anything else, also for what is nested too deeply."""
+    return _parsed(text, float)
+
+
+def _parsed(text: str | bytes, to_float: Callable[[str], float]) -> Any:
+    try:
+        return json.loads(text, parse_float=None if to_float is float else to_float)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
+    """Return the value in a JSON file. Raise `OSError`, also for a pipe or a device, or `ValueError` for no JSON."""
+    return _parsed(read_limited(path, max_bytes), _finite)
+
+
+def read_limited(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a file. Raise `OSError` as `read_json` does, and `ValueError` for one that is longer."""
+    with open_to_read(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it is longer than {max_bytes >> 20} MiB")
+    return content
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):  # which `int` would raise something else for
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number

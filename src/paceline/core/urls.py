@@ -1,0 +1,66 @@
+"""URLs and the secrets in them: user names, passwords, and queries, which may hold a signature.
+
+Recipes, commands and logs keep what they are given, so a URL that they name holds none of these. Whoever opens the URL
+takes them from the environment.
+"""
+
+import re
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+CREDENTIALS: Final = "PACELINE_URL_CREDENTIALS"
+"""The environment variable with the secrets of URLs (`data.remote.credentials` reads it)."""
+LEAVE_OUT: Final = f"leave it out: packs take it from {CREDENTIALS} or ~/.netrc"
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
+_SECRET: Final = re.compile(
+    r"(^|[-_.])(sig|signature|token|password|passwd|secret|credential|credentials|api_?key|access_?key)$", re.IGNORECASE
+)
+
+
+def is_url(text: str) -> bool:
+    """Return whether `text` begins as a URL does."""
+    return _URL.match(text) is not None
+
+
+def public_url(text: str) -> str:
+    """Return the URL `text` without user name, password, query and fragment; any other text as it is."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return text
+    authority, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    user = _user_in(text)
+    return f"{scheme}://{authority.removeprefix(f'{user}@') if user else authority}{slash}{path}"
+
+
+def secret_in(text: str, *, any_query: bool = False) -> str:
+    """Return which secret a URL in `text` holds, as a message names it; "" for none.
+
+    A query counts where one of its parameters is called like a secret, such as `X-Amz-Signature`; with `any_query`, all
+    do, and `text` is one URL.
+    """
+    for url in [text] if any_query else _URL.findall(text):
+        if _user_in(url):
+            return "a user name or a password"
+        if any_query and re.search(r"[?#]", url):
+            return "a query, which may hold a signature"
+        query = url.partition("#")[0].partition("?")[2]
+        if any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
+            return "a signature or a token"
+    return ""
+
+
+def _user_in(url: str) -> str:
+    """Return the user name and the password in a URL.
+
+    What stands there without a password is no secret but in http(s): `abfs://CONTAINER@ACCOUNT/`, `sftp://NAME@HOST/`.
+    """
+    scheme, _, rest = url.partition("://")
+    user, _, _ = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")
+    return user if ":" in user or scheme.lower() in ("http", "https") else ""
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of `url`, as `https://host:443`. Raise `ValueError` for a port that is none."""
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return f"{parts.scheme}://{parts.hostname or ''}{f':{port}' if port else ''}"

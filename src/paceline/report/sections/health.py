@@ -1,0 +1,37 @@
+"""What is wrong with what the run has learnt: the findings of its result, or of its logs where it has not ended."""
+
+from paceline.core.health import Evidence, findings, losses_of, points_of
+from paceline.core.results import Finding
+from paceline.report.blocks import HealthFinding
+from paceline.report.run import Run
+from paceline.report.words import clean
+
+
+def health(run: Run) -> list[HealthFinding]:
+    """Return the findings, the most severe first; none where nothing is known to be wrong."""
+    recorded = run.result.health if run.result is not None else None
+    return [
+        HealthFinding(clean(each.title), each.severity, clean(each.evidence, 1000), clean(each.advice, 1000))
+        for each in (_from_logs(run) if recorded is None else recorded)
+    ]
+
+
+def _from_logs(run: Run) -> tuple[Finding, ...]:
+    """Evaluate the logs of a run that has no result, or one of before findings were recorded."""
+    result, points = run.result, points_of(run.evals)
+    fits = len(run.confusion) == len(run.classes) and all(
+        sum(row) == each.images and row[number] == each.correct
+        for number, (row, each) in enumerate(zip(run.confusion, run.classes, strict=True))
+    )
+    return findings(
+        Evidence(
+            points=points,
+            status=None if result is None else result.status,
+            losses=losses_of(run.steps.points),
+            classes=run.classes,
+            confusion=run.confusion if fits else (),
+            steps=0 if result is None else result.steps,
+            skipped=0 if result is None else result.skipped_steps,
+            scales_loss=True,  # which it may not have done; the precision is not known here
+        )
+    )

@@ -1,0 +1,157 @@
+"""The console never ends a run: full, closed or gone, it costs a warning in the run directory, and nothing else."""
+
+import contextlib
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WORDS = (
+    "train",
+    "synthetic",
+    "model.width=0.1",
+    "data.source.num_images=48",
+    "data.source.num_val_images=12",
+    "data.batch_size=12",
+    "train.steps=8",
+    "log.every=1st",
+    "log.tensorboard=off",
+    "log.report=off",
+    "parallel.threads=1",
+    "--run-dir",
+    "run",
+)
+LIMIT_S = 120
+
+
+def result_of(run: Path) -> dict:
+    return json.loads((run / "result.json").read_text())
+
+
+def warned_of(run: Path) -> list[str]:
+    lines = (run / "warnings.jsonl").read_text().splitlines()
+    return [json.loads(line)["message"] for line in lines if "stdout" in line or "stderr" in line]
+
+
+def in_shell(folder: Path, words: tuple[str, ...], redirection: str, **environ: str) -> "subprocess.CompletedProcess":
+    """Run the program as users start it, with its streams as a shell's `redirection` makes them."""
+    command = shlex.join([sys.executable, "-P", "-m", "paceline", *words])
+    return subprocess.run(
+        ["bash", "-c", f"{command} {redirection}"],
+        cwd=folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        timeout=LIMIT_S,
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_run_ends_well_on_a_console_without_room(forking, tmp_path: Path, num_ranks: int) -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - no file of ours
+        words = ["-m", "paceline", *WORDS, "--ranks", str(num_ranks)]
+        process = forking.start(words, tmp_path, {}, terminal=full.fileno())
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    assert result_of(tmp_path / "run")["status"] == "completed"
+    assert any("stdout: cannot be written: No space left on device" in line for line in warned_of(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_run_ends_well_without_standard_streams(tmp_path: Path, closed: str) -> None:
+    ended = in_shell(tmp_path, WORDS, closed)
+    assert ended.returncode == 0, ended.stderr
+    assert result_of(tmp_path / "run")["status"] == "completed"
+    warned = " ".join(warned_of(tmp_path / "run"))
+    assert ("stdout: cannot be written: it is closed" in warned) == (" >&-" in f" {closed}")
+    assert ("stderr: cannot be written: it is closed" in warned) == ("2>&-" in closed)
+
+
+def test_a_run_ends_well_when_the_reader_of_its_progress_leaves(paceline, tmp_path: Path) -> None:
+    process = paceline.start(*WORDS)
+    process.stdout.close()
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, said
+    assert result_of(tmp_path / "run")["status"] == "completed"
+    assert any("stdout: cannot be written: Broken pipe" in line for line in warned_of(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("hangs_up", [False, True], ids=["SIGHUP ignored", "SIGHUP"])
+def test_a_terminal_that_is_closed_ends_no_run_by_itself(forking, tmp_path: Path, hangs_up: bool) -> None:
+    """It ends by SIGHUP alone, saved and with 75, as by any other signal to stop."""
+    ours, theirs = pty.openpty()
+    steps = "train.steps=4000" if hangs_up else "train.steps=60"
+    process = forking.start(["-m", "paceline", *WORDS, steps], tmp_path, {"TERM": "xterm"}, terminal=theirs)
+    os.close(theirs)
+    rows, deadline = tmp_path / "run" / "steps.jsonl", time.monotonic() + LIMIT_S
+    os.set_blocking(ours, False)
+    while not (rows.exists() and rows.stat().st_size):
+        with contextlib.suppress(BlockingIOError):
+            os.read(ours, 1 << 16)
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.close(ours)
+    if hangs_up:
+        process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == (75 if hangs_up else 0)
+    result = result_of(tmp_path / "run")
+    assert result["status"] == ("preempted" if hangs_up else "completed")
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    assert newest.name == f"step-{result['steps']:08d}"
+    assert any("cannot be written: Input/output error" in line for line in warned_of(tmp_path / "run"))
+
+
+def test_names_that_the_console_cannot_encode_are_escaped(tmp_path: Path) -> None:
+    words = tuple("r\u00e9\U0001f600" if word == "run" else word for word in WORDS)
+    ended = in_shell(tmp_path, words, "", PYTHONIOENCODING="ascii")
+    assert ended.returncode == 0, ended.stderr
+    assert b"run directory: r\\xe9\\U0001f600" in ended.stdout
+
+
+def test_json_that_cannot_be_written_is_a_failure_after_a_run_that_is_whole(tmp_path: Path) -> None:
+    ended = in_shell(tmp_path, (*WORDS, "--json"), "> /dev/full")
+    errors = [line for line in ended.stderr.decode().splitlines() if line.startswith("error: ")]
+    assert ended.returncode == 1 and b"Traceback" not in ended.stderr
+    assert len(errors) == 1 and "stdout: cannot be written: No space left on device" in errors[0]
+    assert result_of(tmp_path / "run")["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "said"),
+    [
+        ("> /dev/full", "error: stdout: cannot be written: No space left on device"),
+        (">&-", "error: stdout: cannot be written: Bad file descriptor"),
+        ("| true; exit ${PIPESTATUS[0]}", ""),
+    ],
+)
+def test_output_that_is_lost_fails_the_verb_that_makes_it(tmp_path: Path, redirection: str, said: str) -> None:
+    """In one line, or without a word where its reader has left."""
+    ended = in_shell(tmp_path, ("recipes", "--schema"), redirection)
+    assert ended.returncode == 1
+    lines = ended.stderr.decode().splitlines()
+    assert lines == [] if not said else (len(lines) == 1 and lines[0].startswith(said)), lines
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "is empty"),
+        ("x" * 300, "too long"),
+        ("/".join(["x" * 200] * 20), "too long"),
+        (os.fsdecode(b"bad\xff"), "is not UTF-8"),
+    ],
+    ids=["empty", "long name", "long path", "no UTF-8"],
+)
+def test_a_run_directory_that_cannot_be_is_refused_at_once(paceline_anew, name: str, why: str) -> None:
+    paceline_anew("train", "digits", "--run-dir", name).says("--run-dir", why)
+
+
+def test_a_run_whose_name_is_too_long_is_one_line(paceline_anew) -> None:
+    paceline_anew("report", "x" * 300).says("File name too long")

@@ -1,0 +1,71 @@
+"""A run is completed only once its final weights are on disk, and resumes from what is there where they are not."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+WORDS = (
+    "train",
+    "synthetic",
+    "model.width=0.2",
+    "data.source.num_images=96",
+    "data.source.num_val_images=12",
+    "data.batch_size=12",
+    "train.steps=24",
+    "train.eval_every=12st",
+    "checkpoint.every=3st",
+    "checkpoint.keep=50",
+    "log.tensorboard=off",
+    "log.report=off",
+    "parallel.threads=1",
+)
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a disk in memory on which there is room for one checkpoint, and no second one, however small."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", disk], capture_output=True, timeout=30)
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting a small disk is not allowed: {mounted.stderr.decode().strip()}")
+    (disk / "fill").write_bytes(bytes(int(7.6 * (1 << 20))))
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True, timeout=30)
+
+
+# matrix: 30
+def test_a_run_whose_final_weights_are_lost_fails_and_is_resumed(
+    paceline, full_disk: Path, tmp_path: Path, lines_of
+) -> None:
+    whole = paceline(*WORDS, "--json", "--run-dir", str(tmp_path / "whole")).result
+    run = full_disk / "run"
+    ended = paceline(*WORDS, "--json", "--run-dir", str(run))
+    assert ended.code == 4, ended.err
+    (error,) = [line for line in ended.err.splitlines() if line.startswith("error: ")]
+    assert "last step, 24, could not be saved" in error and "step-00000003" in error and "--resume" in error
+    result = json.loads((run / "result.json").read_text())
+    assert result["status"] == "failed" and result == json.loads(ended.out)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000003"]
+    told = [line["message"] for line in lines_of(run / "warnings.jsonl") if "step" in line["message"]]
+    assert len(told) == 2 and "failed likewise" in told[1], told
+
+    (full_disk / "fill").unlink()
+    judged = paceline("eval", str(run), "--json")
+    assert judged.code == 0 and "last step, 24, is missing; step-00000003 is used" in judged.err
+
+    resumed = paceline("train", str(run), "--resume", "--json").result
+    assert resumed["status"] == "completed" and resumed["weights_sha256"] == whole["weights_sha256"]
+    assert "was complete already" in paceline("train", str(run), "--resume", "--json").err
+
+    shutil.rmtree(run / "checkpoints" / "step-00000024")  # as by runs of versions that did not look
+    again = paceline("train", str(run), "--resume", "--json")
+    assert again.result["weights_sha256"] == whole["weights_sha256"] and "was complete already" not in again.err
+    assert (run / "checkpoints" / "step-00000024").is_dir()

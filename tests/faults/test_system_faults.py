@@ -1,0 +1,216 @@
+"""What a disk, a clock and a memory limit do to a run that is under way: it ends in order, or does not notice."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+WORDS = (
+    "train",
+    "model.width=0.1",
+    "data.batch_size=12",
+    "data.image_size=16",
+    "train.epochs=auto",
+    "train.steps=120",
+    "schedule.warmup=0ep",
+    "train.eval_every=off",
+    "checkpoint.every=10st",
+    "log.every=1st",
+    "log.tensorboard=off",
+    "log.report=off",
+    "parallel.threads=1",
+    "--json",
+)
+SYNTHETIC = ("synthetic", "data.source.num_images=240", "data.source.num_val_images=24")
+LIMIT_S = 150
+MIB = 1 << 20
+GROUPS = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a library that makes calls of the system fail as a file says; see `faults.c`."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler, which makes what the faults are injected by")
+    library = tmp_path_factory.mktemp("shim") / "faults.so"
+    source = Path(__file__).with_name("faults.c")
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=60)
+    return library
+
+
+class Faulty:
+    """The program with faults that can be switched on and off."""
+
+    def __init__(self, folder: Path, shim: Path, *words: str) -> None:
+        self._control = folder / "faults"
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "paceline", *words],
+            cwd=folder,
+            env={**os.environ, "LD_PRELOAD": str(shim), "FAULTS": str(self._control)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def fault(self, what: str) -> None:
+        """Have what the file `faults.c` describes go wrong from now on."""
+        self._control.write_text(what)
+
+    def ended(self) -> tuple[int, str, str]:
+        """Return exit code and output, once it has ended."""
+        try:
+            out, err = self.process.communicate(timeout=LIMIT_S)
+        finally:
+            self.process.kill()
+        return self.process.returncode, out, err
+
+
+def wait_for_steps(run: Path, num: int, process: subprocess.Popen) -> None:
+    rows, deadline = run / "steps.jsonl", time.monotonic() + LIMIT_S
+    while not rows.exists() or rows.read_bytes().count(b"\n") < num:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def whole(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the digest of the weights of a run on one rank that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole")
+    return paceline_in(folder)(*WORDS[:1], *SYNTHETIC, *WORDS[1:], "--run-dir", "run").result["weights_sha256"]
+
+
+def test_io_errors_on_writes_end_in_order_and_resume_to_the_same_bits(
+    paceline, tmp_path: Path, shim: Path, whole: str
+) -> None:
+    run = tmp_path / "run"
+    faulty = Faulty(tmp_path, shim, *WORDS[:1], *SYNTHETIC, *WORDS[1:], "--run-dir", str(run))
+    wait_for_steps(run, 12, faulty.process)
+    faulty.fault(f"write {run}")
+    code, _, err = faulty.ended()
+    assert code == 4 and "Traceback" not in err, err
+    error = err.splitlines()[-1]
+    assert error.startswith("error: ") and "last step, 120, could not be saved" in error and "result.json" in error
+    assert "was not saved: Input/output error" in err and "failed likewise" in err
+    assert paceline("train", str(run), "--resume", "--json").result["weights_sha256"] == whole
+
+
+def test_an_image_that_the_disk_cannot_read_is_named(tmp_path: Path, shim: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for split, num in (("train", 24), ("val", 2)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "photos" / split / name
+            folder.mkdir(parents=True)
+            for number in range(num):
+                image.new("RGB", (20, 20), (number, 80, 120)).save(folder / f"{number}.jpg")
+    words = ("folder", "data.source.root=photos", "model.name=resnet18_cifar", "data.loader=threads")
+    run = tmp_path / "run"
+    faulty = Faulty(tmp_path, shim, *WORDS[:1], *words, *WORDS[1:], "--run-dir", str(run))
+    wait_for_steps(run, 3, faulty.process)
+    faulty.fault(f"read {tmp_path}/photos/train/cat/3.jpg")
+    code, _, err = faulty.ended()
+    assert code == 2 and "Traceback" not in err, err
+    assert "photos/train/cat/3.jpg" in err and "Input/output error" in err
+
+
+def test_a_clock_that_jumps_a_day_back_and_two_ahead_changes_nothing(tmp_path: Path, shim: Path, whole: str) -> None:
+    run = tmp_path / "run"
+    words = (*SYNTHETIC, *WORDS[1:], "parallel.timeout=20s", "data.workers=1")
+    faulty = Faulty(tmp_path, shim, *WORDS[:1], *words, "--run-dir", str(run))
+    for steps, fault in ((10, "clock -86400"), (40, "clock 86400")):
+        wait_for_steps(run, steps, faulty.process)
+        faulty.fault(fault)
+    code, out, err = faulty.ended()
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["weights_sha256"] == whole
+    assert 0 < result["time"]["wall_s"] < LIMIT_S and 0 < result["goodput"]["wall_s"] < LIMIT_S
+
+
+@pytest.fixture
+def failing_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Return an ext4 disk that becomes read-only at an error, and the file by which one is made."""
+    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
+        pytest.skip("making and mounting an ext4 disk needs root and mkfs.ext4")
+    image, disk = tmp_path / "disk.img", tmp_path / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True, timeout=60)
+    mounted = subprocess.run(["mount", "-o", "loop,errors=remount-ro", image, disk], capture_output=True, timeout=30)
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting a disk is not allowed: {mounted.stderr.decode().strip()}")
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    device = next(Path(source).name for source, place, *_ in mounts if place == str(disk))
+    yield disk, Path("/sys/fs/ext4") / device / "trigger_fs_error"
+    subprocess.run(["umount", "-l", disk], check=True, timeout=30)
+
+
+def test_a_disk_that_becomes_read_only_ends_in_order(paceline, failing_disk: tuple[Path, Path]) -> None:
+    disk, trigger = failing_disk
+    run = disk / "run"
+    process = paceline.start(*WORDS[:1], *SYNTHETIC, *WORDS[1:], "--run-dir", str(run))
+    wait_for_steps(run, 12, process)
+    trigger.write_text("1")
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 4 and "Traceback" not in err, err
+    assert "Read-only file system" in err and "last step, 120, could not be saved" in err.splitlines()[-1]
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """Return a new control group that limits memory."""
+    version_2 = GROUPS if (GROUPS / "cgroup.controllers").exists() else GROUPS / "unified"
+    top = GROUPS / "memory" if (GROUPS / "memory").is_dir() else version_2
+    group = top / f"paceline-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"a control group cannot be made: {error}")
+    if not any((group / name).exists() for name in ("memory.max", "memory.limit_in_bytes")):
+        group.rmdir()
+        pytest.skip(f"{top} does not limit memory")
+    yield group
+    for _ in range(100):
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), 9)
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.05)
+
+
+def test_ranks_that_run_out_of_memory_are_told_so(tmp_path: Path, memory_group: Path) -> None:
+    run, version_2 = tmp_path / "run", (memory_group / "memory.max").exists()
+    limit = memory_group / ("memory.max" if version_2 else "memory.limit_in_bytes")
+    used = memory_group / ("memory.current" if version_2 else "memory.usage_in_bytes")
+    words = [*WORDS[:1], *SYNTHETIC, *WORDS[1:], "train.steps=100000", "--ranks", "2", "--run-dir", str(run)]
+    entering = ["sh", "-c", 'echo $$ > "$0"; exec "$@"', str(memory_group / "cgroup.procs")]
+    process = subprocess.Popen(
+        [*entering, sys.executable, "-P", "-m", "paceline", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_steps(run, 12, process)
+    limit.write_text(str(int(used.read_text()) + 20 * MIB))
+    grows = "held = []\nwhile True: held.append(bytearray(1 << 20))"
+    enters = f"open({str(memory_group / 'cgroup.procs')!r}, 'w').write('0')"
+    neighbour = subprocess.Popen([sys.executable, "-c", f"{enters}\n{grows}"])
+    try:
+        _, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        neighbour.kill()
+        neighbour.wait(30)
+    assert process.returncode == 137, err
+    error = err.splitlines()[-1]
+    assert "was killed by SIGKILL" in error and "out of memory" in error

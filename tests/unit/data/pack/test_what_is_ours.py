@@ -1,0 +1,136 @@
+"""Packing and unpacking write, replace and remove nothing but packs of their own."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.dataset import Datasets
+from paceline.core.errors import DataError
+from paceline.data.pack.unpack import unpack
+from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.sources.encoded import EncodedSource
+
+THESIS = "years of work"
+NOBODY = 65534
+SHARDS = PackOptions(shard_bytes=1 << 20)
+
+
+def silent(done, total):
+    pass
+
+
+def thesis_in(folder: Path) -> Path:
+    folder.mkdir()
+    path = folder / "thesis.txt"
+    path.write_text(THESIS)
+    return path
+
+
+def test_a_part_that_another_user_has_made_is_refused(core, pixels, tmp_path):
+    thesis = tmp_path / "thesis.txt"
+    thesis.write_text(THESIS)
+    part = tmp_path / ".x.pack.part"
+    part.mkdir()
+    (part / "data-00000.pack").symlink_to(thesis)
+    with pytest.raises(DataError, match=r"data-00000\.pack: is no file of an unfinished pack \(move it away"):
+        pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
+    os.chown(part, NOBODY, NOBODY)
+    with pytest.raises(DataError, match=r"\.x\.pack\.part: .*made by another user \(remove it, or write elsewhere\)"):
+        pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
+    part.rename(tmp_path / "elsewhere")
+    part.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"\.x\.pack\.part: .*is a link"):
+        pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
+    assert thesis.read_text() == THESIS and not (tmp_path / "x.pack").exists()
+
+
+@pytest.mark.parametrize("options", [PackOptions(), SHARDS], ids=["one file", "shards"])
+def test_a_part_is_for_its_user_alone_and_a_pack_for_whom_the_umask_lets(core, pixels, tmp_path, options):
+    seen = []
+    before = os.umask(0o027)
+    try:
+        pack(pixels, tmp_path / "x", options, lambda *told: seen.append((tmp_path / ".x.part").stat().st_mode), 1)
+    finally:
+        os.umask(before)
+    assert {mode & 0o777 for mode in seen} == {0o700}
+    assert (tmp_path / "x").stat().st_mode & 0o777 == (0o640 if options.shard_bytes is None else 0o750)
+
+
+def test_a_folder_of_somebodys_notes_is_no_unfinished_pack(core, pixels, tmp_path):
+    for name in ("thesis.txt", "journal"):
+        part = tmp_path / f".{name}.pack.part"
+        part.mkdir()
+        (part / name).write_text("journal of a voyage")
+        with pytest.raises(DataError, match=rf"{name}: is no (file of an unfinished|journal of a) pack"):
+            pack(pixels, tmp_path / f"{name}.pack", PackOptions(), silent, 1)
+        assert (part / name).read_text() == "journal of a voyage"
+
+
+@pytest.mark.parametrize("options", [PackOptions(), SHARDS], ids=["one file", "shards"])
+@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
+def test_what_appears_at_the_packs_place_meanwhile_stays(core, pixels, tmp_path, options, overwrite):
+    options = PackOptions(shard_bytes=options.shard_bytes, overwrite=overwrite)
+    out = tmp_path / "out.pack"
+
+    def appears(done, total):
+        if done == total and not out.exists():
+            thesis_in(out)
+
+    with pytest.raises(DataError, match=r"out\.pack: .*(move it away|remove it)"):
+        pack(pixels, out, options, appears, 1)
+    assert (out / "thesis.txt").read_text() == THESIS
+    out.rename(tmp_path / "moved")
+    told = []
+    pack(pixels, out, options, lambda done, total: told.append(done), 1)
+    assert told == [8], "what was done is not done again"
+    assert {path.name for path in tmp_path.iterdir()} == {"out.pack", "moved"}
+
+
+def test_a_folder_called_old_stays(core, pixels, tmp_path):
+    thesis = thesis_in(tmp_path / ".out.pack.old")
+    pack(pixels, tmp_path / "out.pack", SHARDS, silent, 1)
+    assert thesis.read_text() == THESIS
+    with pytest.raises(DataError, match=r"\.out\.pack\.old: is no pack, so it is not overwritten"):
+        pack(pixels, tmp_path / "out.pack", PackOptions(shard_bytes=1 << 20, overwrite=True), silent, 1)
+    assert thesis.read_text() == THESIS
+
+
+def test_overwriting_a_folder_removes_no_file_that_is_not_of_a_pack(core, pixels, tmp_path):
+    out = tmp_path / "out.pack"
+    pack(pixels, out, SHARDS, silent, 1)
+    (out / "thesis.txt").write_text(THESIS)
+    again = PackOptions(shard_bytes=1 << 20, overwrite=True)
+    with pytest.raises(DataError, match=r"thesis\.txt: is no file of a pack, so the folder is not overwritten \(move"):
+        pack(pixels, out, again, silent, 1)
+    assert (out / "thesis.txt").read_text() == THESIS
+    (out / "thesis.txt").unlink()
+    assert pack(pixels, out, again, silent, 1).images == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["out.pack"]
+
+
+def test_unpacking_leaves_what_packing_has_begun_and_what_is_anybodys(core, pixels, packed, tmp_path):
+    made = packed(pixels)
+    begun = tmp_path / ".photos.part"
+    begun.mkdir()
+    (begun / "journal").write_text("hours of work")
+    unpack(made, tmp_path / "photos", silent, 1)
+    assert (begun / "journal").read_text() == "hours of work"
+    thesis = thesis_in(tmp_path / ".more.unpacking")
+    with pytest.raises(DataError, match=r"\.more\.unpacking: holds thesis\.txt, which .*\(move it away"):
+        unpack(made, tmp_path / "more", silent, 1)
+    assert thesis.read_text() == THESIS
+    thesis.rename(tmp_path / ".more.unpacking" / ".paceline-unpacking")  # as a kill leaves it
+    (tmp_path / ".more.unpacking" / "train").mkdir()
+    unpack(made, tmp_path / "more", silent, 1)
+    assert sorted(path.name for path in (tmp_path / "more").iterdir()) == ["train", "val"]
+
+
+def test_no_image_is_lost_to_another_ones_name(core, photos, packed, tmp_path, make_photo, monkeypatch):
+    names = [b"cat/00000002-x.jpg", b"cat/x.jpg", b"cat/x.jpg", b"cat/x.jpg", b"cat/00000003-x.jpg"]
+    source = EncodedSource.pack(photos.train.info, str(tmp_path), names, np.zeros(len(names), dtype=np.int32))
+    monkeypatch.setattr(EncodedSource, "read_bytes", lambda self, index: make_photo(index))
+    unpack(packed(Datasets(source, photos.val)), tmp_path / "out", silent, 1)
+    files = [path for path in (tmp_path / "out" / "train").rglob("*") if path.is_file()]
+    assert len({path.read_bytes() for path in files}) == len(files) == len(names)

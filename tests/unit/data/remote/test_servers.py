@@ -1,0 +1,427 @@
+"""Real servers on this machine: that want a password, and that lie, forge, lead elsewhere, or send next to nothing."""
+
+import base64
+import contextlib
+import io
+import os
+import shutil
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paceline.core.dataset import DatasetInfo, Datasets, Split
+from paceline.core.errors import DataError
+from paceline.data.pack.format import ALIGNMENT, Header, Layout, Role, Sizes
+from paceline.data.pack.index import open_index
+from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.remote import open_remote
+from paceline.data.remote.address import Address
+from paceline.data.remote.credentials import Credentials, credentials_for
+from paceline.data.remote.http import Http
+from paceline.data.remote.patience import Patience
+from paceline.data.remote.transport import LastingError, PassingError
+
+AT_ONCE = Patience(attempts=1)
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., int]]:
+    """Return a function that starts a server, which answers each GET by `answer`, and returns its port."""
+    servers = []
+
+    def start(answer: Answer, tls: ssl.SSLContext | None = None) -> int:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                try:
+                    answer(self)
+                except OSError:  # the client has left
+                    self.close_connection = True
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        servers.append((server, thread))
+        return server.server_address[1]
+
+    yield start
+    for server, thread in servers:
+        server.shutdown()
+        thread.join(timeout=10)
+        server.server_close()
+
+
+def span(request: BaseHTTPRequestHandler) -> tuple[int, int]:
+    start, stop = request.headers["Range"].removeprefix("bytes=").split("-")
+    return int(start), int(stop) + 1
+
+
+def send_range(request: BaseHTTPRequestHandler, body: bytes, total: int) -> None:
+    start, _ = span(request)
+    request.send_response(206)
+    request.send_header("Content-Range", f"bytes {start}-{start + len(body) - 1}/{total}")
+    request.send_header("Content-Length", str(len(body)))
+    request.end_headers()
+    request.wfile.write(body)
+
+
+def files(data: bytes) -> Answer:
+    """Return the answer of a server that has one file."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        start, stop = span(request)
+        send_range(request, data[start:stop], len(data))
+
+    return answer
+
+
+def locked(data: bytes, query: str = "") -> Answer:
+    """Return the answer of a server that gives its file to `me:S3CRETpw` who signs with `query`."""
+    wanted = f"Basic {base64.b64encode(b'me:S3CRETpw').decode()}"
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        if request.headers["Authorization"] == wanted and urlsplit(request.path).query == query:
+            files(data)(request)
+            return
+        request.send_response(401)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A pack of one file."""
+    out = tmp_path_factory.mktemp("whole") / "a.pack"
+    pack(random_datasets(5), out, PackOptions(skip_bad=True), lambda done, total: None, 1)
+    return out.read_bytes()
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Images of noise, 16x16."""
+
+    info: DatasetInfo
+
+    def __len__(self) -> int:
+        return self.info.num_images
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        pixels = np.random.default_rng([index, self.info.split == "val"]).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        return file.getvalue(), index % 2
+
+    def name_of(self, index: int) -> str:
+        return f"{self.info.split}/{index}.png"
+
+
+def random_datasets(num_images: int) -> Datasets:
+    def of(split: Split) -> Noise:
+        return Noise(DatasetInfo("noise", split, num_images, ("a", "b"), 3, None, (0.5,) * 3, (0.2,) * 3))
+
+    return Datasets(of("train"), of("val"))
+
+
+def read(url: str, num_bytes: int, stalled_s: float = 5) -> bytes:
+    with contextlib.closing(Http(stalled_s)) as transport:
+        return transport.read(Address(url), 0, num_bytes).data
+
+
+def forged(data: bytes) -> bytes:
+    """Return a pack with the header of `data`, and other labels: bytes of padding make up for the checksum."""
+    header = Header.parsed(data[:128], "good")
+    index = bytearray(data[header.index_offset :])
+    sizes = Sizes.parsed(bytes(index[:ALIGNMENT]))
+    labels, num_labels = Layout.of(sizes).columns[0]["labels"], sizes.samples[0]
+    free = labels.offset + num_labels * labels.dtype.itemsize
+    assert free % ALIGNMENT <= ALIGNMENT - 4 and free % ALIGNMENT, "no room in the padding"
+    for each in struct.iter_unpack("<i", index[labels.offset : free]):
+        assert each[0] in (0, 1)
+    flipped = [1 - label for (label,) in struct.iter_unpack("<i", index[labels.offset : free])]
+    index[labels.offset : free] = struct.pack(f"<{num_labels}i", *flipped)
+    index[free : free + 4] = correction(bytes(index), free, header.index_crc32)
+    assert zlib.crc32(index) == header.index_crc32
+    return data[: header.index_offset] + bytes(index)
+
+
+def correction(data: bytes, at: int, wanted: int) -> bytes:
+    """Return the four bytes that, at `at`, give `data` the CRC-32 `wanted`: it is linear over single bits."""
+
+    def crc32(bits: int) -> int:
+        return zlib.crc32(data[:at] + bits.to_bytes(4, "little") + data[at + 4 :])
+
+    base, basis = crc32(0), []
+    for bit in range(32):
+        change, bits = crc32(1 << bit) ^ base, 1 << bit
+        for other, others in basis:
+            if change ^ other < change:
+                change, bits = change ^ other, bits ^ others
+        basis.append((change, bits))
+        basis.sort(reverse=True)
+    left, found = wanted ^ base, 0
+    for change, bits in basis:
+        if left ^ change < left:
+            left, found = left ^ change, found ^ bits
+    assert not left
+    return found.to_bytes(4, "little")
+
+
+def test_a_server_with_the_same_header_does_not_change_the_labels_of_another(
+    serve: Callable[..., int], whole: bytes, tmp_path: Path
+) -> None:
+    evil = forged(whole)
+    assert evil[:128] == whole[:128] and evil != whole
+    clean = open_remote(f"http://127.0.0.1:{serve(files(whole))}/a.pack", tmp_path / "clean", 10**9, AT_ONCE)
+    with pytest.raises(DataError, match=r"a.pack: its index cannot be true: bytes between its columns are not zero"):
+        open_remote(f"http://127.0.0.1:{serve(files(evil))}/a.pack", tmp_path / "cache", 10**9, AT_ONCE)
+    good = open_remote(f"http://127.0.0.1:{serve(files(whole))}/a.pack", tmp_path / "cache", 10**9, AT_ONCE)
+    assert [good.train.read(index)[1] for index in range(5)] == [clean.train.read(index)[1] for index in range(5)]
+
+
+@pytest.mark.parametrize("paths", [("a.pack", "a.pack"), ("a.pack", "b/a.pack")])
+def test_what_is_kept_of_a_url_is_used_for_no_other(
+    serve: Callable[..., int], whole: bytes, tmp_path: Path, paths: tuple[str, str]
+) -> None:
+    ports = [serve(files(whole))] * 2 if paths[0] != paths[1] else [serve(files(whole)), serve(files(whole))]
+    for port, path in zip(ports, paths, strict=True):
+        open_remote(f"http://127.0.0.1:{port}/{path}", tmp_path, 10**9, AT_ONCE)
+    assert len(list(tmp_path.glob("*/index.pack"))) == 2
+    open_remote(f"http://127.0.0.1:{ports[0]}/{paths[0]}", tmp_path, 10**9, AT_ONCE)
+    assert len(list(tmp_path.glob("*/index.pack"))) == 2
+
+
+def test_bytes_of_an_index_that_belong_to_nothing_are_zero(whole: bytes, tmp_path: Path) -> None:
+    header = Header.parsed(whole[:128], "good")
+    index = whole[header.index_offset :]
+    gaps = [gap for gap in Layout.of(Sizes.parsed(index[:ALIGNMENT])).gaps if gap[0] < gap[1]]
+    assert len(gaps) > 15
+    for start, stop in gaps:
+        for at in (start, stop - 1):
+            changed = index[:at] + b"\1" + index[at + 1 :]
+            head = replace(header, index_crc32=zlib.crc32(changed)).packed()
+            (tmp_path / "a.pack").write_bytes(head + whole[128 : header.index_offset] + changed)
+            with pytest.raises(DataError, match="bytes between its columns are not zero"):
+                open_index(tmp_path / "a.pack")
+
+
+def huge(num_bytes: int, sizes: bytes) -> Answer:
+    """Return the answer of a server whose header tells of an index of `num_bytes`, which starts with `sizes`."""
+    header = Header(Role.WHOLE, b"x" * 16, 128 + num_bytes, 0, 0, num_bytes, 1).packed()
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        start, stop = span(request)
+        body = (header + sizes)[start:stop]
+        send_range(request, body.ljust(stop - start, b"\0"), 128 + num_bytes)
+
+    return answer
+
+
+def test_an_index_is_as_long_as_its_samples_need(serve: Callable[..., int], tmp_path: Path) -> None:
+    port = serve(huge(200 << 30, Sizes(100, 0, (10, 10), (100, 100)).packed()))
+    with pytest.raises(DataError, match=r"its index cannot be true: 214,748,364,800 bytes for 20 samples"):
+        open_remote(f"http://127.0.0.1:{port}/a.pack", tmp_path, 10**9, AT_ONCE)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == 0
+
+
+def test_an_index_that_the_cache_may_not_hold_is_not_fetched(serve: Callable[..., int], tmp_path: Path) -> None:
+    sizes = Sizes(100, 0, (10**9, 10**9), (10**9, 10**9))
+    num_bytes = Layout.of(sizes).num_bytes
+    url = f"http://127.0.0.1:{serve(huge(num_bytes, sizes.packed()))}/a.pack"
+    with pytest.raises(DataError, match=rf"its index has {num_bytes:,} bytes.*data\.source\.cache_gb above 68"):
+        open_remote(url, tmp_path, 10**9, AT_ONCE)
+    sizes = Sizes(100, 0, (10**14, 10**14), (10**14, 10**14))
+    url = f"http://127.0.0.1:{serve(huge(Layout.of(sizes).num_bytes, sizes.packed()))}/a.pack"
+    with pytest.raises(DataError, match=rf"data\.source\.cache: {tmp_path}.* bytes free.*name another folder"):
+        open_remote(url, tmp_path, 10**18, AT_ONCE)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == 0
+
+
+def test_a_server_that_sends_next_to_nothing_is_given_up(serve: Callable[..., int]) -> None:
+    left = threading.Event()
+
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        in_body = "body" in request.path
+        text = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-127/128\r\nContent-Length: 128\r\n\r\n"
+        request.wfile.write(text if in_body else b"")
+        for byte in b"x" * 128 if in_body else text:
+            request.wfile.write(bytes([byte]))
+            left.wait(0.02)  # 2.5 s for all of it, and never 0.3 s without a byte
+
+    port = serve(drip)
+    for part in ("head", "body"):
+        with pytest.raises(PassingError, match=r"^only \d+ bytes came in 0\.3"):
+            read(f"http://127.0.0.1:{port}/{part}.pack", 128, stalled_s=0.3)
+    left.set()
+
+
+def test_a_slow_server_that_goes_on_sending_is_read(serve: Callable[..., int]) -> None:
+    body = bytes(30_000)
+
+    def steady(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(206)
+        request.send_header("Content-Range", f"bytes 0-{len(body) - 1}/{len(body)}")
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        for start in range(0, len(body), 3000):
+            request.wfile.write(body[start : start + 3000])
+            threading.Event().wait(0.05)
+
+    assert read(f"http://127.0.0.1:{serve(steady)}/a.pack", len(body), stalled_s=0.2) == body
+
+
+def test_more_than_was_asked_for_is_not_read(serve: Callable[..., int]) -> None:
+    def endless(request: BaseHTTPRequestHandler) -> None:
+        request.wfile.write(
+            b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-9/10\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        while True:
+            request.wfile.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
+
+    with pytest.raises(PassingError, match="sent more than bytes 0-9"):
+        read(f"http://127.0.0.1:{serve(endless)}/a.pack", 10)
+
+
+def test_no_redirection_leads_from_https_to_http(
+    serve: Callable[..., int], whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not shutil.which("openssl"):
+        pytest.skip("needs openssl, which is not installed (apt-get install openssl)")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    plain = serve(files(whole))
+
+    def redirect(request: BaseHTTPRequestHandler) -> None:
+        if request.path == "/a.pack":
+            files(whole)(request)
+            return
+        request.send_response(302)
+        request.send_header("Location", "/a.pack" if "same" in request.path else f"http://127.0.0.1:{plain}/a.pack")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    url = f"https://127.0.0.1:{serve(redirect, tls)}"
+    assert read(f"{url}/same.pack", 8) == whole[:8]
+    with pytest.raises(LastingError, match="leads from https to http"):
+        read(f"{url}/other.pack", 8)
+
+
+def paceline(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "paceline", *words]
+    env = {**os.environ, **environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_a_password_and_a_signature_are_in_nothing_that_a_run_writes(
+    serve: Callable[..., int], whole: bytes, tmp_path: Path
+) -> None:
+    port = serve(locked(whole, "X-Amz-Signature=S1GNATURE"))
+    url, secret_url = (f"http://{user}127.0.0.1:{port}/a.pack" for user in ("", "me:S3CRETpw@"))
+    words = ["data.source.name=pack", f"data.source.cache={tmp_path}/cache", "data.augment=[]", "model.name=empty"]
+    words += ["model.width=1.0", "data.image_size=16", "data.batch_size=2", "train.epochs=1", "log.tensorboard=on"]
+    environ = {"PACELINE_URL_CREDENTIALS": f"{secret_url}?X-Amz-Signature=S1GNATURE"}
+
+    refused = paceline(
+        "train", "digits", f"data.source.root={secret_url}", *words, "--run-dir", "refused", cwd=tmp_path, **environ
+    )
+    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
+    assert "data.source.root: the URL holds a user name or a password" in refused.stderr
+    assert "PACELINE_URL_CREDENTIALS" in refused.stderr and "S3CRETpw" not in refused.stderr + refused.stdout
+
+    trained = paceline(
+        "train", "digits", f"data.source.root={url}", *words, "--run-dir", "run", cwd=tmp_path, **environ
+    )
+    assert trained.returncode == 0, trained.stderr
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"recipe.yaml", "result.json", "report.html"} <= {path.name for path in written}
+    assert any(path.name.startswith("events.out") for path in written)
+    assert url in (tmp_path / "run" / "recipe.yaml").read_text()
+    assert f"data.source.root={url}" in (tmp_path / "run" / "result.json").read_text()
+    kept = [str(path) for path in written if {b"S3CRETpw", b"S1GNATURE"} & {*find(path.read_bytes())}]
+    assert kept == [] and not {*find((trained.stdout + trained.stderr).encode())}
+
+    without = paceline("eval", "run", cwd=tmp_path)
+    assert without.returncode == 2 and len(without.stderr.splitlines()) == 1, without.stderr
+    assert f"{url}: 401" in without.stderr and "set PACELINE_URL_CREDENTIALS=" in without.stderr
+    assert paceline("eval", "run", cwd=tmp_path, **environ).returncode == 0
+
+
+def find(data: bytes) -> list[bytes]:
+    return [secret for secret in (b"S3CRETpw", b"S1GNATURE") if secret in data]
+
+
+def test_secrets_of_a_url_go_to_its_server_and_folder_alone() -> None:
+    environ = {
+        "PACELINE_URL_CREDENTIALS": "https://me:a%20b@host/packs/  https://host/packs/x.pack?sig=1 http://me:c@host"
+    }
+    name_and_password = f"Basic {base64.b64encode(b'me:a b').decode()}"
+    assert credentials_for("https://host/packs/a.pack", environ) == Credentials(name_and_password)
+    assert credentials_for("https://HOST:443/packs/set/index.pack", environ) == Credentials(name_and_password)
+    assert credentials_for("https://host/packs/x.pack", environ) == Credentials("", "sig=1")
+    for path in ("packs/../evil/a.pack", "packs/%2e%2E/evil/a.pack", "packs/..%2fevil/a.pack", "packs/./a.pack"):
+        assert credentials_for(f"https://host/{path}", {**environ, "NETRC": "/dev/null"}) == Credentials()
+    for other in ("https://host/packs2/a.pack", "https://host:8443/packs/a.pack", "https://host.evil/packs/a.pack"):
+        assert credentials_for(other, {**environ, "NETRC": "/dev/null"}) == Credentials()
+    assert credentials_for("http://host/packs/a.pack", environ).authorization != name_and_password
+
+
+def test_netrc_is_for_https_and_its_own_host(tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine host login me password pw\ndefault login any password thing\n")
+    environ = {"NETRC": str(tmp_path / "netrc")}
+    header = f"Basic {base64.b64encode(b'me:pw').decode()}"
+    assert credentials_for("https://host/a.pack", environ) == Credentials(header)
+    assert credentials_for("https://other/a.pack", environ) == Credentials()
+    assert credentials_for("http://host/a.pack", environ) == Credentials()
+    assert credentials_for("https://host/a.pack", {"NETRC": str(tmp_path / "missing")}) == Credentials()
+
+
+@pytest.mark.parametrize("entry", ["S3CRETpw", "https://host/S3CRETpw", "https://[S3CRETpw", "https://a:b@h:S3CRETpw/"])
+def test_a_variable_that_is_not_understood_is_named_and_not_shown(entry: str) -> None:
+    with pytest.raises(LastingError, match=r"PACELINE_URL_CREDENTIALS: entry 2 is no URL") as raised:
+        credentials_for("https://host/a.pack", {"PACELINE_URL_CREDENTIALS": f"https://me:x@host {entry}"})
+    assert "S3CRETpw" not in f"{raised.value} {raised.value.fix}"
+
+
+def test_a_netrc_that_is_not_understood_is_named_and_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine host login me password pw\nS3CRETpw\n")
+    with pytest.raises(LastingError, match=r"netrc is not understood") as raised:
+        credentials_for("https://host/a.pack", {"NETRC": str(tmp_path / "netrc")})
+    assert "S3CRETpw" not in f"{raised.value} {raised.value.fix}"
