@@ -154,7 +154,9 @@ def failing_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     subprocess.run(["umount", "-l", disk], check=True, timeout=30)
 
 
-def test_a_disk_that_becomes_read_only_ends_in_order(paceline, failing_disk: tuple[Path, Path]) -> None:
+def test_a_disk_that_becomes_read_only_ends_in_order_and_repaired_resumes_to_the_same_bits(
+    paceline, failing_disk: tuple[Path, Path], whole: str
+) -> None:
     disk, trigger = failing_disk
     run = disk / "run"
     process = paceline.start(*WORDS[:1], *SYNTHETIC, *WORDS[1:], "--run-dir", str(run))
@@ -163,6 +165,11 @@ def test_a_disk_that_becomes_read_only_ends_in_order(paceline, failing_disk: tup
     _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 4 and "Traceback" not in err, err
     assert "Read-only file system" in err and "last step, 120, could not be saved" in err.splitlines()[-1]
+    subprocess.run(["umount", disk], check=True, timeout=30)
+    repaired = subprocess.run(["e2fsck", "-fy", disk.with_name("disk.img")], capture_output=True, timeout=60)
+    assert repaired.returncode in (0, 1), repaired.stdout  # 1: errors were corrected
+    subprocess.run(["mount", "-o", "loop", disk.with_name("disk.img"), disk], check=True, timeout=30)
+    assert paceline("train", str(run), "--resume", "--json").result["weights_sha256"] == whole
 
 
 @pytest.fixture
