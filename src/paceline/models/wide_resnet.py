@@ -1,88 +1,90 @@
-"""The wide residual network of distributed-training courses: WRN-16-10, of pre-activation blocks.
+"""The wide residual network of NVIDIA's course on data parallelism, as its material prints it.
 
-Zagoruyko and Komodakis 2016, Wide Residual Networks (arXiv 1605.07146), without dropout.
+It is as wide as WRN-16-10 (Zagoruyko and Komodakis 2016, arXiv 1605.07146) and built otherwise: normalisation and ReLU
+come after each convolution, nothing comes after a sum, max-pooling stands in place of strides, shortcuts have a bias,
+and dropout leaves 1 % out. All weights keep torch's default initialisation. With one channel and ten classes it has
+17,117,466 parameters.
 """
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.models.drop_path import build_drop_path, linear_rates
-from paceline.models.norms import Layers, NormName, build_layers, scaled
+from paceline.models.norms import NormName, build_norm, scaled
 
 STEM_CHANNELS = 16
 GROUP_CHANNELS = (160, 320, 640)
 BLOCKS_PER_GROUP = 2
+DROPOUT = 0.01
+POOLED_SIZE = 7
 
 
-class PreActivationBlock(nn.Module):
-    """Add two 3x3 convolutions, each after normalisation and ReLU, to the input.
+class Block(nn.Module):
+    """Compute branch(x) + shortcut(x), without an activation: [N, in_channels, H, W] to [N, out_channels, H, W].
 
-    [N, in_channels, H, W] to [N, out_channels, H / stride, W / stride]. Where shapes differ, the shortcut is
-    a 1x1 convolution of the activated input, as in the authors' code.
+    The branch is convolution, normalisation and ReLU, dropout, and those three again. The shortcut of the first block
+    of a group is a 1x1 convolution with a bias, that of the others is the input.
     """
 
-    def __init__(
-        self, layers: Layers, in_channels: int, out_channels: int, stride: int, drop_path: float = 0.0
-    ) -> None:
+    def __init__(self, norm: NormName, in_channels: int, out_channels: int, drop_path: float, *, is_first: bool):
         super().__init__()
-        self.norm1 = layers.norm(in_channels)
-        self.conv1 = layers.conv(in_channels, out_channels, 3, stride)
-        self.norm2 = layers.norm(out_channels)
-        self.conv2 = layers.last_conv(out_channels, out_channels, 3)
-        if layers.zero_init_residual:
-            # This branch ends in a convolution. Its last norm cannot start it at zero: a ReLU that sees only zeros
-            # passes no gradient, and the branch would stay there.
-            nn.init.zeros_(self.conv2.weight)
-        is_same_shape = stride == 1 and in_channels == out_channels
-        self.projection = None if is_same_shape else layers.conv(in_channels, out_channels, 1, stride)
+        # Made in the course's order, so that a seed gives the weights that it gives there.
+        self.shortcut = nn.Conv2d(in_channels, out_channels, 1) if is_first else nn.Identity()
+        self.branch = nn.Sequential(
+            _conv_norm_relu(norm, in_channels, out_channels),
+            nn.Dropout(DROPOUT),
+            _conv_norm_relu(norm, out_channels, out_channels),
+        )
         self.drop_path = build_drop_path(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output in the input's dtype."""
-        # Not in place: without normalisation the first ReLU would overwrite what the shortcut carries.
-        activated = F.relu(self.norm1(x))
-        shortcut = x if self.projection is None else self.projection(activated)
-        residual: Tensor = self.drop_path(self.conv2(F.relu(self.norm2(self.conv1(activated)))))
-        return shortcut + residual
+        out: Tensor = self.drop_path(self.branch(x)) + self.shortcut(x)
+        return out
 
 
 class WideResNet(nn.Module):
-    """A stem of 16 channels and three groups of 160, 320 and 640 times `width`; the last two halve the image.
+    """A stem of 16 channels and three groups of two blocks, of 160, 320 and 640 channels times `width`.
 
-    Maps images, float [N, channels, H, W], to logits, float [N, num_classes]. The classifier keeps torch's
-    initialisation, U(-1, 1) / sqrt(features).
+    Maps images, float [N, channels, H, W] of at most 55 pixels a side, to logits, float [N, num_classes]. Each group
+    but the last ends in max-pooling that halves the image. The classifier sees the mean over the first 7x7 pixels that
+    are left, as from `AvgPool2d(7)`: all of them for images of 28 pixels, and for those of 32, as in the course's
+    assessment, all but the last row and column of 8x8. For images of fewer than 28 pixels, which the course's network
+    cannot take, it is the mean over all.
     """
 
-    def __init__(
-        self,
-        *,
-        num_classes: int,
-        channels: int,
-        width: float,
-        norm: NormName,
-        zero_init_residual: bool,
-        drop_path: float,
-    ) -> None:
+    def __init__(self, *, num_classes: int, channels: int, width: float, norm: NormName, drop_path: float) -> None:
         super().__init__()
-        layers = build_layers(norm, zero_init_residual=zero_init_residual)
         rates = iter(linear_rates(drop_path, len(GROUP_CHANNELS) * BLOCKS_PER_GROUP))
-        self.stem = layers.conv(channels, STEM_CHANNELS, 3)
+        self.stem = _conv_norm_relu(norm, channels, STEM_CHANNELS)
         self.groups = nn.Sequential()
         num_features = STEM_CHANNELS
-        for group, group_channels in enumerate(GROUP_CHANNELS):
+        for group_channels in GROUP_CHANNELS:
             blocks = nn.Sequential()
             for index in range(BLOCKS_PER_GROUP):
-                stride = 2 if group > 0 and index == 0 else 1
                 out_channels = scaled(group_channels, width)
-                blocks.append(PreActivationBlock(layers, num_features, out_channels, stride, next(rates)))
+                blocks.append(Block(norm, num_features, out_channels, next(rates), is_first=index == 0))
                 num_features = out_channels
+            if len(self.groups) + 1 < len(GROUP_CHANNELS):
+                blocks.append(nn.MaxPool2d(2))
             self.groups.append(blocks)
-        self.norm = layers.norm(num_features)
         self.classifier = nn.Linear(num_features, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of `images`."""
-        features = F.relu(self.norm(self.groups(self.stem(images))))
-        # A mean and not AdaptiveAvgPool2d, whose backward is not deterministic on CUDA.
-        logits: Tensor = self.classifier(features.mean(dim=(2, 3)))
+        """Return the logits of `images`. Raise `ValueError` for images of more than 55 pixels a side."""
+        features = self.groups(self.stem(images))
+        height, width = features.shape[2:]
+        if max(height, width) >= 2 * POOLED_SIZE:
+            raise ValueError("images have more than 55 pixels a side (set a smaller data.image_size)")
+        pooled = F.avg_pool2d(features, (min(height, POOLED_SIZE), min(width, POOLED_SIZE)))
+        logits: Tensor = self.classifier(pooled.flatten(1))
         return logits
+
+
+def _conv_norm_relu(norm: NormName, in_channels: int, out_channels: int) -> nn.Sequential:
+    """Return a 3x3 convolution that keeps the image's size, with a bias where nothing normalises, and what follows."""
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=norm == "none"),
+        build_norm(norm)(out_channels),
+        nn.ReLU(inplace=True),
+    )

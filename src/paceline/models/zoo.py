@@ -37,6 +37,7 @@ MODEL_NAMES: tuple[str, ...] = tuple(_OURS)
 """Our own networks, probes apart; `width` and most of `norm` are theirs alone."""
 
 _WITHOUT: dict[str, tuple[str, ...]] = {
+    "wideresnet_course": ("zero_init_residual",),  # a ReLU ends its branches: at zero they would stay there
     "speednet94": ("zero_init_residual", "drop_path"),  # no residual branches
     "speednet95": ("zero_init_residual", "drop_path"),
     "speednet96": ("zero_init_residual",),  # no learnt scale that could leave zero again

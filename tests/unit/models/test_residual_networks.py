@@ -1,4 +1,4 @@
-"""Our residual networks against torchvision's, and the pre-activation block against its formula."""
+"""Our residual networks against torchvision's, and what drops and zeroes their branches."""
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from torchvision import models
 from paceline.models.drop_path import DropPath
 from paceline.models.norms import build_layers
 from paceline.models.resnet_cifar import basic_block, bottleneck_block
-from paceline.models.wide_resnet import PreActivationBlock
 from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
@@ -43,23 +42,6 @@ def test_logits_equal_torchvisions_with_the_small_stem_for_equal_weights(ours, t
         torch.testing.assert_close(model(images), reference(images))
 
 
-def test_a_block_of_unequal_shapes_projects_the_activated_input():
-    block = PreActivationBlock(build_layers("batch"), 4, 6, stride=2)
-    x = torch.randn(2, 4, 8, 8)
-    activated = F.relu(block.norm1(x))
-    expected = block.projection(activated) + block.conv2(F.relu(block.norm2(block.conv1(activated))))
-    assert torch.equal(block(x), expected)
-    assert expected.shape == (2, 6, 4, 4)
-
-
-def test_without_norm_a_block_of_equal_shapes_starts_as_the_identity():
-    """Negative values survive too: the activation is not done in place."""
-    block = PreActivationBlock(build_layers("none"), 4, 4, stride=1)
-    x = torch.randn(2, 4, 8, 8)
-    assert (x < 0).any()
-    assert torch.equal(block(x), x)
-
-
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize(("make_block", "in_channels"), [(basic_block, 4), (bottleneck_block, 16)])
 def test_with_zero_init_a_block_starts_as_its_shortcut_and_leaves_it(make_block, in_channels, norm):
@@ -71,17 +53,6 @@ def test_with_zero_init_a_block_starts_as_its_shortcut_and_leaves_it(make_block,
     assert torch.equal(out, F.relu(x))
     out.pow(2).sum().backward()
     assert block.branch[-1].weight.grad.count_nonzero() > 0
-
-
-def test_with_zero_init_a_pre_activation_block_starts_as_its_shortcut_and_leaves_it():
-    """Its branch ends in a convolution, which starts at zero in place of a norm."""
-    torch.manual_seed(0)
-    block = PreActivationBlock(build_layers("batch", zero_init_residual=True), 4, 4, stride=1)
-    x = torch.randn(3, 4, 8, 8)
-    out = block(x)
-    assert torch.equal(out, x)
-    out.pow(2).sum().backward()
-    assert block.conv2.weight.grad.count_nonzero() > 0
 
 
 @pytest.mark.parametrize("ours", ["resnet18_cifar", "resnet50_cifar"])

@@ -14,7 +14,7 @@ from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.own import OWN
 
 OURS = ", ".join(MODEL_NAMES)
-RESIDUAL = ", ".join(name for name in MODEL_NAMES if not name.startswith("speednet"))
+RESIDUAL = ", ".join(name for name in MODEL_NAMES if name.startswith("resnet"))
 
 
 def test_torchvision_resnet18_reads_grey_images_into_seven_classes():
@@ -93,7 +93,7 @@ def test_a_setting_of_our_networks_is_refused_elsewhere(name, field, value):
         ("torchvision:mobilenet_v3_small", "drop_path", f"one of {RESIDUAL} or torchvision's convnext or swin"),
         ("timm:test_vit", "zero_init_residual", f"one of {RESIDUAL} or timm:resnet50"),
         ("timm:vgg11", "drop_path", f"one of {RESIDUAL} or timm:resnet50"),
-        ("speednet94", "drop_path", f"one of {RESIDUAL}, speednet96"),
+        ("speednet94", "drop_path", f"one of {RESIDUAL}, wideresnet_course, speednet96"),
         ("speednet94", "zero_init_residual", f"one of {RESIDUAL}"),
         ("speednet96", "zero_init_residual", f"one of {RESIDUAL}"),
     ],
