@@ -161,15 +161,6 @@ def make_folder(path: Path, permissions: int = 0o777, *, parents: bool = False) 
         _refuse_foreign(status, path)
 
 
-def is_ours(path: Path) -> bool:
-    """Return whether `path`, or the link that it is, belongs to this user, or to the owner of its folder."""
-    try:
-        _refuse_foreign(path.lstat(), path)
-    except OSError:
-        return False
-    return True
-
-
 def open_to_read(path: Path, *, follow_links: bool = True) -> BufferedReader:
     """Open a regular file to read. Raise `OSError`; `RefusedFileError` for a pipe or a device, which is not waited for.
 
@@ -245,9 +236,11 @@ def _refuse_special(status: os.stat_result, name: str) -> None:
 
 
 def _refuse_foreign(status: os.stat_result, path: Path) -> None:
-    """Raise for what belongs neither to this user nor to the owner of its folder, who could replace it anyhow.
+    """Raise for another user's file in a folder where anybody may leave one, such as `/tmp`.
 
-    The owner of the folder counts, as of root over NFS, in containers and on FUSE files belong to somebody else.
+    The owner of the folder could replace it anyhow: of root over NFS, in containers and on FUSE files belong to
+    somebody else. So could the members of a group that shares the folder, where it is not sticky.
     """
-    if status.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
+    folder = path.parent.stat()
+    if folder.st_mode & (stat.S_IWOTH | stat.S_ISVTX) and status.st_uid not in (os.geteuid(), folder.st_uid):
         raise RefusedFileError(errno.EPERM, f"{path.name} was made by another user", str(path))

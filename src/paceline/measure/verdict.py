@@ -59,6 +59,8 @@ LOST_CPU_WALL: Final = 0.05
 others can hold the cores for half of it, and cost nothing."""
 LEAST_CPU_WALL_S: Final = 0.5
 """The kernel counts busy time in ticks of 10 ms: nothing is said of who had the cores in a time of fewer than 50."""
+BUSY_GPU_SHARE: Final = 0.9
+"""Share of the steps' time from which a GPU that computes is what holds the run back, whoever has the CPU cores."""
 OWN_CPU_SHARE: Final = 0.25
 """Share of the time its threads wanted to run from which a run with more of them than cores is held up by itself: three
 threads that compute all the time on two cores lose a third. Loader workers are not counted as threads."""
@@ -145,14 +147,15 @@ def verdict(
 ) -> Verdict:
     """Judge the summary of rank 0. The largest loss above its threshold is the bottleneck; without one, computing is.
 
-    A run that was kept from its cores comes first: what its stages took says little, and nothing is advised. A pause
+    A run that was kept from its cores comes first, unless it kept a GPU busy all the same: what its stages took says
+    little, and nothing is advised. A pause
     counts before the steps, as it is above half of all time. `straggler`, `communication` and `cpu` are of the counted
     steps; without `straggler` what ranks wait for each other counts as communication.
     """
     if summary.n == 0:
         to_try = "measure.warmup_steps=0" if summary.warmup_s > 0 else ""
         return Verdict("unknown", "No step was counted.", "", to_try)
-    kept_off = None if cpu is None else _kept_off(cpu, settings)
+    kept_off = None if cpu is None or _keeps_gpu_busy(summary, settings) else _kept_off(cpu, settings)
     if kept_off is not None:
         return kept_off
     late = _Lateness.of(straggler, summary.n)
@@ -162,6 +165,13 @@ def verdict(
             return max(large, key=lambda loss: loss.seconds).judged()
     crowded = None if cpu is None else _oversubscribed(cpu, settings)
     return crowded or _busy(summary, settings, late)
+
+
+def _keeps_gpu_busy(summary: ClockSummary, used: Settings) -> bool:
+    """Return whether a GPU computed nearly all the time: CPU time that its host lost then cost nothing."""
+    if not used.is_gpu or summary.starved > STARVED_SHARE:
+        return False
+    return _device_s(summary, *COMPUTE) >= BUSY_GPU_SHARE * summary.wall_s
 
 
 def _kept_off(cpu: CpuResult, used: Settings) -> Verdict | None:

@@ -74,7 +74,9 @@ def test_pipes_devices_and_folders_are_not_written_to_and_not_waited_for(run, mo
         open_to_write(Path("/dev/null"), mode)
 
 
-def test_a_file_of_another_user_in_a_folder_of_ours_is_not_written_to(run) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o1775])
+def test_a_file_of_another_user_where_anybody_may_leave_one_is_not_written_to(run, mode) -> None:
+    run.chmod(mode)
     path = run / "steps.jsonl"
     path.write_text("theirs")
     assert os.geteuid() == 0, "this test gives a file to another user, which root alone can"
@@ -86,6 +88,16 @@ def test_a_file_of_another_user_in_a_folder_of_ours_is_not_written_to(run) -> No
     with open_to_write(path, "ab") as file:
         file.write(b", and ours")
     assert path.read_text() == "theirs, and ours"
+
+
+def test_a_file_of_another_member_of_the_group_that_shares_the_folder_is_written_to(run) -> None:
+    run.chmod(0o2775)
+    path = run / "shared.json"
+    path.write_text("theirs")
+    os.chown(path, NOBODY, NOBODY)
+    with open_to_write(path, "wb") as file:
+        file.write(b"ours")
+    assert path.read_text() == "ours"
 
 
 def test_modes_are_those_of_open(run) -> None:
@@ -204,6 +216,7 @@ def test_a_folder_that_is_a_link_or_another_users_is_refused(run, tmp_path) -> N
     (run / "link").symlink_to(tmp_path)
     (run / "file").touch()
     (run / "theirs").mkdir()
+    run.chmod(0o777)
     os.chown(run / "theirs", NOBODY, NOBODY)
     for name, reason in (("link", "link"), ("theirs", "another user")):
         with pytest.raises(RefusedFileError, match=reason):

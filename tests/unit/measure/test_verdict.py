@@ -463,7 +463,7 @@ COMPUTES = summary_of(forward=4.0, backward=6.0)
 
 
 def test_a_run_whose_cores_others_held_is_starved_and_nothing_is_advised() -> None:
-    found = verdict(COMPUTES, GPU, cpu=cpu(share=0.62, lost_s=12.4, others_cores=1.24))
+    found = verdict(COMPUTES, cpu=cpu(share=0.62, lost_s=12.4, others_cores=1.24))
     assert (found.bottleneck, found.ceiling, found.try_) == ("cpu-starved", "", "")
     assert "held the cores 62 % of the time that training wanted to run" in found.evidence
     assert "1.2 of 2 cores" in found.evidence
@@ -475,6 +475,13 @@ def test_it_is_starved_whatever_its_stages_say() -> None:
     paused = summary_of(forward=10.0, pauses={"evaluate": 90.0})
     waiting = summary_of(data_wait=5.0, forward=5.0)
     assert [verdict(each, cpu=busy).bottleneck for each in (paused, waiting)] == ["cpu-starved"] * 2
+
+
+def test_a_gpu_that_is_kept_busy_all_the_same_is_what_holds_the_run_back() -> None:
+    busy = cpu(share=0.5, lost_s=10.0)
+    dry, waits = summary_of(forward=10.0, starved=0.6), summary_of(data_wait=1.5, forward=8.5)
+    found = [verdict(each, GPU, cpu=busy).bottleneck for each in (COMPUTES, dry, waits)]
+    assert found == ["compute-bound", "cpu-starved", "cpu-starved"]
 
 
 @pytest.mark.parametrize(

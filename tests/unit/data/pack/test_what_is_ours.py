@@ -37,6 +37,7 @@ def test_a_part_that_another_user_has_made_is_refused(core, pixels, tmp_path):
     with pytest.raises(DataError, match=r"data-00000\.pack: is no file of an unfinished pack \(move it away"):
         pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
     os.chown(part, NOBODY, NOBODY)
+    tmp_path.chmod(0o777)
     with pytest.raises(DataError, match=r"\.x\.pack\.part: .*made by another user \(remove it, or write elsewhere\)"):
         pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
     part.rename(tmp_path / "elsewhere")
