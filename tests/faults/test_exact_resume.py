@@ -69,7 +69,8 @@ def samples(run: Path, worlds: Mapping[int, int], lines_of) -> list[list[tuple[i
 def records(run: Path, lines_of) -> list[dict]:
     """Return what a run wrote of its steps and evaluations, less what depends on the clock."""
     rows = [row for name in ("steps.jsonl", "evals.jsonl") for row in lines_of(run / name)]
-    return [{key: row[key] for key in row if key not in ("trained_s", "images_per_s")} for row in rows]
+    times = ("trained_s", "train_s", "epoch_s", "images_per_s")
+    return [{key: row[key] for key in row if key not in times} for row in rows]
 
 
 # matrix: 1

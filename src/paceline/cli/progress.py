@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColum
 
 from paceline.core.class_table import ClassTable
 from paceline.core.results import EvalResult, RunResult
-from paceline.core.units import accuracy, count, duration, number
+from paceline.core.units import accuracy, count, duration, number, seconds
 from paceline.data.sources.places import printable_lines
 from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
@@ -278,7 +278,8 @@ def _place(step: int, epoch: float, plan: Plan) -> str:
 def _judgement(record: EvalRecord) -> str:
     """Return what came out; averaged weights, training images and skipped steps only where there are any.
 
-    The mean over the classes is told where some have many more images than others.
+    The mean over the classes is told where some have many more images than others. The times are that of the whole
+    run so far, evaluations included, and that of an epoch's training alone.
     """
     report = record.report
     val = report.val
@@ -289,7 +290,12 @@ def _judgement(record: EvalRecord) -> str:
         parts.append(f"train top1 {accuracy(report.train.top1)}")
     if record.skipped:
         parts.append(f"{count(record.skipped, 'step')} skipped")
-    return "  ".join([*parts, duration(record.trained_s)])
+    parts.append(duration(record.trained_s))
+    if record.epoch_s is not None:
+        parts.append(f"epoch {seconds(record.epoch_s)}")
+    if record.images_per_s is not None:
+        parts.append(f"{number(record.images_per_s)} images/s")
+    return "  ".join(parts)
 
 
 def _accuracies(whose: str, result: EvalResult, classes: ClassTable | None, *, with_top5: bool = True) -> list[str]:

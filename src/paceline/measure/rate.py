@@ -1,7 +1,8 @@
 """How long a run has trained, and how fast it is going right now: for logs and progress, not for claims."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from paceline.measure.timing import now_s
 
@@ -20,12 +21,18 @@ def steady_unix_s() -> Callable[[], float]:
 class Stopwatch:
     """Seconds of training, `before_s` of earlier processes included, and images/s since the last look.
 
-    Evaluations count as training time here (they are part of what a user waits for), but not in the rate.
+    Evaluations and checkpoints are part of what a user waits for, so they count in `elapsed_s`. They are `paused` in
+    `train_s`, of which earlier processes had `train_before_s`, and in the rate.
     """
 
-    def __init__(self, before_s: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, before_s: float = 0.0, now: Callable[[], float] = time.perf_counter, *, train_before_s: float = 0.0
+    ) -> None:
         self._now = now
         self._before_s = before_s
+        self._train_before_s = train_before_s
+        self._paused_s = 0.0
+        self._paused_since: float | None = None
         self.started_s = now()
         self._looked = self.started_s
         self._images = 0
@@ -40,6 +47,23 @@ class Stopwatch:
         """Seconds of training in this process."""
         return self._now() - self.started_s
 
+    @property
+    def train_s(self) -> float:
+        """Seconds of training so far without pauses, earlier processes included; it stands still in a pause."""
+        until_s = self._now() if self._paused_since is None else self._paused_since
+        return self._train_before_s + (until_s - self.started_s) - self._paused_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep what follows, an evaluation or a checkpoint, out of `train_s` and of the rate."""
+        self._paused_since = self._now()
+        try:
+            yield
+        finally:
+            self._paused_s += self._now() - self._paused_since
+            self._paused_since = None
+            self.look()
+
     def add(self, images: int) -> None:
         """Count images of all ranks as trained."""
         self._images += images
@@ -52,5 +76,5 @@ class Stopwatch:
         return images / elapsed_s if elapsed_s > 0 else 0.0
 
     def look(self) -> None:
-        """Start the next interval of `rate` here; called after an evaluation or a checkpoint."""
+        """Start the next interval of `rate` here."""
         self._looked, self._images = self._now(), 0

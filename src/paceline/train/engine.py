@@ -148,20 +148,21 @@ class Trainer:
         with self.clock.paused("checkpoint"):
             self.step.settle()
             self.council.conclude()
-            self.journal.settle(state)
-            self.save(state, last)
-            self.journal.saved()
+            with self.journal.paused():  # from here on: what steps have queued was waited for
+                self.journal.settle(state)
+                self.save(state, last)
 
     def judge(self, state: TrainState) -> bool:
         """Evaluate, and let the schedule and the stopping rule know; return False when the ranks leave before."""
         with self.clock.paused("evaluate"):
             self.step.settle()
             self.council.conclude()  # nothing is under way while loader workers are forked
-            report = self.evaluate(self.model)
-            if report is None:
-                return False
-            state.evaluated(report)
-            self.schedule.observe(report.judged.loss)
-            self.journal.evaluated(state)
-            self.stop_rule.judge(report.judged, state)
+            with self.journal.paused():
+                report = self.evaluate(self.model)
+                if report is None:
+                    return False
+                state.evaluated(report)
+                self.schedule.observe(report.judged.loss)
+                self.journal.evaluated(state)
+                self.stop_rule.judge(report.judged, state)
         return True

@@ -5,6 +5,7 @@ anything is saved.
 """
 
 import math
+from contextlib import AbstractContextManager
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from paceline.recipe.plan import Plan
 from paceline.train.cadence import Cadence
 from paceline.train.logsink import EvalRecord, LogSink, SampleTrace, StepRecord
 from paceline.train.schedule import Schedule
-from paceline.train.state import TrainState
+from paceline.train.state import SinceEval, TrainState
 
 
 class Journal:
@@ -47,6 +48,9 @@ class Journal:
         self._loss: Tensor | float = state.loss_sum
         self._steps = state.loss_steps
         self._skipped = state.skipped
+        # The training since the newest evaluation: what of it earlier processes did, and where this one went on.
+        self._since_eval = state.since_eval
+        self._eval_from = (state.step, state.train_s)
 
     def step(self, state: TrainState, batch: Batch, loss: Tensor) -> None:
         """Note step `state.step` (from 0), whose mean loss on this rank is `loss` (float32 [], on the device).
@@ -63,14 +67,25 @@ class Journal:
             self._write(state)
 
     def evaluated(self, state: TrainState) -> None:
-        """Note the evaluation that `state.last` holds, and its classes."""
+        """Note the evaluation that `state.last` holds, its classes, and the training since the one before."""
         assert state.last is not None
-        state.trained_s = self._watch.elapsed_s
-        epoch = state.step / self._steps_per_epoch
+        self._take_times(state)
+        steps, train_s = state.since_eval.steps, state.since_eval.train_s
         self._sink.evaluated(
-            EvalRecord(state.step, epoch, state.images_seen, state.trained_s, state.last, state.skipped)
+            EvalRecord(
+                state.step,
+                state.step / self._steps_per_epoch,
+                state.images_seen,
+                state.trained_s,
+                state.last,
+                state.skipped,
+                train_s=state.train_s,
+                epoch_s=train_s * self._steps_per_epoch / steps if steps else None,
+                images_per_s=steps * self._batch_size / train_s if train_s > 0 else None,
+            )
         )
-        self._watch.look()
+        self._since_eval = state.since_eval = SinceEval()
+        self._eval_from = (state.step, state.train_s)
 
     def settle(self, state: TrainState) -> None:
         """Put the losses since the last record, as a mean over the ranks, into `state`, which is about to be saved.
@@ -86,16 +101,23 @@ class Journal:
             raise NonFiniteLossError(
                 f"train: the loss is {state.loss_sum} by step {state.step}, at lr {lr:.4g} (lower optim.lr)"
             )
-        state.trained_s = self._watch.elapsed_s
+        self._take_times(state)
 
-    def saved(self) -> None:
-        """Leave the time that saving took out of the rate."""
-        self._watch.look()
+    def paused(self) -> AbstractContextManager[None]:
+        """Return the context of an evaluation or a checkpoint, whose time is in no rate and in no epoch's seconds."""
+        return self._watch.paused()
 
     def close(self) -> None:
         """Close what is written to."""
         self._sink.close()
         self._trace.close()
+
+    def _take_times(self, state: TrainState) -> None:
+        """Put the times so far into `state`, in a pause."""
+        state.trained_s, state.train_s = self._watch.elapsed_s, self._watch.train_s
+        before, (from_step, from_s) = self._since_eval, self._eval_from
+        steps, train_s = before.steps + state.step - from_step, before.train_s + state.train_s - from_s
+        state.since_eval = SinceEval(steps, train_s)
 
     def _write(self, state: TrainState) -> None:
         """Write a record, unless it has no loss to tell: all its steps were skipped, or the run is about to end."""

@@ -36,7 +36,9 @@ class StepRecord:
 class EvalRecord:
     """An evaluation: after which step, how long the run had trained by its end, and what came out.
 
-    `skipped` is how many of the steps had moved nothing.
+    `skipped` is how many of the steps had moved nothing. `train_s` is `trained_s` without evaluations and
+    checkpoints. `epoch_s`, seconds of that per epoch, and `images_per_s` are of the training since the evaluation
+    before: with one evaluation per epoch, of that epoch. They are None in rows of before they were recorded.
     """
 
     step: int
@@ -45,19 +47,23 @@ class EvalRecord:
     trained_s: float
     report: EvalReport
     skipped: int = 0
+    train_s: float | None = None
+    epoch_s: float | None = None
+    images_per_s: float | None = None
 
 
 _PLACE = ("step", "epoch", "images_seen", "trained_s")
 _RESULT = ("images", "top1", "top5", "loss", "ece", "mean_class_accuracy")
 _AVERAGED = tuple(f"ema_{name}" for name in _RESULT if name != "images")
 _TRAINED = ("train_top1", "train_loss", "gap")
+_SPEED = ("train_s", "epoch_s", "images_per_s")
 
 
 def eval_columns(recipe: Recipe) -> tuple[str, ...]:
     """Return the keys of the evaluations of a run: of the weights as they are, and of what else `recipe` asks for."""
     is_averaged = recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
     sees_train = recipe.train.eval_train == "on"
-    return (*_PLACE, *_RESULT, *(_AVERAGED if is_averaged else ()), *(_TRAINED if sees_train else ()))
+    return (*_PLACE, *_RESULT, *(_AVERAGED if is_averaged else ()), *(_TRAINED if sees_train else ()), *_SPEED)
 
 
 def eval_row(record: EvalRecord) -> dict[str, Any]:
@@ -70,7 +76,7 @@ def eval_row(record: EvalRecord) -> dict[str, Any]:
     if report.train is not None:
         train = report.train.model_dump(mode="json", include={"top1", "loss"})
         row |= {f"train_{name}": value for name, value in train.items()} | {"gap": report.gap}
-    return row
+    return row | {name: getattr(record, name) for name in _SPEED}
 
 
 def eval_record(row: Mapping[str, Any]) -> EvalRecord:
@@ -86,7 +92,8 @@ def eval_record(row: Mapping[str, Any]) -> EvalRecord:
         if "train_top1" in row
         else None,
     )
-    return EvalRecord(**{name: row[name] for name in _PLACE}, report=report)
+    place = {name: row[name] for name in _PLACE} | {name: row.get(name) for name in _SPEED}
+    return EvalRecord(**place, report=report)
 
 
 class LogSink(Protocol):

@@ -254,7 +254,7 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
         until_journal.callback(books.sinks.close)
         job.met.share("opened", "yes")  # the others write into the folder that rank 0 has made
         job = replace(job, deadline=_deadline(parts, job, books))
-        watch = Stopwatch(state.trained_s)
+        watch = Stopwatch(state.trained_s, train_before_s=state.train_s)
         trace = build_trace(recipe.log, job.rundir, world.rank, state.step)
         journal = Journal(parts.plan, strategy, persistent.schedule, books.sinks, trace, watch, state)
         agreement = build_agreement(world, 3, job.met.timeout)

@@ -8,14 +8,23 @@ from paceline.train.attempts import Spent
 
 
 @dataclass
+class SinceEval:
+    """The training since the newest evaluation: its steps, and its seconds without checkpoints."""
+
+    steps: int = 0
+    train_s: float = 0.0
+
+
+@dataclass
 class TrainState:
     """Progress after `step` optimizer steps: everything but weights, optimizer and schedule.
 
     `skipped` of the steps moved nothing, the last `skips_in_row` among them. `bad_images` could not be read
     (`train.bad_images`). `last` is the newest evaluation, `best` the best of the judged weights.
     `hits` counts evaluations in a row that met the target; `trained_s` is the time since the first step of the
-    run, over all its processes; `target_s` is that time when the target was reached. `loss_sum` is the sum of the
-    mean losses of the `loss_steps` steps since the last logged one. `spent` is what of `trained_s` were no steps.
+    run, over all its processes, and `train_s` the same without evaluations and checkpoints; `target_s` is
+    `trained_s` when the target was reached. `loss_sum` is the sum of the mean losses of the `loss_steps` steps since
+    the last logged one. `spent` is what of `trained_s` were no steps, by the clock.
     """
 
     step: int = 0
@@ -33,6 +42,8 @@ class TrainState:
     loss_steps: int = 0
     bad_images: list[int] = field(default_factory=list)
     spent: Spent = field(default_factory=Spent)
+    train_s: float = 0.0
+    since_eval: SinceEval = field(default_factory=SinceEval)
 
     @property
     def updates(self) -> int:
@@ -52,18 +63,21 @@ class TrainState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; the classes of the last evaluation are not among them."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)} | {"spent": asdict(self.spent)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values |= {"spent": asdict(self.spent), "since_eval": asdict(self.since_eval)}
         for name in ("last", "best"):
             values[name] = values[name].model_dump(mode="json") if values[name] else None
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return the state that `to_dict` described."""
-        last, best = values["last"], values["best"]
+        """Return the state that `to_dict` described; of before there was `train_s`, what the clock knows of it."""
+        last, best, spent = values["last"], values["best"], Spent(**values.get("spent", {}))
         typed = {
+            "train_s": values.get("train_s", values["trained_s"] - spent.eval_s - spent.checkpoint_s),
             "last": EvalReport.model_validate(last) if last else None,
             "best": EvalResult.model_validate(best) if best else None,
-            "spent": Spent(**values.get("spent", {})),
+            "spent": spent,
+            "since_eval": SinceEval(**values.get("since_eval", {})),
         }
         return cls(**{**values, **typed})

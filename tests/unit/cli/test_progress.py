@@ -49,7 +49,8 @@ def run(sink: LogSink, clock: Clock | None = None) -> None:
     sink.step(StepRecord(9, 0.9, 576, 1.4, 0.05, 1000.0, 3.0))
     clock.now_s += 9
     sink.step(StepRecord(10, 1.0, 640, 1.25, 0.05, 1280.0, 12.0))
-    sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, EvalReport(val=judged(0.9))))
+    times = {"train_s": 12.0, "epoch_s": 12.0, "images_per_s": 640 / 12}
+    sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, EvalReport(val=judged(0.9)), **times))
     sink.close()
 
 
@@ -62,7 +63,7 @@ def test_plain_lines_say_what_will_be_done_how_it_goes_and_what_came_out() -> No
         "note: train: 3 files left out",
         "note: val: 3 files left out",
         "epoch  1/10  step  10/100  loss 1.2500  lr 0.05  1,280 images/s  3:00 left",
-        "epoch  1/10  step  10/100  val top1 90.00 %  top5 100.00 %  loss 0.5000  0:13",
+        "epoch  1/10  step  10/100  val top1 90.00 %  top5 100.00 %  loss 0.5000  0:13  epoch 12.0 s  53.3 images/s",
     ]
 
 

@@ -232,8 +232,13 @@ def test_log_rows_have_what_readers_need(tmp_path: Path) -> None:
     assert set(records[0]) == {"step", "epoch", "images_seen", "loss", "lr", "images_per_s", "trained_s"}
     assert records[1]["images_seen"] == 120 and records[1]["epoch"] == 10 / 8
     header, row = rundir.metrics.read_text().splitlines()
-    assert header == "step,epoch,images_seen,trained_s,images,top1,top5,loss,ece,mean_class_accuracy"
+    result, speed = "images,top1,top5,loss,ece,mean_class_accuracy", "train_s,epoch_s,images_per_s"
+    assert header == f"step,epoch,images_seen,trained_s,{result},{speed}"
     assert row.startswith("10,1.25,120,")
+    (judged,) = read_lines(rundir.evals)
+    assert 0 < judged["train_s"] < judged["trained_s"]
+    assert judged["epoch_s"] == pytest.approx(judged["train_s"] * 8 / 10)  # 10 steps were trained, 8 are an epoch
+    assert judged["images_per_s"] == pytest.approx(120 / judged["train_s"])
 
 
 def test_a_logged_loss_is_the_mean_since_the_last_record(tmp_path: Path) -> None:

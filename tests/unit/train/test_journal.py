@@ -1,8 +1,8 @@
 """What is written of each step: means over what was trained, none of what was skipped; nothing is saved of a NaN."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +19,7 @@ from paceline.parallel.single import SingleDevice
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import Plan
+from paceline.train.attempts import Spent
 from paceline.train.journal import Journal
 from paceline.train.logsink import EvalRecord, NoTrace, StepRecord
 from paceline.train.state import TrainState
@@ -50,11 +51,22 @@ class Kept:
         """Have nothing to close."""
 
 
-def journal(state: TrainState, sink: Kept) -> Journal:
+@dataclass
+class Now:
+    """A clock that is moved by hand."""
+
+    value_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.value_s
+
+
+def journal(state: TrainState, sink: Kept, now: Callable[[], float] | None = None) -> Journal:
     """Return a journal whose learning rate in update n is n + 1."""
     schedule = SimpleNamespace(lr=lambda updates: updates + 1.0)
     ticks = iter(range(10_000))
-    return Journal(PLAN, SingleDevice(), schedule, sink, NoTrace(), Stopwatch(0.0, lambda: float(next(ticks))), state)
+    watch = Stopwatch(state.trained_s, now or (lambda: float(next(ticks))), train_before_s=state.train_s)
+    return Journal(PLAN, SingleDevice(), schedule, sink, NoTrace(), watch, state)
 
 
 def go(book: Journal, state: TrainState, losses: Sequence[float], skipped: Sequence[int] = ()) -> None:
@@ -123,3 +135,53 @@ def test_an_evaluation_is_written_with_its_classes_and_the_skipped_steps() -> No
     (record,) = sink.evals
     assert (record.step, record.epoch, record.images_seen, record.skipped) == (2, 0.25, 16, 1)
     assert record.report == state.last and record.report.classes is not None
+
+
+def timed_run(state: TrainState, sink: Kept, last_step: int) -> None:
+    """Train in steps of 2 s, evaluate for 10 s every 4 steps, and save for 3 s every 3 steps, up to `last_step`."""
+    now = Now(1000.0 * (1 + state.step))  # each process has a clock of its own
+    book = journal(state, sink, now)
+    while state.step < last_step:
+        now.value_s += 2.0
+        go(book, state, [1.0])
+        if state.step % 4 == 0:
+            with book.paused():
+                now.value_s += 9.0
+                state.evaluated(EvalReport(val=EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)))
+                book.evaluated(state)
+                now.value_s += 1.0
+        if state.step % 3 == 0 or state.step == last_step:
+            with book.paused():
+                now.value_s += 1.0
+                book.settle(state)
+                now.value_s += 2.0
+
+
+@pytest.mark.parametrize("cut", range(1, 16))
+def test_seconds_of_an_epoch_are_of_training_alone_and_of_a_resumed_run_the_same(cut: int) -> None:
+    """PLAN has 8 steps an epoch, evaluates twice in it, and a step has 8 images: 16 s, and 4 images/s."""
+    whole = Kept()
+    timed_run(TrainState(), whole, 16)
+    assert [(each.train_s, each.epoch_s, each.images_per_s) for each in whole.evals] == [
+        (8.0, 16.0, 4.0), (16.0, 16.0, 4.0), (24.0, 16.0, 4.0), (32.0, 16.0, 4.0),
+    ]  # fmt: skip
+    # 4 evaluations of 10 s; of that which is noted, its last second is yet to come. 3, 6, 9, 12 and 15 were saved.
+    assert whole.evals[-1].trained_s == 32.0 + 4 * 10.0 - 1.0 + 5 * 3.0
+
+    resumed, state = Kept(), TrainState()
+    timed_run(state, resumed, cut)
+    timed_run(TrainState.from_dict(state.to_dict()), resumed, 16)
+    assert [(each.step, each.train_s, each.epoch_s, each.images_per_s) for each in resumed.evals] == [
+        (each.step, each.train_s, each.epoch_s, each.images_per_s) for each in whole.evals
+    ]
+    assert all(record.images_per_s == 4.0 for record in resumed.steps)
+
+
+def test_a_checkpoint_of_before_there_was_train_s_counts_by_the_clock() -> None:
+    """Its first evaluation is timed over the steps since, which are known."""
+    values = TrainState(step=2, images_seen=16, trained_s=20.0, spent=Spent(eval_s=5.0, checkpoint_s=3.0)).to_dict()
+    del values["train_s"], values["since_eval"]
+    sink = Kept()
+    timed_run(TrainState.from_dict(values), sink, 4)
+    (record,) = sink.evals
+    assert (record.train_s, record.epoch_s, record.images_per_s) == (12.0 + 4.0, 16.0, 4.0)

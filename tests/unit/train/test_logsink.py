@@ -1,16 +1,19 @@
 """What a run tells of an evaluation: flat rows whose keys are known before the first."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.core.results import EvalReport, EvalResult
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.train.logsink import EvalRecord, eval_columns, eval_row
+from paceline.train.logsink import EvalRecord, eval_columns, eval_record, eval_row
 
 PLAIN = ["step", "epoch", "images_seen", "trained_s", "images", "top1", "top5", "loss", "ece", "mean_class_accuracy"]
 AVERAGED = ["ema_top1", "ema_top5", "ema_loss", "ema_ece", "ema_mean_class_accuracy"]
 TRAINED = ["train_top1", "train_loss", "gap"]
+SPEED = ["train_s", "epoch_s", "images_per_s"]
 
 
 def recipe(*words: str) -> Recipe:
@@ -22,7 +25,7 @@ def judged(top1: float) -> EvalResult:
 
 
 def record(step: int, report: EvalReport) -> EvalRecord:
-    return EvalRecord(step, step / 8, 8 * step, 1.5, report)
+    return EvalRecord(step, step / 8, 8 * step, 1.5, report, train_s=1.25, epoch_s=2.5, images_per_s=25.6)
 
 
 REPORTS = {
@@ -41,14 +44,22 @@ def test_the_columns_are_known_from_the_recipe(words: tuple[str, ...]) -> None:
 
 def test_a_row_has_the_raw_weights_the_averaged_ones_and_the_gap() -> None:
     row = eval_row(record(4, EvalReport(val=judged(0.5), ema=judged(0.625), train=judged(0.75))))
-    assert list(row) == [*PLAIN, *AVERAGED, *TRAINED]
+    assert list(row) == [*PLAIN, *AVERAGED, *TRAINED, *SPEED]
     assert row == {
         "step": 4, "epoch": 0.5, "images_seen": 32, "trained_s": 1.5,
         "images": 8, "top1": 0.5, "top5": 1.0, "loss": 2.0, "ece": 0.125, "mean_class_accuracy": 0.5,
         "ema_top1": 0.625, "ema_top5": 1.0, "ema_loss": 2.0, "ema_ece": 0.125, "ema_mean_class_accuracy": 0.625,
         "train_top1": 0.75, "train_loss": 2.0, "gap": 0.25,
+        "train_s": 1.25, "epoch_s": 2.5, "images_per_s": 25.6,
     }  # fmt: skip
 
 
 def test_what_was_not_asked_for_has_no_column() -> None:
-    assert list(eval_row(record(4, EvalReport(val=judged(0.5))))) == PLAIN
+    assert list(eval_row(record(4, EvalReport(val=judged(0.5))))) == [*PLAIN, *SPEED]
+
+
+def test_a_row_comes_back_as_the_record_it_was_made_of_and_one_of_before_has_no_speed() -> None:
+    made = record(4, EvalReport(val=judged(0.5)))
+    assert eval_record(eval_row(made)) == made
+    before = {name: value for name, value in eval_row(made).items() if name not in SPEED}
+    assert eval_record(before) == replace(made, train_s=None, epoch_s=None, images_per_s=None)

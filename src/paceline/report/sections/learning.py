@@ -25,6 +25,9 @@ _COLUMNS: Final = {
     "train_top1": "training top-1",
     "train_loss": "training loss",
     "trained_s": "trained",
+    "train_s": "in steps",
+    "epoch_s": "an epoch",
+    "images_per_s": "images/s",
 }
 _NUM_EVALS = 500
 
@@ -169,8 +172,10 @@ def _cell(key: str, value: object) -> Cell:
             return cells.count(found)
         case "epoch":
             return Cell(f"{found:.2f}".removesuffix(".00"), found)
-        case "trained_s":
+        case "trained_s" | "train_s" | "epoch_s":
             return cells.of_seconds(found)
+        case "images_per_s":
+            return Cell(number(found), found)
         case _ if key.endswith(("top1", "top5")):
             return cells.of_accuracy(found)
         case _:

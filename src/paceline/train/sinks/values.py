@@ -31,6 +31,9 @@ def eval_values(record: EvalRecord) -> dict[str, float]:
         "eval/epoch": record.epoch,
         "eval/images_seen": record.images_seen,
         "eval/trained_s": record.trained_s,
+        "eval/train_s": record.train_s,
+        "eval/epoch_s": record.epoch_s,
+        "eval/images_per_s": record.images_per_s,
         **{f"val/{name}": value for name, value in report.val.model_dump().items()},
     }
     if report.ema is not None:
