@@ -1,30 +1,32 @@
-"""Show a prediction: tables for a person, its JSON for a program."""
+"""Show a prediction beside what was measured: tables for a person, its JSON for a program."""
 
 from collections.abc import Iterator
 from typing import Final
 
 from paceline.cli.show import print_rows
 from paceline.cli.tables import print_table
-from paceline.core.experiments.prediction import Predicted, PredictionResult
+from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult
 from paceline.core.stages import spoken
 from paceline.core.units import count, number, seconds, share
+from paceline.report.experiments.prediction import efficiency_of
 
 _RANGE: Final = {"points": "95 % interval", "run": "likely range"}
 _LAST: Final = "dominated by"
-_SPEED: Final = ("ranks", "nodes", "a step", "images/s", "GPU-hours")
+_NOTHING: Final = "-"
 _HELD: Final = "88 %"
 """How many of the intervals of published tables held: benchmarks/results/prediction.json."""
 
 
 def show_prediction(result: PredictionResult, *, as_json: bool) -> None:
-    """Print what is predicted, what dominates it, and what it rests on."""
+    """Print what was measured and what is predicted, what dominates it, and what it rests on."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
-    priced = ["cost"] if any(each.cost is not None for each in result.predictions) else []
-    headings = ("ranks", "time", _RANGE[result.basis], "efficiency", _LAST)
-    print_table(_title(result), headings, [_whole(each) for each in result.predictions], words=(_LAST,))
-    print_table("speed and cost", (*_SPEED, *priced), [_speed(each) for each in result.predictions])
+    images = ["images"] if result.has_several_images else []
+    headings = ("ranks", *images, "time", _RANGE[result.basis], "speed-up", "efficiency")
+    rows = [_measured(result, point) for point in result.points] + [_whole(result, each) for each in result.predictions]
+    print_table(_title(result), headings, rows)
+    print_table("speed and cost", *_speeds(result), words=(_LAST,))
     print_rows(list(_basis(result)), "what it rests on")
 
 
@@ -33,21 +35,62 @@ def _title(result: PredictionResult) -> str:
     return f"predicted for {count(first.images, 'image')}, {first.rank_batch} a rank and step: {result.source}"
 
 
-def _whole(each: Predicted) -> tuple[str, ...]:
-    where, most = f"{seconds(each.low_s)} to {seconds(each.high_s)}", spoken(each.dominates)
-    return f"{each.ranks:,}", seconds(each.time_s), where, share(each.efficiency), most
+def _measured(result: PredictionResult, point: MeasuredPoint) -> tuple[str, ...]:
+    images = [f"{point.images:,.0f}"] if result.has_several_images else []
+    return f"{point.ranks:,}", *images, seconds(result.time_of(point)), "measured", *_gain(point)
 
 
-def _speed(each: Predicted) -> tuple[str, ...]:
-    cost = [] if each.cost is None else [f"{each.cost:,.2f}"]
-    speed, hours = f"{each.images_per_s:,.0f}", number(each.gpu_hours)
-    return f"{each.ranks:,}", f"{each.nodes:,}", seconds(each.step_s), speed, hours, *cost
+def _whole(result: PredictionResult, each: Predicted) -> tuple[str, ...]:
+    images = [f"{each.images:,.0f}"] if result.has_several_images else []
+    return (
+        f"{each.ranks:,}",
+        *images,
+        seconds(each.time_s),
+        f"{seconds(each.low_s)} to {seconds(each.high_s)}",
+        *_gain(each),
+    )
+
+
+def _gain(each: MeasuredPoint | Predicted) -> tuple[str, str]:
+    """Return speed-up and efficiency."""
+    speedup = _NOTHING if each.speedup is None else f"{each.speedup:,.2f}x"
+    return speedup, _NOTHING if each.efficiency is None else share(each.efficiency)
+
+
+def _speeds(result: PredictionResult) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows of a step, its speed, what it costs and what dominates.
+
+    Of a point that was measured as a whole run only the fit tells steps from start-up; of a speed they are known.
+    """
+    has_cost = any(each.cost is not None for each in result.predictions)
+    headings = ["ranks", "nodes", "a step", "images/s", "GPU-hours", *(["cost"] if has_cost else []), _LAST]
+    rows = []
+    for point in result.points:
+        time_s, rate = result.time_of(point), point.images / point.time_s
+        pace = [_NOTHING, _NOTHING]
+        if result.is_of_speeds:
+            pace = [seconds(point.ranks * point.rank_batch / rate), f"{rate:,.0f}"]
+        cost = [_NOTHING] if has_cost else []
+        hours = number(point.ranks * time_s / 3600)
+        rows.append([f"{point.ranks:,}", f"{point.nodes:,}", *pace, hours, *cost, _NOTHING])
+    for each in result.predictions:
+        pace = [seconds(each.step_s), f"{each.images_per_s:,.0f}"]
+        cost = [] if each.cost is None else [f"{each.cost:,.2f}"]
+        most = spoken(each.dominates)
+        rows.append([f"{each.ranks:,}", f"{each.nodes:,}", *pace, number(each.gpu_hours), *cost, most])
+    return headings, rows
 
 
 def _basis(result: PredictionResult) -> Iterator[tuple[str, str]]:
     yield "formula", result.form
     for name, value in result.terms.items():
         yield name, seconds(value)
+    if result.start_up_s:
+        last = max(result.points, key=lambda point: point.ranks)
+        part = share(result.start_up_s / last.time_s)
+        yield "start-up", f"f_s, by the fit: {part} of the run on {count(last.ranks, 'rank')}, and no shorter on more"
+    if any(point.efficiency is not None for point in result.points):
+        yield "efficiency", efficiency_of(result)
     if result.network:
         yield "network", result.network
     if result.basis == "points":

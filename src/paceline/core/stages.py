@@ -41,6 +41,8 @@ _SPOKEN: Final = {
     TRACE: "tracing",
     CAPTURE: "capturing the step",
     "start_up": "start-up",
+    "several_ranks": "cost of several ranks",
+    "between_nodes": "communication between nodes",
     "residual": "not explained",
 }
 

@@ -1,5 +1,6 @@
 """`paceline scale --predict --points FILE` prints a table, or JSON alone, and refuses what cannot be."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -35,6 +36,39 @@ def test_a_person_gets_a_table_and_what_it_rests_on(table: Path, capsys: pytest.
     assert "95 % interval" in out
     assert "cost" in out
     assert "f_s: left out" in " ".join(out.split())
+
+
+def test_what_was_measured_stands_above_what_is_predicted(table: Path, tmp_path: Path, capsys) -> None:
+    """In the terminal, in CSV, in Markdown and in JSON."""
+    predict_points(table, at="16", ranks_per_node=4, run_dir=tmp_path / "foretold")
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "1 26:40 min measured 1.00x 100.0 %" in out and "8 3:50 min measured 6.96x 87.0 %" in out
+    assert out.index("8 3:50 min") < out.index("16 2:")
+    folder = ExperimentDir(tmp_path / "foretold")
+    assert "| 4 | 1 | 256 | 6:50 min (measured) | 3.90x | 97.6 % |" in folder.markdown.read_text()
+    rows = list(csv.DictReader(folder.table.read_text().splitlines()))
+    assert [float(row["efficiency"]) for row in rows[:3]] == pytest.approx([1.0, 1600 / 410 / 4, 1600 / 230 / 8])
+    assert [point.efficiency for point in folder.read().points] == [float(row["efficiency"]) for row in rows[:3]]
+
+
+def test_speeds_are_shown_as_the_time_that_the_images_take(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("ranks,nodes,rank_batch,images,time_s\n1,1,128,2625,1\n4,1,128,8295,1\n16,2,128,34205,1\n")
+    predict_points(path, at="32", ranks_per_node=8, images=5e6)
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "16 2:26 min measured 13.03x 81.4 %" in out and "16 2 59.9 ms 34,205 0.650 -" in out
+
+
+def test_start_up_is_told_as_the_fit_has_it(table: Path, tmp_path: Path, capsys) -> None:
+    """So what a page says of it is what its command prints."""
+    path = tmp_path / "jsc.csv"
+    path.write_text(table.read_text() + "16,4,128,1000000,125\n32,8,128,1000000,80\n")
+    predict_points(path, at="64", as_json=True)
+    f_s = json.loads(capsys.readouterr().out)["terms"]["f_s"]
+    assert f_s > 1
+    predict_points(path, at="64")
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"f_s, by the fit: {100 * f_s / 80:.1f} % of the run on 32 ranks" in out
 
 
 def test_nodes_are_as_full_as_the_fullest_of_the_table_and_it_is_said(table: Path, capsys) -> None:

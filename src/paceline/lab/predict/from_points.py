@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult
+from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult, are_speeds
 from paceline.core.units import count, share
 from paceline.lab.predict.asked import Asked
 from paceline.lab.predict.fit import Fit, fit
@@ -41,7 +41,7 @@ def predict_from(
     points: Sequence[Point], asked: Asked, *, source: str, command: Sequence[str] = ()
 ) -> PredictionResult:
     """Return what `asked` would take, from at least one point; `source` names the table."""
-    has_fixed = not is_of_speeds(points)
+    has_fixed = not are_speeds(points)
     fitted = fit(TWO_LEVELS, points, has_fixed=has_fixed)
     targets = [_target(ranks, asked) for ranks in asked.at]
     bounds = bounds_of(fitted, points, targets, has_fixed=has_fixed)
@@ -50,7 +50,7 @@ def predict_from(
         source=source,
         form=TWO_LEVELS.formula,
         terms={term.name: float(value) for term, value in zip(fitted.terms, fitted.coefficients, strict=True)},
-        points=tuple(_measured(point, fitted) for point in points),
+        points=tuple(_measured(point, _fewest(points), fitted) for point in points),
         predictions=tuple(
             _predicted(target, fitted, bound, asked.price) for target, bound in zip(targets, bounds, strict=True)
         ),
@@ -59,25 +59,35 @@ def predict_from(
     )
 
 
-def is_of_speeds(points: Sequence[Point]) -> bool:
-    """Return whether points are speeds: images of the same time. A speed has no start-up in it."""
-    return len({point.time_s for point in points}) == 1 and len({point.images for point in points}) > 1
-
-
 def _target(ranks: int, asked: Asked) -> Point:
     nodes = math.ceil(ranks / asked.ranks_per_node)
     return Point(ranks, nodes, asked.rank_batch, asked.images, 1.0)
 
 
-def _measured(point: Point, fitted: Fit) -> MeasuredPoint:
+def _fewest(points: Sequence[Point]) -> Point:
+    """Return the point with the fewest ranks, over which the others are efficient: the first of those."""
+    return min(points, key=lambda point: point.ranks)
+
+
+def _measured(point: Point, base: Point, fitted: Fit) -> MeasuredPoint:
+    efficiency = _rank_rate(point) / _rank_rate(base)
+    alone = Point(1, 1, point.rank_batch, point.images, 1.0)
+    alone_s, time_s = (float(each) for each in fitted.times([alone, point]))
     return MeasuredPoint(
         ranks=point.ranks,
         nodes=point.nodes,
         rank_batch=point.rank_batch,
         images=point.images,
         time_s=point.time_s,
-        fitted_s=float(fitted.times([point])[0]),
+        fitted_s=time_s,
+        efficiency=efficiency,
+        speedup=point.ranks * efficiency,
+        fitted_efficiency=alone_s / (point.ranks * time_s),
     )
+
+
+def _rank_rate(point: Point) -> float:
+    return point.images / point.time_s / point.ranks
 
 
 def _predicted(target: Point, fitted: Fit, bounds: Bounds, price: float | None) -> Predicted:
@@ -98,6 +108,7 @@ def _predicted(target: Point, fitted: Fit, bounds: Bounds, price: float | None) 
         step_s=step_s,
         images_per_s=target.ranks * target.rank_batch / step_s,
         efficiency=alone_s / (target.ranks * time_s),
+        speedup=alone_s / time_s,
         gpu_hours=gpu_hours,
         cost=None if price is None else gpu_hours * price,
         parts=parts,

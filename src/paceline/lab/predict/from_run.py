@@ -165,6 +165,7 @@ def _predicted(model: Model, asked: Asked, ranks: int) -> Predicted:
         step_s=step_s,
         images_per_s=ranks * asked.rank_batch / step_s,
         efficiency=(alone_s + model.step.fixed_s) / (ranks * time_s),
+        speedup=(alone_s + model.step.fixed_s) / time_s,
         gpu_hours=gpu_hours,
         cost=None if asked.price is None else gpu_hours * asked.price,
         parts=of_run,

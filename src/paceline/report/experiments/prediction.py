@@ -1,9 +1,10 @@
-"""The page of a prediction: what is said of ranks that were not measured, and what that rests on."""
+"""The page of a prediction: ranks that were measured, ranks that were not, and what that rests on."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from paceline.core.experiments.prediction import Predicted, PredictionResult
+from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult
 from paceline.core.stages import spoken
 from paceline.core.units import count, number, seconds, share
 from paceline.report.blocks import (
@@ -17,6 +18,7 @@ from paceline.report.blocks import (
     Command,
     Facts,
     Figure,
+    Line,
     Page,
     Paragraph,
     Part,
@@ -30,20 +32,23 @@ from paceline.report.thin import Point
 from paceline.report.words import clean, finite
 
 _NUM_COLOURS: Final = 6
+_START_UP: Final = "start_up"
 _FROM: Final = {"points": "Fitted to", "run": "Reckoned from"}
 _SURE: Final = {"points": SURE, "run": "is likely"}
 _BASIS: Final = {"points": "from a table of times", "run": "from a run and a network"}
 
 
 def summary(result: PredictionResult) -> Table:
-    """Return the predictions, a row a number of ranks; how many images where that differs."""
-    has_images, has_cost = len(_images(result)) > 1, any(each.cost is not None for each in result.predictions)
-    titles = ["ranks", "nodes", "of a rank", *(["images"] if has_images else [])]
-    titles += ["time", "a step", "images/s", "efficiency"]
-    titles += ["GPU-hours", *(["cost"] if has_cost else [])]
-    columns = [*map(Column, titles), Column("dominates", is_number=False, is_wide=True)]
-    rows = [_row(each, has_images=has_images, has_cost=has_cost) for each in result.predictions]
-    return Table("Predictions", columns, rows, MANY, "more ranks")
+    """Return what was measured and what is predicted, a row a number of ranks; how many images where that differs."""
+    has_cost = any(each.cost is not None for each in result.predictions)
+    has_start_up = any(each.parts.get(_START_UP) for each in result.predictions)
+    titles = ["nodes", "of a rank", *(["images"] if result.has_several_images else [])]
+    titles += ["time", "speed-up", "efficiency", "a step", "images/s"]
+    titles += [*(["start-up"] if has_start_up else []), "GPU-hours", *(["cost"] if has_cost else [])]
+    columns = [Column("ranks"), *map(Column, titles), Column("dominates", is_number=False)]
+    rows = [_measured(result, point, has_start_up=has_start_up, has_cost=has_cost) for point in result.points]
+    rows += [_row(result, each, has_start_up=has_start_up, has_cost=has_cost) for each in result.predictions]
+    return Table("Measured and predicted" if result.points else "Predictions", columns, rows, MANY, "more ranks")
 
 
 def prediction_page(told: Told, result: PredictionResult) -> Page:
@@ -81,37 +86,82 @@ def _dominates(each: Predicted) -> str:
 
 
 def _time(result: PredictionResult) -> Section:
-    predicted = result.predictions
-    lines = [
-        replace(plain("predicted", [(each.ranks, _drawn(each.time_s)) for each in predicted]), bounds=_bounds(result)),
-        plain("measured", [(point.ranks, _drawn(point.time_s)) for point in result.points]),
-        plain("fitted", [(point.ranks, _drawn(point.fitted_s)) for point in result.points], marked=False),
-    ]
-    lines = [line for line in lines if line.points]
-    charts = [Chart("Time", "ranks", "s", lines, low=None, log_x=True, log_y=True)] if lines else []
-    line = plain("predicted", [(each.ranks, 100 * each.efficiency) for each in predicted])
-    if line.points:
-        charts.append(
-            Chart("Efficiency", "ranks", "% of the speed per rank", [line], rule=(100.0, "ideal"), log_x=True)
-        )
+    """Return time, speed-up and efficiency over ranks: what was measured, what is fitted to it, and what follows."""
+    fitted_s = [(point.ranks, result.time_of(point) * point.fitted_s / point.time_s) for point in result.points]
+    charts = [
+        _chart("Time", "s", [
+            _predictions(result, lambda each, time_s: time_s),
+            plain("measured", [(point.ranks, _drawn(result.time_of(point))) for point in result.points]),
+            plain("fitted", [(ranks, _drawn(time_s)) for ranks, time_s in fitted_s], marked=False),
+        ], log_y=True),
+        _chart("Speed-up", "over one rank", [
+            _predictions(result, lambda each, time_s: _alone_s(each) / time_s),
+            plain("measured", [(point.ranks, _drawn(point.speedup)) for point in result.points]),
+            plain("ideal", [(ranks, ranks) for ranks in _all_ranks(result)], marked=False),
+        ], log_y=True),
+        _chart("Efficiency", "% of the speed per rank", [
+            _predictions(result, lambda each, time_s: 100 * _alone_s(each) / time_s / each.ranks),
+            plain("measured", [(point.ranks, _percent(point.efficiency)) for point in result.points]),
+            plain("fitted", [(point.ranks, _percent(point.fitted_efficiency)) for point in result.points],
+                  marked=False),
+        ], rule=(100.0, "ideal")),
+    ]  # fmt: skip
+    charts = [chart for chart in charts if any(line.points for line in chart.lines if line.name != "ideal")]
     blocks: list[Block] = [Charts(charts)] if charts else [cells.missing("Nothing was predicted.")]
-    if len(_images(result)) > 1:
+    if result.has_several_images:
         blocks.append(Paragraph("Times are of different numbers of images, so they do not lie on one curve."))
+    if any(point.efficiency is not None for point in result.points):
+        blocks.append(Paragraph(efficiency_of(result)))
     return Section("time", "Time over ranks", [*blocks, summary(result)])
 
 
-def _drawn(time_s: float) -> float | None:
-    """Return a time that has a place on a logarithmic axis."""
-    return time_s if time_s > 0 else None
+def efficiency_of(result: PredictionResult) -> str:
+    """Return in a sentence what speed-up and efficiency are over, of a prediction that rests on points."""
+    fewest = count(min(point.ranks for point in result.points), "rank")
+    what = "" if result.is_of_speeds else " of whole runs with their start-up"
+    return (
+        f"Speed-up is ranks times efficiency. Efficiency is images/s per rank{what}: measured ones over those of "
+        f"{fewest} as measured, predicted ones over those of 1 rank by the fit."
+    )
 
 
-def _bounds(result: PredictionResult) -> dict[Point, tuple[float, float]]:
-    """Return the intervals that can be drawn: those that end."""
-    return {
-        (each.ranks, each.time_s): (each.low_s, each.high_s)
-        for each in result.predictions
-        if finite(each.low_s) is not None and finite(each.high_s) is not None
-    }
+def _chart(title: str, unit: str, lines: Sequence[Line], rule: tuple[float, str] | None = None,
+           *, log_y: bool = False) -> Chart:  # fmt: skip
+    lines = [line for line in lines if line.points]
+    return Chart(title, "ranks", unit, lines, low=None if log_y else 0.0, rule=rule, log_x=True, log_y=log_y)
+
+
+def _predictions(result: PredictionResult, read: Callable[[Predicted, float], float]) -> Line:
+    """Return the line of what `read` makes of a prediction and a time of it, with the intervals that have an end."""
+    points: list[tuple[float, float | None]] = []
+    bounds: dict[Point, tuple[float, float]] = {}
+    for each in result.predictions:
+        if not each.time_s > 0:
+            continue
+        value = read(each, each.time_s)
+        points.append((each.ranks, value))
+        if finite(each.low_s) and finite(each.high_s):
+            ends = sorted((read(each, each.low_s), read(each, each.high_s)))
+            bounds[each.ranks, value] = (ends[0], ends[1])
+    return replace(plain("predicted", points), bounds=bounds)
+
+
+def _alone_s(each: Predicted) -> float:
+    """Return what one rank would take."""
+    return each.efficiency * each.ranks * each.time_s
+
+
+def _all_ranks(result: PredictionResult) -> list[int]:
+    return sorted({point.ranks for point in result.points} | {each.ranks for each in result.predictions})
+
+
+def _drawn(value: float | None) -> float | None:
+    """Return a value that has a place on a logarithmic axis."""
+    return value if value is not None and value > 0 else None
+
+
+def _percent(found: float | None) -> float | None:
+    return None if found is None else 100 * found
 
 
 def _parts(result: PredictionResult) -> Section | None:
@@ -161,24 +211,54 @@ def _difference(fitted_s: float, time_s: float) -> Cell:
     return Cell(f"{100 * change:+.1f} %", change)
 
 
-def _images(result: PredictionResult) -> set[float]:
-    return {each.images for each in result.predictions} | {point.images for point in result.points}
-
-
 def _cost(cost: float) -> str:
     return f"{cost:,.2f}"
 
 
-def _row(each: Predicted, *, has_images: bool, has_cost: bool) -> list[Cell]:
+def _measured(result: PredictionResult, point: MeasuredPoint, *, has_start_up: bool, has_cost: bool) -> list[Cell]:
+    """Return the row of a point. Its steps are known where it is a speed; of a whole run only the fit tells them."""
+    time_s, hours = result.time_of(point), point.ranks * result.time_of(point) / 3600
+    pace = [intervals.NOTHING, intervals.NOTHING]
+    if result.is_of_speeds:
+        rate = point.images / point.time_s
+        pace = [cells.of_seconds(point.ranks * point.rank_batch / rate), Cell(intervals.rate(rate), rate)]
+    return [
+        cells.count(point.ranks),
+        cells.count(point.nodes),
+        cells.count(point.rank_batch),
+        *([cells.count(point.images)] if result.has_several_images else []),
+        Cell(seconds(time_s), time_s, note="measured"),
+        *_gain(point),
+        *pace,
+        *([_of_run(result.start_up_s, time_s)] if has_start_up else []),
+        Cell(number(hours), hours),
+        *([intervals.NOTHING] if has_cost else []),
+        intervals.NOTHING,
+    ]
+
+
+def _gain(each: MeasuredPoint | Predicted) -> list[Cell]:
+    """Return speed-up and efficiency."""
+    speedup = intervals.NOTHING if each.speedup is None else Cell(f"{each.speedup:,.2f}x", each.speedup)
+    return [speedup, intervals.maybe_share(each.efficiency)]
+
+
+def _of_run(part_s: float | None, time_s: float) -> Cell:
+    """Return a part of a run as a share of it."""
+    return intervals.NOTHING if part_s is None or not time_s > 0 else cells.of_share(part_s / time_s)
+
+
+def _row(result: PredictionResult, each: Predicted, *, has_start_up: bool, has_cost: bool) -> list[Cell]:
     return [
         cells.count(each.ranks),
         cells.count(each.nodes),
         cells.count(each.rank_batch),
-        *([cells.count(each.images)] if has_images else []),
+        *([cells.count(each.images)] if result.has_several_images else []),
         Cell(seconds(each.time_s), each.time_s, note=_within(each)),
+        *_gain(each),
         cells.of_seconds(each.step_s),
         Cell(intervals.rate(each.images_per_s), each.images_per_s),
-        cells.of_share(each.efficiency),
+        *([_of_run(each.parts.get(_START_UP), each.time_s)] if has_start_up else []),
         Cell(number(each.gpu_hours), each.gpu_hours),
         *([Cell("" if each.cost is None else _cost(each.cost), each.cost)] if has_cost else []),
         intervals.sentence(spoken(each.dominates)),

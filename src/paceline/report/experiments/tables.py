@@ -160,6 +160,9 @@ def _predicted(result: PredictionResult) -> list[Record]:
             "images": point.images,
             "time_s": point.time_s,
             "fitted_s": point.fitted_s,
+            "speedup": point.speedup,
+            "efficiency": point.efficiency,
+            "fitted_efficiency": point.fitted_efficiency,
         }
         for point in result.points
     ]

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from paceline.core.experiments.prediction import PredictionResult
-from paceline.lab.predict.from_points import ask, is_of_speeds, predict_from
+from paceline.core.experiments.prediction import PredictionResult, are_speeds
+from paceline.lab.predict.from_points import ask, predict_from
 from paceline.lab.predict.points import Point, read_points
 
 PUBLISHED = Path(__file__).parents[4] / "benchmarks" / "results" / "published"
@@ -66,6 +66,36 @@ def test_a_batch_and_images_that_are_not_said_are_those_of_the_most_ranks() -> N
     assert (asked.rank_batch, asked.images) == (32, 7.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "percent"),
+    [
+        ("jsc", [(1, 100.0), (4, 95.8), (16, 86.2), (32, 81.1), (64, 77.0), (128, 55.6)]),
+        ("nersc", [(1, 100.0), (4, 79.0), (8, 80.6), (8, 82.8), (16, 81.4)]),
+        ("ddp-post", [(1, 100.0), (2, 67.3), (4, 54.1)]),
+    ],
+)
+def test_points_have_the_efficiency_that_their_documents_print(name: str, percent: list[tuple[int, float]]) -> None:
+    """Of whole runs over one rank; `dataparallel-post.md` and `jsc.md` print the same figures."""
+    found = predicted(read_points(PUBLISHED / f"{name}.csv"), (256,), 4)
+    assert [(point.ranks, round(100 * (point.efficiency or 0), 1)) for point in found.points] == percent
+    assert all(point.speedup == point.ranks * (point.efficiency or 0) for point in found.points)
+    (each,) = found.predictions
+    assert each.speedup == pytest.approx(256 * each.efficiency)
+
+
+def test_efficiency_is_over_the_fewest_ranks_that_were_measured() -> None:
+    """Images per second and rank: a point of other images counts for what it did with them."""
+    points = (Point(8, 2, 8, 160.0, 2.0), Point(4, 1, 8, 80.0, 1.0), Point(4, 1, 8, 80.0, 2.0))
+    found = predicted(points, (16,), 4).points
+    assert [point.efficiency for point in found] == [0.5, 1.0, 0.5]
+    assert [point.speedup for point in found] == [4.0, 4.0, 2.0]
+
+
+def test_where_the_formula_goes_through_all_points_it_has_their_efficiency() -> None:
+    for point in predicted(first("jsc", 32), (64,), 4).points:
+        assert point.fitted_efficiency == pytest.approx(point.efficiency, rel=1e-6)  # up to rounding of the fit
+
+
 def test_hours_price_and_parts_follow_from_the_time() -> None:
     (each,) = predicted(first("jsc", 32), (64,), 4, price=2.5).predictions
     assert each.gpu_hours == pytest.approx(64 * each.time_s / 3600)
@@ -84,12 +114,12 @@ def test_one_rank_is_efficient_and_costs_nothing_more() -> None:
 
 def test_speeds_have_no_start_up_and_it_is_said() -> None:
     speeds = first("nersc", 8)
-    assert is_of_speeds(speeds)
+    assert are_speeds(speeds)
     found = predicted(speeds, (16,), 8)
     assert "f_s" not in found.terms
     assert any(note.startswith("f_s: none, as points of the same time are speeds") for note in found.notes)
-    assert not is_of_speeds(first("jsc", 32))
-    assert not is_of_speeds([Point(1, 1, 8, 80.0, 4.0)] * 2)
+    assert not are_speeds(first("jsc", 32))
+    assert not are_speeds([Point(1, 1, 8, 80.0, 4.0)] * 2)
 
 
 @pytest.mark.parametrize(

@@ -269,15 +269,37 @@ def test_a_batch_at_which_all_rules_say_the_same_begins_the_line_of_each(made, t
 def test_an_interval_without_an_end_is_told_and_not_drawn(made, text_of):
     page = text_of(made.prediction())
     assert "1:33 min or more" in page and "inf" not in words_of(page).replace("info", "")
-    assert page.count('class="bounds line-0" d="') == 1
-    (bars,) = re.findall(r'class="bounds line-0" d="([^"]*)"', page)
-    assert bars.count("M") == 3
+    drawn = re.findall(r'class="bounds line-0" d="([^"]*)"', page)
+    assert [bars.count("M") for bars in drawn] == [3] * 3  # of four numbers of ranks, as time, speed-up, efficiency
 
 
 def test_a_prediction_says_what_it_rests_on(made, text_of):
     page = words_of(text_of(made.prediction()))
     assert "T = images/(N b) [b t + c1 [N>1] + c2 2(n-1)/n] + F" in page and "-1.0 %" in page
     assert f"No point tells c1 from c2: {made.EVIL}." in page
+
+
+def test_what_was_measured_is_drawn_beside_what_is_predicted_and_the_ideal(made, tmp_path):
+    points = [update(point, efficiency=1 - 0.01 * point.ranks, speedup=point.ranks - 0.01 * point.ranks**2,
+                     fitted_efficiency=0.97) for point in made.prediction().points]  # fmt: skip
+    result = update(made.prediction(), points=points)
+    page = experiment_page(made.write_experiment(tmp_path / "found", result), result)
+    (time,) = [section for section in page.sections if section.key == "time"]
+    drawn, *_, table = time.blocks
+    by_title = {chart.title: {line.name: dict(line.points) for line in chart.lines} for chart in drawn.charts}
+    assert by_title["Efficiency"]["measured"] == pytest.approx({1: 99.0, 2: 98.0, 4: 96.0})
+    assert by_title["Efficiency"]["fitted"] == pytest.approx(dict.fromkeys((1, 2, 4), 97.0))
+    assert set(by_title["Efficiency"]["predicted"]) == {8, 64, 512, 4096}
+    assert by_title["Speed-up"]["measured"] == pytest.approx({1: 0.99, 2: 1.96, 4: 3.84})
+    assert by_title["Speed-up"]["ideal"] == {ranks: ranks for ranks in (1, 2, 4, 8, 64, 512, 4096)}
+    assert {chart.title: chart.rule for chart in drawn.charts}["Efficiency"] == (100.0, "ideal")
+    assert [row[0].text for row in table.rows] == ["1", "2", "4", "8", "64", "512", "4,096"]
+    assert [row[3].note for row in table.rows][:4] == ["measured"] * 3 + ["1:00:20 h to 1:17:06 h"]
+
+
+def test_an_older_prediction_without_speed_up_is_still_a_page(made, text_of):
+    page = words_of(text_of(made.prediction()))
+    assert "Measured and predicted" in page and "None" not in page
 
 
 def test_a_prediction_from_a_run_has_no_points(made, text_of):
