@@ -13,10 +13,10 @@ from paceline.data.sources.build import build_datasets
 from paceline.data.sources.places import printable
 from paceline.data.staging.inventory import take_inventory
 from paceline.parallel.device import choose_device
-from paceline.recipe.effects import outwaited
+from paceline.recipe.effects import outwaited, thin_batch
 from paceline.recipe.load import Loaded
 from paceline.recipe.own import check_own_parts
-from paceline.recipe.plan import Plan
+from paceline.recipe.plan import Plan, resolve_batch
 from paceline.train.precision import build_precision, check_trained_model
 from paceline.train.sinks.build import require_sinks
 from paceline.train.try_parts import try_parts
@@ -26,7 +26,7 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
     """Print what a run would do; return the exit code."""
     if not world.is_main:
         return 0
-    recipe = loaded.recipe
+    recipe = resolve_batch(loaded.recipe, ranks)
     if world.launcher == "single":
         world = replace(world, world_size=ranks, local_world_size=ranks)
     check_own_parts(recipe)
@@ -41,7 +41,8 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
     tried = try_parts(recipe, plan, datasets.train)
     cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
-    notes = filter(None, [*known, choice.note, outwaited(recipe, choice.workers), *tried])
+    thin = thin_batch(loaded.recipe, ranks, device.type)
+    notes = filter(None, [thin, *known, choice.note, outwaited(recipe, choice.workers), *tried])
     plan = replace(plan, notes=(*plan.notes, *notes))
     each = count(cores, "core")
     devices = f"{world.world_size} x {device.type}, {each} each, started by {world.launcher}"
@@ -49,7 +50,7 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
         values = {"hash": recipe.hash, "recipe": recipe.to_dict(), "plan": plan.to_dict(), "devices": devices}
         print(json.dumps(values, indent=2))
         return 0
-    for name, value in _in_words(loaded, plan, devices):
+    for name, value in _in_words(replace(loaded, recipe=recipe), plan, devices):
         print(f"{name}: {printable(value)}")
     return 0
 

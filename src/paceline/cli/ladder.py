@@ -43,6 +43,7 @@ from paceline.parallel.environ import count_gpus
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
+from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
 _AUTO: Final = "auto"
@@ -213,7 +214,7 @@ def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> 
 
     def before(trial: Trial, repeat: int) -> None:
         begins(trial, repeat)
-        set_cache(vary(asked.recipe, trial.patch), is_cold=trial.is_cold)
+        set_cache(resolve_batch(vary(asked.recipe, trial.patch), trial.ranks or asked.ranks), is_cold=trial.is_cold)
 
     runner = Runner(
         asked.recipe,
@@ -243,6 +244,8 @@ def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> 
 def _result(asked: _Asked, climbed: Climbed, folder: ExperimentDir) -> LadderResult:
     runs: Sequence[str] = [run for rung in climbed.rungs for run in rung.runs]
     measured_s = sum(RunDir(folder.path / run).read_result().time.wall_s for run in runs)
+    first = asked.ladder.rungs[0]
+    lowest = resolve_batch(vary(asked.recipe, first.patch), first.ranks or asked.ranks)
     return LadderResult(
         ladder=asked.ladder.name,
         summary=asked.ladder.summary,
@@ -252,7 +255,7 @@ def _result(asked: _Asked, climbed: Climbed, folder: ExperimentDir) -> LadderRes
         steps=asked.steps,
         warmup_steps=asked.recipe.measure.warmup_steps,
         repeats=asked.repeats,
-        batch_size=vary(asked.recipe, asked.ladder.rungs[0].patch).data.batch_size,
+        batch_size=lowest.data.global_batch_size,
         rungs=climbed.rungs,
         best=climbed.best.name,
         best_patch=tuple(words_of(climbed.best.patch)),

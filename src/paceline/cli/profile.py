@@ -36,7 +36,7 @@ from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.consent import consent_words, require_consent
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.recipe.plan import divide_batch
+from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 
 _RECIPE: Final = "base.yaml"
@@ -89,6 +89,7 @@ def profile(
     require_consent(loaded, own_code=own_code)
     world = enter_world()
     num_ranks = ranks_to_start(ranks, world, loaded.recipe, oversubscribe=oversubscribe)
+    loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
     asks = loaded.recipe.measure
     trace, nvtx = trace or asks.trace != "off", nvtx or asks.nvtx == "on"
     _refuse_more_runs(world, repeats=repeats, trace=trace, nvtx=nvtx)

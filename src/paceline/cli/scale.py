@@ -37,6 +37,7 @@ from paceline.parallel.environ import count_gpus
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
+from paceline.recipe.plan import resolve_batch
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _read(words: list[str], options: Options, *, is_here: bool = False) -> tuple
         most = max(read_ranks(options.ranks, 0))
         refuse_too_many(most, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     build = _study_batches if options.is_study else _study_ranks
-    study = build(options, loaded, said, read_nodes(options.nodes))
+    loaded, study = build(options, loaded, said, read_nodes(options.nodes))
     return loaded, replace(study, oversubscribe=options.oversubscribe)
 
 
@@ -179,12 +180,15 @@ def _refuse_launcher() -> None:
         raise WorldError(f"scale: starts ranks of its own, but {started} (start it once, without torchrun or srun)")
 
 
-def _study_ranks(options: Options, loaded: Loaded, said: Patch, nodes: list[int]) -> _Study:
+def _study_ranks(options: Options, loaded: Loaded, said: Patch, nodes: list[int]) -> tuple[Loaded, _Study]:
+    """Return the study of ranks, and the recipe with the batch that the smallest number of them has."""
     recipe, mode = loaded.recipe, options.scaling_mode()
     gpus = 0 if recipe.parallel.device == "cpu" else count_gpus(os.environ)
     if nodes and recipe.parallel.device != "cpu":
         gpus = gpus_of_a_node(os.environ) or gpus
     places = ranks_over(read_ranks(options.ranks, gpus), nodes)
+    loaded = replace(loaded, recipe=resolve_batch(recipe, min(place.ranks for place in places)))
+    recipe = loaded.recipe
     if options.accuracy:
         planned = plan_points(recipe, mode, places, whole_patch(recipe, said), recipe.seed)
     else:
@@ -194,17 +198,19 @@ def _study_ranks(options: Options, loaded: Loaded, said: Patch, nodes: list[int]
         caution = caution_of(recipe, places, _provenance(outcomes))
         return {"points": to_points(planned, outcomes), "caution": caution}
 
-    return _Study(
+    study = _Study(
         mode=mode,
         cases=[point.case for point in planned if point.case is not None],
         conclude=conclude,
         is_whole=options.accuracy,
         lost=[f"{point.ranks.name}: left out: {point.error}" for point in planned if point.case is None],
     )
+    return loaded, study
 
 
-def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[int]) -> _Study:
-    recipe, target = loaded.recipe, options.target_of(loaded.recipe)
+def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[int]) -> tuple[Loaded, _Study]:
+    """Return the study of batches, and the recipe with the batch that its ranks have."""
+    target = options.target_of(loaded.recipe)
     num_nodes = one_of("--nodes", nodes) if nodes else 0
     if options.ranks == "auto":
         ranks = gpus_of_a_node(os.environ) if num_nodes else count_ranks("auto", os.environ)
@@ -212,6 +218,8 @@ def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[in
     else:
         ranks = one_of("--ranks", read_ranks(options.ranks, 0))
     ranks *= max(1, num_nodes)
+    loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, ranks))
+    recipe = loaded.recipe
     cells = plan_cells(recipe, options.grid(), ranks, num_nodes, whole_patch(recipe, said))
 
     def conclude(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -219,13 +227,14 @@ def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[in
         sentences = sentences_of(cells, outcomes, target)
         return {"batches": batches, "sentences": sentences, "target": target.level if target else None}
 
-    return _Study(
+    study = _Study(
         mode="batch",
         cases=[cell.case for cell in cells if cell.case is not None],
         conclude=conclude,
         is_whole=True,
         lost=[f"{cell.name}: left out: {cell.error}" for cell in cells if cell.case is None],
     )
+    return loaded, study
 
 
 def _asked(study: _Study, loaded: Loaded, options: Options) -> dict[str, Any]:

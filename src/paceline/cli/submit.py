@@ -64,6 +64,8 @@ def submit(
     shape = read_shape(asked.verb, nodes, ranks_per_node, gpus_per_node)
     run_dir = None if run_dir is None else run_dir.expanduser()
     prepared = prepare(asked, shape, run_dir, answers.slurm.stage if chosen == "slurm" else "off")
+    if prepared.note:
+        print(f"warning: {prepared.note}", file=sys.stderr)
     with _claimed(prepared, run_dir, dry_run=dry_run) as rundir:
         written = _texts(prepared, rundir, answers, chosen, array=array)
         if dry_run:

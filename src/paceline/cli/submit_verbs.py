@@ -21,9 +21,10 @@ from paceline.recipe.consent import (
     require_consent,
     settings_name_code,
 )
+from paceline.recipe.effects import thin_batch
 from paceline.recipe.load import DEFAULT, PRESETS, find, load
 from paceline.recipe.patch import Patch
-from paceline.recipe.plan import divide_batch
+from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 
 _LADDER: Final = "auto"
@@ -36,8 +37,8 @@ class Prepared:
     `recipe` is what it runs with: frozen into the job's folder where `is_frozen`, else read again when it starts. So is
     a ladder, the text of whose file is `ladder`; it is empty for one that comes along. With `own_code` a file that the
     job reads names code, which was consented to. `run` is the run directory that it works on, where the words have said
-    which. Where `goes_on` is false a job that was stopped is not to be started
-    again.
+    which. Where `goes_on` is false a job that was stopped is not to be started again. `note` is what its user should
+    know before it is queued.
     """
 
     asked: Asked
@@ -49,6 +50,7 @@ class Prepared:
     own_code: bool = False
     run: Path | None = None
     goes_on: bool = True
+    note: str = ""
 
     @property
     def ladder_file(self) -> str:
@@ -139,10 +141,18 @@ def _train(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prep
         loaded = load(name, Patch((("data.stage", stage), *said.assignments)))
     if loaded.recipe.parallel.strategy == "dataparallel" and shape.num_ranks > 1:
         raise RecipeError("parallel.strategy: dataparallel is one process (write --nodes 1 --ranks-per-node 1)")
-    divide_batch(loaded.recipe, shape.num_ranks)
     refuse_few_gpus(shape, loaded.recipe.parallel.device)
-    of_code = names_code(loaded.recipe)
-    return Prepared(asked, shape, loaded.name, loaded.recipe, is_frozen=True, own_code=of_code)
+    recipe = loaded.recipe
+    if run_dir is not None and is_run(run_dir) and not loaded.is_said("data.rank_batch_size"):
+        from paceline.train.resume import keep_batch
+
+        recipe, _ = keep_batch(recipe, RunDir(run_dir), shape.num_ranks)  # the job says so itself
+    recipe = resolve_batch(recipe, shape.num_ranks)
+    divide_batch(recipe, shape.num_ranks)
+    device = "cpu" if loaded.recipe.parallel.device == "cpu" or not shape.gpus_per_node else "cuda"
+    note = thin_batch(loaded.recipe, shape.num_ranks, device)
+    of_code = names_code(recipe)
+    return Prepared(asked, shape, loaded.name, recipe, is_frozen=True, own_code=of_code, note=note)
 
 
 def _evaluate(asked: Asked, shape: Shape, run_dir: Path | None) -> Prepared:

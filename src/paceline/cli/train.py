@@ -24,7 +24,7 @@ from paceline.parallel.environ import batch_job, count_gpus, launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import DEFAULT, Loaded, load
-from paceline.recipe.plan import divide_batch
+from paceline.recipe.plan import divide_batch, resolve_batch
 
 if TYPE_CHECKING:
     from paceline.train.interrupt import Interrupts
@@ -58,7 +58,7 @@ def train(
     if max_restarts and world.launcher in ("torchrun", "slurm"):
         fix = "torchrun --max-restarts" if world.launcher == "torchrun" else "sbatch --requeue"
         raise WorldError(f"--max-restarts: {max_restarts}, but the ranks were started by {world.launcher} (use {fix})")
-    divide_batch(loaded.recipe, num_ranks)
+    divide_batch(resolve_batch(loaded.recipe, num_ranks), num_ranks)
     if dry_run:
         from paceline.cli.dry_run import dry_run as show
 
@@ -192,7 +192,10 @@ def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrup
         batch_job=batch_job(os.environ),
         whereabouts=whereabouts,
     )
-    result = run(loaded.recipe, world, rundir, resume=asked.resume, invocation=invocation)
+    recipe = loaded.recipe
+    if asked.resume and loaded.is_said("data.rank_batch_size"):  # not what a preset says: `run` keeps the run's batch
+        recipe = resolve_batch(recipe, world.world_size)
+    result = run(recipe, world, rundir, resume=asked.resume, invocation=invocation)
     if was_complete:
         print(f"{printable(rundir.path)}: was complete already, and nothing was done", file=asked.out, flush=True)
     has_time = result.status != "preempted"

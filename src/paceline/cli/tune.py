@@ -6,7 +6,7 @@ The folder of a search holds one run directory a run; the same command goes on w
 import contextlib
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ from paceline.lab.tuned import tuned_text, write_tuned
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Loaded, load
 from paceline.recipe.patch import Patch
-from paceline.recipe.plan import divide_batch
+from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 
 _TUNED: Final = "tuned.yaml"
@@ -129,9 +129,10 @@ def _ask(
     if budget is not None and budget < least:
         needs = f"the recipe, one change, and {count(repeats, 'pair')}"
         raise RecipeError(f"--budget: {budget} is less than the {least} runs of {needs} (raise it, or lower --repeats)")
-    measured = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said, lr_share=FALLING))
     num_ranks = count_ranks(ranks, os.environ)
-    refuse_too_many(num_ranks, measured.parallel.device, oversubscribe=oversubscribe)
+    refuse_too_many(num_ranks, loaded.recipe.parallel.device, oversubscribe=oversubscribe)
+    loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
+    measured = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said, lr_share=FALLING))
     divide_batch(measured, num_ranks)
     return _Asked(
         name=name,
@@ -201,7 +202,7 @@ def _write_tuned(asked: _Asked, found: Found, path: Path) -> None:
     header = f"{asked.loaded.name}, tuned: {_gain(found.gain)} over {count(found.trials, 'run')}."
     patch = lay(asked.loaded.recipe, asked.said, found.patch)
     write_tuned(path, tuned_text(asked.name, patch, comments, header))
-    tuned = load(str(path)).recipe
+    tuned = resolve_batch(load(str(path)).recipe, asked.ranks)
     assert tuned == vary(asked.loaded.recipe, found.patch), f"{path} is another recipe than the one that has won"
 
 

@@ -116,7 +116,7 @@ def _training(recipe: Recipe, record: Record) -> list[tuple[str, str]]:
         ("network", f"`{recipe.model.name}`{weights}"),
         ("optimizer", recipe.optim.name),
         ("schedule", recipe.schedule.name),
-        ("batch", count(recipe.data.batch_size, "image")),
+        ("batch", count(recipe.data.global_batch_size, "image")),
         ("augmentation", ", ".join(each.name for each in recipe.data.augment) or "none"),
         ("precision", recipe.train.precision),
         ("step", f"{record.step:,}"),

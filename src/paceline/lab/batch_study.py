@@ -62,10 +62,10 @@ def plan_cells(recipe: Recipe, grid: Grid, ranks: int, nodes: int, length: Patch
     Raise `RecipeError` where no combination fits.
     """
     known = recipe.optim.base_batch_size
-    base = recipe.data.batch_size if known == "auto" else known
+    base = recipe.data.global_batch_size if known == "auto" else known
     cells = [
         _cell(recipe, (batch_size, warmup, rule), base, Case("", length, ranks, nodes, recipe.seed))
-        for batch_size in grid.batch_sizes or (recipe.data.batch_size,)
+        for batch_size in grid.batch_sizes or (recipe.data.global_batch_size,)
         for warmup in grid.warmups or (None,)
         for rule in _rules(grid.rules or (recipe.optim.lr_scaling,), is_base=batch_size == base)
     ]
@@ -94,7 +94,7 @@ def _cell(recipe: Recipe, setting: tuple[int, Duration | None, str], base: int, 
 def _assignments(recipe: Recipe, setting: tuple[int, Duration | None, str], base: int) -> Iterable[tuple[str, Any]]:
     """Yield what a combination changes about the recipe."""
     batch_size, warmup, rule = setting
-    if batch_size != recipe.data.batch_size:
+    if batch_size != recipe.data.global_batch_size:
         yield "data.batch_size", batch_size
     scaling = "none" if rule == ANY else rule
     if scaling != recipe.optim.lr_scaling:

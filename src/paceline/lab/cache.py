@@ -61,7 +61,7 @@ def _files_before_cold(recipe: Recipe) -> list[Path]:
 
 def check_cold(recipe: Recipe, num_images: int) -> None:
     """Raise `RecipeError` unless a run reads each of `num_images` training images once at most."""
-    steps, batch_size = _steps(recipe, num_images), recipe.data.batch_size
+    steps, batch_size = _steps(recipe, num_images), recipe.data.global_batch_size
     if steps * batch_size <= num_images:
         return
     counted = num_images // batch_size - recipe.measure.warmup_steps
@@ -97,13 +97,13 @@ def _steps(recipe: Recipe, num_images: int) -> int:
     if train.epochs == "auto":
         assert train.steps != "auto", "the schema lets exactly one through"
         return train.steps
-    return round(train.epochs * (num_images // recipe.data.batch_size))
+    return round(train.epochs * (num_images // recipe.data.global_batch_size))
 
 
 def _taken(recipe: Recipe, num_images: int) -> NDArray[np.int64]:
     """Return the samples that all ranks of a run take together, int64 [K], in the order of the source."""
     data, steps = recipe.data, _steps(recipe, num_images)
-    order = TrainOrder(recipe.seed, num_images, data.batch_size, is_random=data.order == "random")
+    order = TrainOrder(recipe.seed, num_images, data.global_batch_size, is_random=data.order == "random")
     if steps >= order.steps_per_epoch:
         return np.arange(num_images, dtype=np.int64)
     return np.sort(np.concatenate([order.indices(step) for step in range(steps)]))

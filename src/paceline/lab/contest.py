@@ -66,7 +66,9 @@ def build_contest(
     first = next(iter(sources.values()))
     data = _augmented(data, first, is_recipe=is_recipe)
     num_images = min(num_images, *map(len, sources.values()))
-    batch_size = min(_MAX_BATCH, data.batch_size, num_images)
+    # One process loads here, as one rank would.
+    batch_size = data.global_batch_size if data.rank_batch_size == "auto" else data.rank_batch_size
+    batch_size = min(_MAX_BATCH, batch_size, num_images)
     window = Window(seconds, batch_size, _image_size(data, first), num_images)
     contenders: list[Contender] = []
     left_out: list[tuple[str, str]] = []

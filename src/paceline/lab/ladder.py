@@ -27,7 +27,7 @@ from paceline.lab.rungs import Ladder, Rung
 from paceline.lab.runner import Runner, TrialError
 from paceline.lab.trial import Outcome, Trial, vary
 from paceline.recipe.patch import Patch
-from paceline.recipe.plan import divide_batch
+from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.source import Lmdb, Pack
 
@@ -109,7 +109,8 @@ class Climber:
             rungs.append(result)
         stopped = ""
         while self.ladder.goes_on and not stopped:
-            found = self.propose(vary(self.recipe, standing.patch), standing)
+            recipe = resolve_batch(vary(self.recipe, standing.patch), standing.ranks)
+            found = self.propose(recipe, standing)
             if isinstance(found, str):
                 stopped = found
                 self.say(f"no further: {stopped}")
@@ -228,7 +229,7 @@ class Climber:
         ranks = rung.ranks or below.ranks
         patch, added = stacked(self.recipe, below.patch, rung, made.section)
         recipe = vary(self.recipe, patch)
-        divide_batch(recipe, ranks)
+        divide_batch(resolve_batch(recipe, ranks), ranks)
         laid = Standing(rung.name, patch, ranks, is_cold=rung.cache == "cold")
         is_same = recipe.hash == vary(self.recipe, below.patch).hash
         if below.name and is_same and (laid.ranks, laid.is_cold) == (below.ranks, below.is_cold):

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from paceline.lab.trial import vary
+from paceline.recipe.layers import EITHER
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.source import Lmdb, Pack
@@ -24,6 +25,9 @@ def lay(recipe: Recipe, below: Patch, added: Patch) -> Patch:
         if leaf == "name" and section in _VARIANTS and name != _variant(vary(recipe, below), section):
             below = without(below, section)
     said = {path for path, _ in added.assignments}
+    for section, *names in EITHER:  # of two fields for one thing, what is said last holds
+        paths = {f"{section}.{name}" for name in names}
+        said |= paths if said & paths else set()
     kept = (each for each in below.assignments if each[0] not in said)
     return Patch((*kept, *added.assignments))
 

@@ -246,7 +246,7 @@ def _micro_batches(recipe: Recipe, place: Place) -> Iterator[Move]:
     """
     now = recipe.train.accumulate
     for pieces in dict.fromkeys((1, 2 * now, 4 * now)):
-        fits = recipe.data.batch_size % (place.ranks * pieces) == 0
+        fits = recipe.data.global_batch_size % (place.ranks * pieces) == 0
         if pieces == now or not fits:
             continue
         explains = f"compute a batch in {pieces} pieces" if pieces > 1 else "compute a batch in one piece"
@@ -288,7 +288,7 @@ def _books(recipe: Recipe) -> Iterator[Move]:
 
 def _batches(recipe: Recipe) -> Iterator[Move]:
     """Yield larger batches."""
-    now = recipe.data.batch_size
+    now = recipe.data.global_batch_size
     yield from (batch_move(recipe, factor * now) for factor in (2, 4))
 
 
@@ -298,7 +298,7 @@ def batch_move(recipe: Recipe, batch_size: int) -> Move:
     Otherwise it grows in proportion (Goyal et al. 2017, arXiv 1706.02677), or by the root of it for optimizers that
     divide by the size of the gradient (Malladi et al. 2022, arXiv 2205.10287).
     """
-    now, optim = recipe.data.batch_size, recipe.optim
+    now, optim = recipe.data.global_batch_size, recipe.optim
     rule = optim.lr_scaling
     sets: tuple[tuple[str, Any], ...] = (("data.batch_size", batch_size),)
     if rule == "none":

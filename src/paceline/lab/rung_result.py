@@ -17,6 +17,7 @@ from paceline.lab.rungs import Rung
 from paceline.lab.times import times
 from paceline.lab.trial import Outcome, words_of
 from paceline.recipe.patch import Patch
+from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
 _FIRST: Final = "the first, which all others stand on"
@@ -132,12 +133,13 @@ def _measured(results: Sequence[RunResult], recipe: Recipe) -> "_Figures":
     """Return what runs of a rung have measured, as fields of its result."""
     speeds = rates(results)
     memory = [result.memory for result in results if result.memory is not None]
+    batch_size = resolve_batch(recipe, results[-1].world_size).data.global_batch_size
     compiling = [result.account.compile_s for result in results if result.account is not None]
     return _Figures(
         images_per_s=mean_of(speeds),
         spread=(min(speeds), max(speeds)) if len(speeds) > 1 else results[0].throughput.spread,
         stages=_stages(results),
-        step_s=fmean(recipe.data.batch_size / rate for rate in speeds),
+        step_s=fmean(batch_size / rate for rate in speeds),
         startup_s=fmean(result.time.startup_s for result in results),
         compile_s=fmean(compiling) if compiling else None,
         host_bytes=max((each.host_bytes for each in memory), default=None),

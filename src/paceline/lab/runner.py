@@ -16,6 +16,7 @@ from paceline.core.rundir import RunDir
 from paceline.lab.child import Start, complaint, end, start_process
 from paceline.lab.earlier import Earlier
 from paceline.lab.trial import Outcome, Trial, command_of, vary
+from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
 _FAILED: Final = 1
@@ -80,7 +81,9 @@ class Runner:
             result = rundir.read_result()
         except PacelineError:
             return None
-        is_it = result.recipe_hash == vary(self.recipe, trial.patch).hash and result.world_size == self.ranks_of(trial)
+        ranks = self.ranks_of(trial)
+        recipe = resolve_batch(vary(self.recipe, trial.patch), ranks)
+        is_it = result.recipe_hash == recipe.hash and result.world_size == ranks
         is_whole = result.status in _ENDED and not self._lacks_speed(result)
         return Outcome(trial, repeat, rundir, result, is_known=True) if is_it and is_whole else None
 

@@ -76,10 +76,10 @@ def plan_points(
     smallest = min(place.ranks for place in places)
     if mode == "weak":
         divide_batch(recipe, smallest)
-    rank_batch = recipe.data.batch_size // smallest
+    rank_batch = recipe.data.global_batch_size // smallest
     planned = []
     for place in places:
-        batch_size = rank_batch * place.ranks if mode == "weak" else recipe.data.batch_size
+        batch_size = rank_batch * place.ranks if mode == "weak" else recipe.data.global_batch_size
         patch = Patch((*length.assignments, *_batch(recipe, batch_size)))
         try:
             divide_batch(vary(recipe, patch), place.ranks)
@@ -94,7 +94,7 @@ def plan_points(
 
 
 def _batch(recipe: Recipe, batch_size: int) -> list[tuple[str, int]]:
-    return [] if batch_size == recipe.data.batch_size else [("data.batch_size", batch_size)]
+    return [] if batch_size == recipe.data.global_batch_size else [("data.batch_size", batch_size)]
 
 
 def to_points(planned: Sequence[Planned], outcomes: Sequence[Outcome]) -> tuple[ScalePoint, ...]:

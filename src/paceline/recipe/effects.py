@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import RecipeError
+from paceline.core.units import count
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import ColorJitter, Cutout, PadCrop
 from paceline.recipe.schema.data import Data
@@ -35,6 +36,28 @@ def outwaited(recipe: Recipe, workers: int) -> str:
         return ""
     ends = f"parallel.timeout of {limit} ends the run first, and cannot say at which image a worker hangs"
     return f"data.worker_timeout: {patience} has no effect: {ends} (set it lower than that)"
+
+
+_FEW_IMAGES = 32
+"""Images per rank and step below which batch norm's statistics cost accuracy (Wu and He 2018, arXiv 1803.08494, figure
+1), and few of today's GPUs are busy."""
+
+
+def thin_batch(recipe: Recipe, world_size: int, device: str) -> str:
+    """Return a sentence where sharing `data.batch_size` out leaves each GPU few images per step.
+
+    A batch that was chosen per rank, or for one rank, is as it was meant to be.
+    """
+    data = recipe.data
+    if device != "cuda" or world_size == 1 or data.rank_batch_size != "auto":
+        return ""
+    rank_batch = data.global_batch_size // world_size
+    if rank_batch >= _FEW_IMAGES:
+        return ""
+    return (
+        f"data.batch_size: {data.batch_size} over {world_size} ranks is {count(rank_batch, 'image')} per GPU and step "
+        f"(set data.rank_batch_size={data.batch_size} for as many on each)"
+    )
 
 
 def _check_sizing(data: Data) -> None:

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.model import OF_OUR_NETWORKS
 from paceline.recipe.schema.own import is_own_model
 from paceline.recipe.schema.train import WHOLE
 
-_SET_EITHER = (("train", "epochs", "steps"),)
+EITHER: Final = (("train", "epochs", "steps"), ("data", "batch_size", "rank_batch_size"))
+"""Sections with two fields that say the same thing in different units, of which the later layer's counts."""
 
 
 def _default_variants() -> dict[str, str]:
@@ -62,7 +63,8 @@ def merge(layers: Iterable[Layer]) -> Stack:
 
     Choosing another variant by `name` drops the fields of the one before. Another network drops the arguments of the
     one before, and one of a user's own the settings of ours. A mapping that is one value (`WHOLE`)
-    replaces the one before. Of two settings that exclude each other (`train.epochs`, `train.steps`) the later wins.
+    replaces the one before. Of two settings that exclude each other (`EITHER`, such as `train.epochs` and
+    `train.steps`) the later wins.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -88,7 +90,7 @@ def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[
         if isinstance(old, dict) and "name" in new and new["name"] != old.get("name", default):
             del base[leaf]
     _drop_of_another(_section(values, ["model"]), _section(over, ["model"]))
-    for section, one, other in _SET_EITHER:
+    for section, one, other in EITHER:
         base, change = _section(values, [section]), _section(over, [section])
         for given, replaced in ((one, other), (other, one)):
             if change.get(given, "auto") != "auto" and replaced not in change:

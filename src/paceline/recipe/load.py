@@ -22,6 +22,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import read_file
 
 DEFAULT = "digits"
+_SAID = "command line"
 PRESETS = Path(str(resources.files("paceline.recipe") / "presets"))
 
 
@@ -33,11 +34,15 @@ class Loaded:
     name: str
     stack: Stack
 
+    def is_said(self, path: str) -> bool:
+        """Whether `path` was set on the command line, or by the overrides of a script."""
+        return self.stack.origin(path) == _SAID
+
 
 def load(name: str = DEFAULT, patch: Patch | None = None) -> Loaded:
     """Load preset, file or run directory `name` with `patch` over it. Raise `RecipeError`."""
     path = find(name)
-    layers = [*_chain(path, name), Layer((patch or Patch()).values(), "command line")]
+    layers = [*_chain(path, name), Layer((patch or Patch()).values(), _SAID)]
     stack = merge(layers)
     return Loaded(validate(stack), _short_name(path), stack)
 
@@ -50,7 +55,7 @@ def load_values(values: Mapping[str, Any], patch: Patch | None = None, *, name: 
     own = dict(values)
     base = own.pop("extends", None)
     below = [] if base is None else _chain(find(str(base)), str(base))
-    stack = merge([*below, Layer(own, name), Layer((patch or Patch()).values(), "command line")])
+    stack = merge([*below, Layer(own, name), Layer((patch or Patch()).values(), _SAID)])
     return Loaded(validate(stack), name, stack)
 
 
@@ -74,7 +79,7 @@ def validate(stack: Stack) -> Recipe:
     except ValidationError as error:
         path, message = explain(error, stack.values)
         origin = stack.origin(path)
-        prefix = "" if origin in ("default", "command line") else f"{origin}: "
+        prefix = "" if origin in ("default", _SAID) else f"{origin}: "
         raise RecipeError(f"{prefix}{path or 'recipe'}: {message}") from None
 
 

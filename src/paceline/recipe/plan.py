@@ -57,14 +57,15 @@ class Plan:
     @classmethod
     def derive(cls, recipe: Recipe, world_size: int, train: DatasetInfo, val: DatasetInfo) -> Self:
         """Resolve `recipe` for `world_size` ranks. Raise `RecipeError` or `DataError` for what does not fit."""
-        data = recipe.data
+        recipe = resolve_batch(recipe, world_size)
+        data, batch_size = recipe.data, recipe.data.global_batch_size
         micro_batch = divide_batch(recipe, world_size)
-        steps_per_epoch = train.num_images // data.batch_size
+        steps_per_epoch = train.num_images // batch_size
         if steps_per_epoch == 0:
             fits = _fitting_batch(recipe, world_size, train.num_images)
             fix = f"try {fits}" if fits else "add images, or use fewer ranks"
             raise RecipeError(
-                f"data.batch_size: {data.batch_size} is more than the {train.num_images} training images ({fix})"
+                f"data.batch_size: {batch_size} is more than the {train.num_images} training images ({fix})"
             )
         if val.num_images == 0 and recipe.train.eval_every != "off":
             raise DataError("data.source: the validation split is empty (set train.eval_every=off or name another)")
@@ -74,7 +75,7 @@ class Plan:
         def every(duration: Duration | Literal["off"]) -> int:
             if duration == "off" or duration.is_time:
                 return 0
-            return max(1, _steps(duration, steps_per_epoch, data.batch_size, total_steps))
+            return max(1, _steps(duration, steps_per_epoch, batch_size, total_steps))
 
         save = recipe.checkpoint
         checkpoint_every, checkpoint_keep_every = every(save.every), every(save.keep_every)
@@ -86,7 +87,7 @@ class Plan:
         check_effects(recipe, train, min(size for _, size in train_sizes))
         return cls(
             world_size=world_size,
-            batch_size=data.batch_size,
+            batch_size=batch_size,
             rank_batch=micro_batch * recipe.train.accumulate,
             micro_batch=micro_batch,
             eval_batch=eval_batch,
@@ -98,7 +99,7 @@ class Plan:
             eval_image_size=eval_image_size(recipe, train),
             train_sizes=train_sizes,
             steps_per_epoch=steps_per_epoch,
-            dropped_images=train.num_images - steps_per_epoch * data.batch_size,
+            dropped_images=train.num_images - steps_per_epoch * batch_size,
             total_steps=total_steps,
             eval_every=every(recipe.train.eval_every),
             checkpoint_every=checkpoint_every,
@@ -139,16 +140,47 @@ def eval_image_size(recipe: Recipe, train: DatasetInfo) -> int:
     return _image_size(recipe, train) if size == "auto" else size
 
 
+def resolve_batch(recipe: Recipe, world_size: int) -> Recipe:
+    """Return `recipe` with its batch counted over `world_size` ranks, and `data.rank_batch_size` no more.
+
+    The result is the same recipe, by its hash too, however the batch was written. Raise `RecipeError` where both are
+    given and disagree, and where a rank's batch does not divide into its micro-batches.
+    """
+    data = recipe.data
+    if data.rank_batch_size == "auto":
+        return recipe
+    batch_size = data.rank_batch_size * world_size
+    if data.batch_size not in ("auto", batch_size):
+        raise RecipeError(
+            f"data.rank_batch_size: {data.rank_batch_size} on {count(world_size, 'rank')} is "
+            f"{count(batch_size, 'image')} per step, but data.batch_size is {data.batch_size} (leave one of them out)"
+        )
+    _check_divides("data.rank_batch_size", data.rank_batch_size, recipe, 1)
+    return with_batch_size(recipe, batch_size)
+
+
+def with_batch_size(recipe: Recipe, batch_size: int) -> Recipe:
+    """Return `recipe` with `batch_size` images per step over all ranks."""
+    data = recipe.data.model_copy(update={"batch_size": batch_size, "rank_batch_size": "auto"})
+    return recipe.model_copy(update={"data": data})
+
+
 def divide_batch(recipe: Recipe, world_size: int) -> int:
     """Return the images a rank computes at once, or raise `RecipeError` when the batch does not divide."""
-    batch_size, accumulate = recipe.data.batch_size, recipe.train.accumulate
-    unit = _divisor(recipe, world_size)
-    if batch_size % unit:
-        over = count(world_size, "rank") + (f" x {accumulate:,} micro-batches" if accumulate > 1 else "")
-        pairs = f" into the pairs of {_mixing(recipe)}" if _mixing(recipe) else ""
-        nearest = max(unit, (batch_size + unit // 2) // unit * unit)
-        raise RecipeError(f"data.batch_size: {batch_size} does not divide over {over}{pairs} (try {nearest})")
-    return batch_size // (world_size * accumulate)
+    batch_size = recipe.data.global_batch_size
+    _check_divides("data.batch_size", batch_size, recipe, world_size)
+    return batch_size // (world_size * recipe.train.accumulate)
+
+
+def _check_divides(path: str, images: int, recipe: Recipe, world_size: int) -> None:
+    """Raise `RecipeError` unless `images`, which field `path` has, divide over ranks, micro-batches and mixed pairs."""
+    unit, accumulate = _divisor(recipe, world_size), recipe.train.accumulate
+    if images % unit == 0:
+        return
+    over = count(world_size, "rank") + (f" x {accumulate:,} micro-batches" if accumulate > 1 else "")
+    pairs = f" into the pairs of {_mixing(recipe)}" if _mixing(recipe) else ""
+    nearest = max(unit, (images + unit // 2) // unit * unit)
+    raise RecipeError(f"{path}: {images} does not divide over {over}{pairs} (try {nearest})")
 
 
 def _divisor(recipe: Recipe, world_size: int) -> int:
@@ -173,7 +205,7 @@ def _fitting_batch(recipe: Recipe, world_size: int, num_images: int) -> int:
 
 def _dropped(recipe: Recipe, world_size: int, num_images: int, steps_per_epoch: int) -> list[str]:
     """Return a sentence if the incomplete batch at the end of each epoch is a large share of the images."""
-    batch_size = recipe.data.batch_size
+    batch_size = recipe.data.global_batch_size
     dropped = num_images - steps_per_epoch * batch_size
     if dropped <= _DROPPED_SHARE * num_images:
         return []
@@ -198,13 +230,13 @@ def lr_factor(recipe: Recipe) -> float:
     base = recipe.optim.base_batch_size
     if recipe.optim.lr_scaling == "none" or base == "auto":
         return 1.0
-    ratio = recipe.data.batch_size / base
+    ratio = recipe.data.global_batch_size / base
     return ratio if recipe.optim.lr_scaling == "linear" else math.sqrt(ratio)
 
 
 def lr_sentence(recipe: Recipe, peak_lr: float) -> str:
     """Return the learning-rate decision, such as `0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up`."""
-    optim, batch_size = recipe.optim, recipe.data.batch_size
+    optim, batch_size = recipe.optim, recipe.data.global_batch_size
     if optim.lr_scaling == "none":
         scaled = f"{optim.lr:g} at {batch_size}, not scaled"
     else:
@@ -239,7 +271,7 @@ def _beyond_the_end(recipe: Recipe, steps_per_epoch: int, total_steps: int) -> l
     """Return a sentence when the run ends before the learning rate has reached its peak, or has fallen for once."""
 
     def at(duration: Duration) -> int:
-        return _steps(duration, steps_per_epoch, recipe.data.batch_size, total_steps)
+        return _steps(duration, steps_per_epoch, recipe.data.global_batch_size, total_steps)
 
     schedule, ends = recipe.schedule, f"schedule: the run ends at step {total_steps:,}"
     notes = []
@@ -288,7 +320,7 @@ def _train_sizes(
     if start >= image_size:
         raise RecipeError(f"data.progressive.start_size: {start} does not rise to image size {image_size} (lower it)")
     begin, end = (
-        _steps(duration, steps_per_epoch, recipe.data.batch_size, total_steps)
+        _steps(duration, steps_per_epoch, recipe.data.global_batch_size, total_steps)
         for duration in (progressive.begin, progressive.end)
     )
     if end < begin:

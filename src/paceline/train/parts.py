@@ -28,7 +28,7 @@ from paceline.models.zoo import build_model
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_norm import synchronise_norms
 from paceline.recipe.effects import outwaited
-from paceline.recipe.plan import Plan
+from paceline.recipe.plan import Plan, resolve_batch
 from paceline.recipe.schema import Recipe
 from paceline.train.average import Average
 from paceline.train.bad_images import BadImages
@@ -70,6 +70,7 @@ class Parts:
         train_ranks: int | None = None,
     ) -> "Parts":
         """Return the parts of training on `train_ranks` ranks, those of the world unless told otherwise."""
+        recipe = resolve_batch(recipe, train_ranks or world.world_size)
         plan = Plan.derive(recipe, train_ranks or world.world_size, datasets.train.info, datasets.val.info)
         free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
         cores = rank_cores(world)

@@ -9,10 +9,12 @@ from paceline.core.errors import DataError, PacelineError, RecipeError
 from paceline.core.json_file import read_json
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir, write_atomic
+from paceline.core.units import count
 from paceline.data.sources.places import printable
 from paceline.recipe.code_identity import changed_code, code_identity
 from paceline.recipe.consent import OWN_CODE
 from paceline.recipe.load import load
+from paceline.recipe.plan import with_batch_size
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import write_text
 from paceline.train.attempts import read_attempts
@@ -58,6 +60,23 @@ def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
         raise RecipeError(f"--resume: {rundir.path} was started with {', '.join(refused)} ({fix})")
     changes = changed(before.to_dict(), recipe.to_dict())
     return [f"resumed with {path}={new}, which was {old}" for path, old, new in changes]
+
+
+def keep_batch(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Recipe, list[str]]:
+    """Return `recipe` with the global batch of the run in `rundir`, which goes on with it on any number of ranks.
+
+    A batch per rank gives way, and the sentences say so; another `data.batch_size` is another experiment.
+    """
+    if recipe.data.rank_batch_size == "auto" or not rundir.recipe.exists():
+        return recipe, []
+    batch_size = load(str(rundir.path)).recipe.data.global_batch_size
+    each = recipe.data.rank_batch_size
+    is_same = batch_size == each * world_size
+    note = (
+        f"resumed on {count(world_size, 'rank')} with data.batch_size={batch_size}, as the run began; "
+        f"data.rank_batch_size={each} has no effect"
+    )
+    return with_batch_size(recipe, batch_size), [] if is_same else [note]
 
 
 def not_free(before: Recipe, after: Recipe) -> list[str]:

@@ -29,7 +29,9 @@ from paceline.parallel.group import Meeting, joined, meeting, once_a_node
 from paceline.parallel.heartbeat import watched
 from paceline.parallel.replicas import build_replicas
 from paceline.parallel.strategy import Strategy, build_strategy
+from paceline.recipe.effects import thin_batch
 from paceline.recipe.own import check_own_parts, own_parts
+from paceline.recipe.plan import resolve_batch, with_batch_size
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.parallel import Parallel
 from paceline.train.average import build_average
@@ -62,7 +64,16 @@ from paceline.train.precision import Precision, check_trained_model
 from paceline.train.probe import Probe
 from paceline.train.reading import Read, read_judged, read_own, silent
 from paceline.train.rehearsal import rehearsal
-from paceline.train.resume import check_dataset, check_rundir, finished, is_of_launch, missing_end, other_code, unsaved
+from paceline.train.resume import (
+    check_dataset,
+    check_rundir,
+    finished,
+    is_of_launch,
+    keep_batch,
+    missing_end,
+    other_code,
+    unsaved,
+)
 from paceline.train.saver import Saver
 from paceline.train.schedule import build_schedule
 from paceline.train.sinks.build import require_sinks
@@ -81,6 +92,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
     checkpoint, or starts when it has none; a run that has ended is left as it is. A signal to stop ends it early,
     saved, with status `preempted`. Raise `PacelineError` for what a user can mend.
     """
+    asked = recipe
     with invocation.interrupts as interrupts, meeting(world, recipe.parallel) as met, contextlib.ExitStack() as held:
         changes: Sequence[str] = ()
         first_s = math.inf
@@ -93,7 +105,10 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
             )
             first_s = held.enter_context(lock)
             resume = resume or (world.may_be_again and is_of_launch(rundir, invocation.launch))
-            changes = check_rundir(rundir, recipe, resume=resume)
+            recipe, kept = keep_batch(recipe, rundir, world.world_size) if resume else (recipe, [])
+            recipe = resolve_batch(recipe, world.world_size)
+            changes = [*kept, *check_rundir(rundir, recipe, resume=resume)]
+        recipe = with_batch_size(recipe, int(met.share("batch_size", str(recipe.data.batch_size))))
         rundir = RunDir(Path(met.share("rundir", str(rundir.path))))
         resume = met.share("resume", "yes" if resume else "") == "yes"
         ended = finished(rundir) if resume and world.is_main else None
@@ -107,6 +122,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         if world.is_main:
             require_sinks(recipe.log)
         with _parts(recipe, met, partial(read_own, recipe), world.world_size, whereabouts.waits) as parts:
+            parts = parts.noting(thin_batch(asked, world.world_size, parts.device.type))
             parts = parts.noting(*check_trained_model(recipe, parts.plan, parts.device))
             start_from = _start(parts, job) if resume else ""
             if start_from and world.is_main:

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli import scale as verb
 from paceline.cli.allocation import refuse_more_nodes, start_in
-from paceline.cli.scale_words import read_ranks
+from paceline.cli.scale_words import Options, read_ranks
 from paceline.cli.show_scale import show_scale
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.folder import ExperimentDir
@@ -21,6 +21,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.lab.predict.points import read_points
 from paceline.lab.runner import TrialError
+from paceline.lab.trial import vary
 from paceline.parallel.environ import world_from_environ
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
@@ -185,6 +186,14 @@ def test_ranks_are_measured_in_turns_and_told(scale, started, capsys: pytest.Cap
     assert "2 cases in 2 turns: 4 runs of 7 counted steps" in said
     assert "2 ranks, turn 1: 190 images/s" in said and "95.0 %" in said
     assert f"caution: {found.caution}" in said and f"folder: {folder.path}" in said
+
+
+@pytest.mark.parametrize(("mode", "batches"), [("weak", [64, 128, 256]), ("strong", [64, 64, 64])])
+def test_a_batch_per_rank_is_scaled_from_the_smallest_number_of_ranks(mode: str, batches: list[int]) -> None:
+    options = Options(ranks="2,4,8", mode=mode)
+    loaded, study = verb._read(["digits", "data.rank_batch_size=32"], options)
+    assert loaded.recipe == load("digits", Patch((("data.batch_size", 64),))).recipe
+    assert [vary(loaded.recipe, case.patch).data.batch_size for case in study.cases] == batches
 
 
 def test_with_json_nothing_else_is_on_stdout(scale, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from paceline.cli.submit_words import Asked, Shape
 from paceline.core.errors import PacelineError
 from paceline.lab.rungs import load_ladder
 from paceline.recipe.load import load
+from paceline.recipe.patch import Patch
 
 SCONTROL = """
 printf 'JobId=%s JobName=x\\n   JobState=%s Reason=None Dependency=(null)\\n' "$3" "$STATE"
@@ -67,6 +68,20 @@ def script_of(here: Path, capsys, *words: str, **options: Any) -> str:
     assert ask(*words, dry_run=True, **options) == 0
     assert list(here.iterdir()) == []
     return capsys.readouterr().out.replace(" \\\n    ", " ")
+
+
+def test_a_batch_that_many_gpus_share_out_too_thinly_is_told_before_it_is_queued(here: Path, capsys):
+    shape = {"nodes": 4, "gpus_per_node": 4, "dry_run": True}
+    assert ask("digits", "data.batch_size=256", **shape) == 0
+    told = "warning: data.batch_size: 256 over 16 ranks is 16 images per GPU and step (set data.rank_batch_size=256 "
+    assert capsys.readouterr().err.startswith(told)
+    assert ask("digits", "data.rank_batch_size=16", **shape) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_batch_per_rank_is_queued_as_the_batch_of_all_ranks(here: Path):
+    assert ask("digits", "data.rank_batch_size=32", nodes=2, gpus_per_node=4, run_dir=Path("run")) == 0
+    assert load(str(frozen(Path("run")))).recipe == load("digits", Patch((("data.batch_size", 256),))).recipe
 
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(here: Path, capsys):

@@ -13,7 +13,7 @@ from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.train.checkpoint import Checkpoints, Keep, Snapshot
-from paceline.train.resume import check_rundir, finished, missing_end, open_rundir, other_code
+from paceline.train.resume import check_rundir, finished, keep_batch, missing_end, open_rundir, other_code
 
 
 def recipe(*words: str) -> Recipe:
@@ -57,6 +57,20 @@ def test_what_is_learnt_differently_is_refused_with_what_it_was(rundir: RunDir) 
         check_rundir(rundir, recipe("data.source.root=photos", "optim.lr=0.2"), resume=True)
     with pytest.raises(RecipeError, match=rf"or start a new run from its weights: model\.weights={rundir.path}\)$"):
         check_rundir(rundir, recipe("data.source.root=photos", "train.epochs=50"), resume=True)
+
+
+def test_a_batch_per_rank_gives_way_to_the_batch_that_the_run_has(tmp_path: Path) -> None:
+    opened = RunDir(tmp_path / "run")
+    assert keep_batch(recipe("data.rank_batch_size=32"), opened, 4) == (recipe("data.rank_batch_size=32"), [])
+    open_rundir(opened, recipe("data.batch_size=64"), {"total_steps": 3})
+    whole = recipe("data.batch_size=64")
+    assert keep_batch(recipe("data.rank_batch_size=32"), opened, 2) == (whole, [])
+    note = "resumed on 4 ranks with data.batch_size=64, as the run began; data.rank_batch_size=32 has no effect"
+    assert keep_batch(recipe("data.rank_batch_size=32"), opened, 4) == (whole, [note])
+    other = recipe("data.batch_size=128")
+    assert keep_batch(other, opened, 4) == (other, [])
+    with pytest.raises(RecipeError, match=r"was started with data\.batch_size=64 \(now 128\)"):
+        check_rundir(opened, other, resume=True)
 
 
 def test_of_another_variant_only_its_name_is_told(rundir: RunDir) -> None:

@@ -9,6 +9,7 @@ import pytest
 from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
+from paceline.lab.trial import vary
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.train.job import Invocation
@@ -126,5 +127,7 @@ def test_samples_of_ranks_that_a_resumed_run_lacks_are_cut_like_its_own(tmp_path
         assert kept == [0, 1]
     rundir.samples(12).write_text(json.dumps({"step": 5, "samples": [5], "crc32": [0]}) + "\n")
     (rundir.path / "result.json").unlink()
+    # A preset's batch per rank, which is another batch on another number of ranks: the run keeps the one it has.
+    recipe = vary(recipe, Patch((("data.rank_batch_size", 2 * recipe.data.global_batch_size),)))
     run(recipe, World.single(), rundir, resume=True, invocation=Invocation())
     assert [path.name for path in rundir.all_samples()] == ["steps.rank0.jsonl", "steps.rank1.jsonl"]

@@ -26,7 +26,7 @@ _GRADIENT_BYTES: Final = 4
 _MIB: Final = 1 << 20
 _SENT_SHARE: Final[Mapping[str, float]] = {"bf16": 0.5, "fp16": 0.5}
 """What is sent of a gradient's bytes, by `parallel.compression`."""
-_NOT_OF_A_STEP: Final = ("seed", "measure", "data.batch_size", "train.steps", "train.epochs")
+_NOT_OF_A_STEP: Final = ("seed", "measure", "data.batch_size", "data.rank_batch_size", "train.steps", "train.epochs")
 """What two runs may differ in whose ranks do the same work in a step: their rank batches are compared apart."""
 _WINDOW_STEPS: Final = 10
 _TENTHS: Final = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)

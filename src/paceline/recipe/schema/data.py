@@ -1,11 +1,11 @@
 """What is read, in which batches, and how it is changed on the way."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from paceline.recipe.schema.augment import AugmentSection, CutMix, MixUp, RandomResizedCrop, Resize
-from paceline.recipe.schema.section import Auto, Off, Section, TimeDuration, TrainingDuration
+from paceline.recipe.schema.section import Auto, Off, Section, TimeDuration, TrainingDuration, refuse
 from paceline.recipe.schema.source import Digits, SourceSection
 
 
@@ -27,8 +27,11 @@ class Data(Section):
 
     source: SourceSection = Digits()
     """Where samples come from."""
-    batch_size: int = Field(128, ge=1)
-    """Images an optimizer step, over all ranks and micro-batches."""
+    batch_size: PositiveInt | Auto = 128
+    """Images per optimizer step, over all ranks and micro-batches; `auto` follows from `rank_batch_size`."""
+    rank_batch_size: PositiveInt | Auto = "auto"
+    """Images per optimizer step on each rank, over its micro-batches: `batch_size` is then this times the number of
+    ranks, and is what a run directory keeps and resumes with. `auto` shares `batch_size` out."""
     eval_batch_size: PositiveInt | Auto = "auto"
     """Images a rank evaluates at once; `auto` is twice what a rank trains at once."""
     order: Literal["random", "stored"] = "random"
@@ -77,6 +80,23 @@ class Data(Section):
     one stands in for it in training, and none in evaluation."""
     max_bad_images: int = Field(100, ge=1)
     """Different bad images after which the run ends all the same."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Images per optimizer step over all ranks, once it is known how many there are (`resolve_batch`)."""
+        assert self.batch_size != "auto", "the batch is resolved before it is read"
+        return self.batch_size
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counts_images_once(cls, values: Any) -> Any:
+        """Leave `batch_size` to `rank_batch_size` where that alone is given."""
+        if not isinstance(values, dict):
+            return values
+        is_per_rank = values.get("rank_batch_size", "auto") != "auto"
+        if values.get("batch_size") == "auto" and not is_per_rank:
+            refuse("data.batch_size", "auto follows from data.rank_batch_size, which is not set (set one of them)")
+        return {"batch_size": "auto", **values} if is_per_rank else values
 
     @field_validator("augment")
     @classmethod

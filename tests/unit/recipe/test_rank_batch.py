@@ -1,0 +1,117 @@
+"""`data.rank_batch_size`: a batch per rank is the same recipe as the batch over all ranks that it comes to."""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.dataset import DatasetInfo
+from paceline.lab.laying import lay
+from paceline.lab.trial import vary
+from paceline.recipe.effects import thin_batch
+from paceline.recipe.layers import Layer, merge
+from paceline.recipe.load import load_values
+from paceline.recipe.patch import Patch
+from paceline.recipe.plan import Plan, resolve_batch
+
+TRAIN = DatasetInfo("toy", "train", 1000, ("a", "b", "c"), 1, (28, 28), (0.5,), (0.25,))
+VAL = replace(TRAIN, split="val", num_images=100)
+SCALED = ("train.accumulate=2", "optim.lr=0.1", "optim.lr_scaling=linear", "optim.base_batch_size=32")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_32_images_on_each_rank_are_one_recipe_with_as_many_times_32_over_all(resolve, world_size: int) -> None:
+    per_rank = resolve(*SCALED, "data.rank_batch_size=32").recipe
+    whole = resolve(*SCALED, f"data.batch_size={32 * world_size}").recipe
+    resolved = resolve_batch(per_rank, world_size)
+    assert resolved == whole and resolved.hash == whole.hash
+    assert resolve_batch(whole, world_size) == whole
+    plan = Plan.derive(per_rank, world_size, TRAIN, VAL)
+    assert plan == Plan.derive(whole, world_size, TRAIN, VAL)
+    assert (plan.batch_size, plan.rank_batch, plan.micro_batch) == (32 * world_size, 32, 16)
+    assert plan.peak_lr == pytest.approx(0.1 * world_size)
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "after"),
+    [
+        ({"batch_size": 64}, {"rank_batch_size": 32}, {"rank_batch_size": 32}),
+        ({"rank_batch_size": 32}, {"batch_size": 64}, {"batch_size": 64}),
+        ({"batch_size": 64}, {"rank_batch_size": "auto"}, {"batch_size": 64, "rank_batch_size": "auto"}),
+        ({}, {"batch_size": 64, "rank_batch_size": 32}, {"batch_size": 64, "rank_batch_size": 32}),
+    ],
+)
+def test_the_later_layer_counts_the_images(before: dict, change: dict, after: dict) -> None:
+    assert merge([Layer({"data": before}, "file"), Layer({"data": change}, "command line")]).values == {"data": after}
+
+
+def test_the_command_line_wins_over_a_file_and_a_script_over_what_it_extends(resolve) -> None:
+    of_file = "train: {epochs: 1}\ndata: {batch_size: 64}\n"
+    data = resolve("data.rank_batch_size=16", text=of_file).recipe.data
+    assert (data.batch_size, data.rank_batch_size) == ("auto", 16)
+    data = resolve("data.batch_size=96", text=of_file.replace("batch_size", "rank_batch_size")).recipe.data
+    assert (data.batch_size, data.rank_batch_size) == (96, "auto")
+    data = load_values({"extends": "digits", "data": {"rank_batch_size": 8}}).recipe.data
+    assert (data.batch_size, data.rank_batch_size) == ("auto", 8)
+
+
+def test_a_recipe_with_a_batch_per_rank_loads_again_to_an_equal_one(resolve) -> None:
+    recipe = resolve("data.rank_batch_size=16").recipe
+    assert load_values(recipe.to_dict()).recipe == recipe
+    assert vary(recipe, Patch((("data.batch_size", 64),))) == resolve("data.batch_size=64").recipe
+
+
+def test_what_is_laid_over_a_patch_says_how_large_the_batch_is(resolve) -> None:
+    recipe = resolve().recipe
+    whole, per_rank = Patch((("data.batch_size", 64),)), Patch((("seed", 3), ("data.rank_batch_size", 16)))
+    assert lay(recipe, whole, per_rank) == per_rank
+    assert lay(recipe, per_rank, whole) == Patch((("seed", 3), *whole.assignments))
+
+
+def test_two_batches_may_be_given_where_they_agree(resolve, refusal) -> None:
+    both = resolve("data.batch_size=64", "data.rank_batch_size=32").recipe
+    assert resolve_batch(both, 2) == resolve("data.batch_size=64").recipe
+    assert refusal(resolve_batch, both, 4) == (
+        "data.rank_batch_size: 32 on 4 ranks is 128 images per step, but data.batch_size is 64 (leave one of them out)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("data.batch_size=auto",), "data.batch_size: auto follows from data.rank_batch_size, which is not set"),
+        (("data.rank_batch_size=0",), "data.rank_batch_size: 0 should be greater than 0, or 'auto'"),
+    ],
+)
+def test_a_batch_that_is_none_is_refused(resolve, refusal, words, message: str) -> None:
+    assert refusal(resolve, *words).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train.accumulate=3",), "32 does not divide over 1 rank x 3 micro-batches (try 33)"),
+        (("train.accumulate=32", "data.augment=[mixup]"), "32 does not divide over 1 rank x 32 micro-batches into the"),
+    ],
+)
+def test_a_batch_per_rank_divides_into_micro_batches(resolve, refusal, words, message: str) -> None:
+    recipe = resolve("data.rank_batch_size=32", *words).recipe
+    assert refusal(resolve_batch, recipe, 4).startswith(f"data.rank_batch_size: {message}")
+
+
+@pytest.mark.parametrize(
+    ("words", "world_size", "device", "is_thin"),
+    [
+        (("data.batch_size=256",), 16, "cuda", True),
+        (("data.batch_size=256",), 8, "cuda", False),
+        (("data.batch_size=256",), 16, "cpu", False),
+        (("data.batch_size=16",), 1, "cuda", False),
+        (("data.rank_batch_size=16",), 16, "cuda", False),
+    ],
+)
+def test_a_batch_that_ranks_share_out_too_thinly_is_told(resolve, words, world_size, device, is_thin) -> None:
+    note = thin_batch(resolve(*words).recipe, world_size, device)
+    told = (
+        "data.batch_size: 256 over 16 ranks is 16 images per GPU and step "
+        "(set data.rank_batch_size=256 for as many on each)"
+    )
+    assert note == (told if is_thin else "")
