@@ -105,7 +105,7 @@ def _assignments(recipe: Recipe, setting: tuple[int, Duration | None, str], base
     if warmup is not None and str(warmup) != _spoken(recipe, None):
         yield "schedule.warmup", str(warmup)
         if not warmup.value and not isinstance(recipe.schedule, OneCycle):  # the others have no effect without
-            yield from defaults(recipe, "schedule", ("warmup_start", "warmup_shape"))
+            yield from defaults(recipe, "schedule", ("warmup_start", "warmup_shape", "warmup_by"))
 
 
 def _spoken(recipe: Recipe, warmup: Duration | None) -> str:

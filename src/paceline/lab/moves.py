@@ -194,7 +194,7 @@ def _workers(recipe: Recipe, place: Place) -> Iterator[Move]:
 
 def _precision(recipe: Recipe) -> Iterator[Move]:
     """Yield 16 bits for those who compute in 32; fp64 is left alone: who asks for it wants its digits."""
-    if recipe.train.precision not in ("fp32", "tf32"):
+    if recipe.train.precision not in ("fp32", "torch_default", "tf32"):
         return
     yield _precise("amp", "compute in 16 bits, by autocast", "cuda")
     yield _precise("bf16", "compute in bfloat16, by autocast", "cpu")

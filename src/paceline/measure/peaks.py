@@ -84,16 +84,18 @@ _GPUS: Final = (
 def peak_of(device: str, precision: str) -> Peak | None:
     """Return the peak of a GPU by the name that torch has for it, such as `NVIDIA A100-SXM4-80GB`.
 
-    `precision` is as in a recipe; `amp` is bf16 where there is a rate for it, else fp16. A part of a GPU (MIG) and
-    what is not in the table have no known peak: None.
+    `precision` is as in a recipe; `amp` is bf16 where there is a rate for it, else fp16, and `torch_default` is tf32,
+    as its convolutions are, or fp32. A part of a GPU (MIG) and what is not in the table have no known peak: None.
     """
-    kind = precision.partition("_")[0]
+    kind = _kind(precision)
     if "MIG" in device:
         return None
     for gpu in _GPUS:
         if re.search(gpu.pattern, device):
             if kind == "amp":
                 kind = "bf16" if "bf16" in gpu.tflops else "fp16"
+            elif kind == "torch_default":
+                kind = "tf32" if "tf32" in gpu.tflops else "fp32"
             if kind not in gpu.tflops:
                 return None
             return Peak(device, kind, gpu.tflops[kind] * 1e12, gpu.gb_per_s * 1e9, gpu.source)
@@ -104,13 +106,13 @@ def measure_peak(precision: str, *, size: int = 1024, repeats: int = 5, now: Cal
     """Return what this process's CPU threads reached here and now: the stand-in for a peak, which it is not.
 
     FLOP/s are of the best of `repeats` products of two matrices of `size` rows and columns, bytes/s of the best copy
-    of 64 MiB, which reads and writes them. Takes well under a second in fp32. `tf32` and `amp` are no formats of a CPU:
-    they count as fp32 and bf16.
+    of 64 MiB, which reads and writes them. Takes well under a second in fp32. On a CPU what may use TF32 is fp32, and
+    `amp` is bf16.
     """
     import torch
 
     assert repeats > 0, repeats
-    kind = {"tf32": "fp32", "amp": "bf16"}.get(precision.partition("_")[0], precision.partition("_")[0])
+    kind = {"tf32": "fp32", "torch_default": "fp32", "amp": "bf16"}.get(_kind(precision), _kind(precision))
     dtype = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[kind]
     left, right, product = (torch.ones(size, size, dtype=dtype) for _ in range(3))
     source, target = (torch.ones(_COPIED_BYTES, dtype=torch.uint8) for _ in range(2))
@@ -125,6 +127,11 @@ def measure_peak(precision: str, *, size: int = 1024, repeats: int = 5, now: Cal
         source=f"largest matmul rate seen here, {size:,} x {size:,}, and largest copy rate, best of {repeats}",
         is_measured=True,
     )
+
+
+def _kind(precision: str) -> str:
+    """Return the format that a recipe's `precision` computes in, without how it keeps weights."""
+    return precision if precision == "torch_default" else precision.partition("_")[0]
 
 
 _COPIED_BYTES: Final = 64 * 2**20  # more than a core's caches hold

@@ -75,7 +75,7 @@ def less_to_compute(used: Settings) -> str:
     """
     if not used.is_gpu or used.strategy == "dataparallel":  # whose threads neither autocast to bf16 nor compile
         return ""
-    if used.precision in ("fp32", "tf32"):
+    if used.precision in ("fp32", "torch_default", "tf32"):
         return "train.precision=amp"
     return "train.compile=default" if used.precision is not None and used.compile == "off" else ""
 

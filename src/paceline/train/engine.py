@@ -162,7 +162,7 @@ class Trainer:
                 if report is None:
                     return False
                 state.evaluated(report)
-                self.schedule.observe(report.judged.loss)
+                self.schedule.observe(report.judged.loss, state.updates)
                 self.journal.evaluated(state)
                 self.stop_rule.judge(report.judged, state)
         return True

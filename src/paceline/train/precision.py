@@ -243,7 +243,7 @@ def build_precision(name: PrecisionName, device: torch.device) -> Precision:
     """Return the precision called `name` on `device`. Raise `RecipeError` where the device does not have it."""
     kind, _, scheme = resolve(name, device).partition("_")
     _check(name, kind, scheme, device)
-    if kind in ("fp64", "fp32", "tf32"):
+    if name in ("fp64", "fp32", "torch_default", "tf32"):
         return Precision(device.type, torch.float64 if kind == "fp64" else torch.float32)
     half = torch.float16 if kind == "fp16" else torch.bfloat16
     scale: Scale = DynamicScale() if kind == "fp16" else NoScale()
@@ -281,13 +281,17 @@ def check_trained_model(recipe: Recipe, plan: Plan, device: torch.device) -> tup
 
 
 def set_numerics(name: PrecisionName, device: torch.device, *, benchmark: bool) -> None:
-    """Let a GPU's products use TF32 only where the recipe says so, and cuDNN time its algorithms if `benchmark`."""
+    """Let a GPU's products use TF32 only where the recipe says so, and cuDNN time its algorithms if `benchmark`.
+
+    `torch_default` is what PyTorch has set since 1.12: cuDNN's convolutions may use TF32, matrix products may not
+    (https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices).
+    """
     if device.type != "cuda":
         return
     torch.backends.cudnn.benchmark = benchmark
-    may_round = name not in ("fp32", "fp64")
-    torch.set_float32_matmul_precision("high" if may_round else "highest")
-    torch.backends.cudnn.allow_tf32 = may_round
+    torch.backends.cudnn.allow_tf32 = name not in ("fp32", "fp64")
+    products_may_round = name not in ("fp32", "fp64", "torch_default")
+    torch.set_float32_matmul_precision("high" if products_may_round else "highest")
 
 
 def _check(name: str, kind: str, scheme: str, device: torch.device) -> None:

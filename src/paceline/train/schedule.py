@@ -18,8 +18,8 @@ class Schedule(Protocol):
         """Return the learning rate of optimizer step `step`."""
         ...
 
-    def observe(self, val_loss: float) -> None:
-        """Take note of an evaluation."""
+    def observe(self, val_loss: float, step: int) -> None:
+        """Take note of an evaluation after `step` steps."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -105,12 +105,15 @@ class OneCycle:
 class WarmUp:
     """The rise over the first `steps` steps, whose last one has the peak, from `start` (a share of it).
 
-    Gradual and constant warm-up as in Goyal et al. 2017 (arXiv 1706.02677), section 2.2.
+    Gradual and constant warm-up as in Goyal et al. 2017 (arXiv 1706.02677), section 2.2. With `stair`, the steps of an
+    epoch, it rises once per epoch instead: from `start` in the first to the peak after the last, as torch's LinearLR
+    that is stepped per epoch, or in n equal stairs from 1/n, as in NERSC's tutorial, where `start` is 0.
     """
 
     steps: int
     start: float
     shape: Literal["linear", "exponential", "constant"] = "linear"
+    stair: int = 0
 
     def share(self, step: int) -> float:
         """Return the share of the peak at global step `step`."""
@@ -118,11 +121,17 @@ class WarmUp:
             return 1.0
         match self.shape:
             case "linear":
-                return self.start + (1.0 - self.start) * (step + 1) / self.steps
+                return self.start + (1.0 - self.start) * self._progress(step)
             case "exponential":
-                return math.pow(self.start, 1 - (step + 1) / self.steps)
+                return math.pow(self.start, 1 - self._progress(step))
             case "constant":
                 return self.start
+
+    def _progress(self, step: int) -> float:
+        if not self.stair:
+            return (step + 1) / self.steps
+        epoch = step // self.stair
+        return (epoch if self.start else epoch + 1) * self.stair / self.steps
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,7 @@ class Curve:
         """Return the learning rate of step `step`."""
         return self.peak * self.warmup.share(step) * self.shape.share(step)
 
-    def observe(self, val_loss: float) -> None:
+    def observe(self, val_loss: float, step: int) -> None:
         """Ignore the evaluation: the course is fixed."""
 
     def state(self) -> dict[str, Any]:
@@ -150,7 +159,10 @@ class Curve:
 
 @dataclass
 class Plateau:
-    """Multiply by `factor` after more than `patience` evaluations without a lower loss, as torch's scheduler does."""
+    """Multiply by `factor` after more than `patience` evaluations without a lower loss, as torch's scheduler does.
+
+    Evaluations within the warm-up, the one at its end too, do not count: then the rate is not to blame.
+    """
 
     peak: float
     warmup: WarmUp
@@ -165,8 +177,10 @@ class Plateau:
         """Return the learning rate of step `step`."""
         return self.peak * self.warmup.share(step) * self.share
 
-    def observe(self, val_loss: float) -> None:
+    def observe(self, val_loss: float, step: int) -> None:
         """Count an evaluation without improvement, or forget those before it."""
+        if step <= self.warmup.steps:
+            return
         if val_loss < self.best * (1 - self.threshold):
             self.best, self.bad_evaluations = val_loss, 0
             return
@@ -190,7 +204,8 @@ def build_schedule(section: ScheduleSection, plan: Plan) -> Schedule:
     if isinstance(section, sections.OneCycle):
         shape = OneCycle(max(1, plan.steps(section.peak_at)), plan.total_steps, section.start, section.final)
         return Curve(plan.peak_lr, WarmUp(0, 0.0), shape)
-    warmup = WarmUp(plan.steps(section.warmup), section.warmup_start, section.warmup_shape)
+    stair = plan.steps_per_epoch if section.warmup_by == "epoch" else 0
+    warmup = WarmUp(plan.steps(section.warmup), section.warmup_start, section.warmup_shape, stair)
     if isinstance(section, sections.Plateau):
         return Plateau(plan.peak_lr, warmup, section.factor, section.patience, section.threshold)
     return Curve(plan.peak_lr, warmup, _shape(section, plan, warmup.steps))

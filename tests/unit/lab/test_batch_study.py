@@ -96,10 +96,12 @@ def test_an_axis_that_was_not_asked_for_is_the_recipes_own() -> None:
 
 
 def test_without_warmup_what_shapes_one_goes_too() -> None:
-    recipe = digits(schedule__warmup_start=0.1, schedule__warmup_shape="exponential")
+    shape = {"warmup_start": 0.1, "warmup_shape": "exponential", "warmup_by": "epoch"}
+    recipe = digits(**{f"schedule__{field}": value for field, value in shape.items()})
     (cell,) = plan_cells(recipe, Grid(warmups=(Duration(0, "ep"),)), 1, 0, NOTHING)
     schedule = varied(recipe, cell).schedule
     assert (schedule.warmup.value, schedule.warmup_start, schedule.warmup_shape) == (0, 0, "linear")
+    assert schedule.warmup_by == "step"
 
 
 def test_what_does_not_fit_is_told_and_the_others_are_run() -> None:

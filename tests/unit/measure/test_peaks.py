@@ -14,6 +14,8 @@ from paceline.measure.peaks import measure_peak, peak_of
         ("Tesla T4", "fp16", 65, 320),
         ("NVIDIA A100-SXM4-40GB", "bf16", 312, 1555),
         ("A100-PCIE-40GB", "tf32", 156, 1555),
+        ("A100-PCIE-40GB", "torch_default", 156, 1555),
+        ("Tesla V100-SXM2-16GB", "torch_default", 15.7, 900),
         ("NVIDIA A100-SXM4-80GB", "bf16", 312, 2039),
         ("NVIDIA A100 80GB PCIe", "bf16", 312, 1935),
         ("NVIDIA A10", "bf16", 125, 600),
@@ -85,7 +87,9 @@ def test_a_measured_peak_is_that_of_the_fastest_turn_and_says_so() -> None:
     assert peak.source == "largest matmul rate seen here, 8 x 8, and largest copy rate, best of 2"
 
 
-@pytest.mark.parametrize(("precision", "computed"), [("fp64", "fp64"), ("amp", "bf16"), ("fp16_pure", "fp16")])
+@pytest.mark.parametrize(
+    ("precision", "computed"), [("fp64", "fp64"), ("amp", "bf16"), ("torch_default", "fp32"), ("fp16_pure", "fp16")]
+)
 def test_every_precision_can_be_measured(precision: str, computed: str) -> None:
     peak = measure_peak(precision, size=8, repeats=1)
 

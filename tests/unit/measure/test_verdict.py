@@ -270,6 +270,7 @@ def test_computing_on_a_gpu_is_tried_in_16_bits_and_then_compiled() -> None:
     used = replace(GPU, precision="fp32", compile="off")
 
     assert verdict(summary, used).try_ == "train.precision=amp"
+    assert verdict(summary, replace(used, precision="torch_default")).try_ == "train.precision=amp"
     assert verdict(summary, replace(used, precision="bf16")).try_ == "train.compile=default"
     assert verdict(summary, replace(used, precision="bf16", compile="default")).try_ == ""
     assert verdict(summary, replace(used, strategy="dataparallel")).try_ == ""

@@ -11,7 +11,7 @@ NO_DURATION = "is not a duration (write 5ep, 500st, 50000img or 10%)"
 NO_TIME = "is wall-clock time, which differs between machines (use ep, st, img or %)"
 AT_MOST_2 = "should have at most 2 values"
 SIZES = "sets the size of the image, so it comes first, and only once"
-OF_STEP = "warmup, warmup_start, warmup_shape, name, milestones, factor"
+OF_STEP = "warmup, warmup_start, warmup_shape, warmup_by, name, milestones, factor"
 OF_ADAM = (
     "lr, lr_scaling, base_batch_size, weight_decay, decay_norm_and_bias, norm_and_bias_lr, layer_decay, "
     "implementation, name, betas, eps"

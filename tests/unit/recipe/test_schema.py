@@ -211,6 +211,13 @@ def test_the_name_of_a_variant_is_written_first(resolve):
         (["parallel.powersgd_rank=2"], "(set compression=powersgd)"),
         (["model.zero_init_residual=true", "model.norm=none"], "(leave it)"),
         (["schedule.warmup=0st", "schedule.warmup_shape=constant"], "(set warmup=5ep)"),
+        (["schedule.warmup=0st", "schedule.warmup_by=epoch"], "has no effect without warm-up (set warmup=5ep)"),
+        (["schedule.warmup=2.5ep", "schedule.warmup_by=epoch"], "whole epochs, and warmup is 2.5ep (set warmup=5ep)"),
+        (["schedule.warmup=20st", "schedule.warmup_by=epoch"], "whole epochs, and warmup is 20st (set warmup=5ep)"),
+        (
+            ["schedule.warmup_by=epoch", "schedule.warmup_shape=constant", "schedule.warmup_start=0.1"],
+            "has no effect with warmup_shape constant (set warmup_by=step)",
+        ),
         (["train.eval_every=off", "train.eval_train=on"], "(set eval_every=1ep)"),
         (["optim.layer_decay=1.5"], "optim.layer_decay: 1.5 should be less than or equal to 1, or 'off'"),
         (["train.class_weights=even"], "is no weighting of classes (write balanced, off or {CLASS: WEIGHT})"),

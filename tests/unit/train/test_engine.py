@@ -47,6 +47,13 @@ def test_micro_batches_add_up_to_the_batch(tmp_path: Path) -> None:
     assert len(losses(whole)) == 10
 
 
+def test_torchs_default_precision_is_fp32_on_a_cpu(tmp_path: Path) -> None:
+    plain, default = trained(tmp_path, "fp32"), trained(tmp_path, "default", "train.precision=torch_default")
+    assert losses(default) == losses(plain)
+    weights = [(each.checkpoints / "step-00000010" / "model.safetensors").read_bytes() for each in (default, plain)]
+    assert weights[0] == weights[1]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16_master"])
 def test_clipping_micro_batches_clips_their_mean(tmp_path: Path, precision: str) -> None:
     words = ("model.norm=none", "train.clip_norm=0.1", f"train.precision={precision}")

@@ -15,10 +15,13 @@ from paceline.train.precision import (
     build_precision,
     half_on_cpu,
     resolve,
+    set_numerics,
 )
 
 CPU = torch.device("cpu")
-NAMES_ON_CPU = ("fp64", "fp32", "bf16", "amp", "bf16_master", "bf16_pure")
+TORCH_DEFAULT = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+"""What torch rounds to TF32 unless told otherwise: this is read before any test runs."""
+NAMES_ON_CPU = ("fp64", "fp32", "torch_default", "bf16", "amp", "bf16_master", "bf16_pure")
 
 
 def network() -> nn.Module:
@@ -52,6 +55,22 @@ def test_every_format_of_a_cpu_makes_a_step(name) -> None:
 def test_a_gpus_format_on_a_cpu_is_refused_with_the_one_to_use(name, instead) -> None:
     with pytest.raises(RecipeError, match=rf"^train.precision: {name} needs a GPU.*\(set train.precision={instead}\)$"):
         build_precision(name, CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "numerics"),
+    [("fp32", ("highest", False)), ("torch_default", TORCH_DEFAULT), ("tf32", ("high", True)), ("amp", ("high", True))],
+)
+def test_a_gpu_rounds_to_tf32_what_the_precision_says(name, numerics) -> None:
+    """The settings are torch's own, of the process: no GPU is needed to make them."""
+    before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
+    try:
+        set_numerics(name, torch.device("cuda"), benchmark=True)
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == numerics
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[1:]
 
 
 def test_amp_is_bfloat16_on_a_cpu() -> None:

@@ -50,6 +50,45 @@ def test_warm_up_can_stay_and_jump() -> None:
     assert course(made, 5) == pytest.approx([0.01, 0.01, 0.01, 0.1, 0.1])
 
 
+def test_warm_up_by_epoch_equals_torchs_linear_schedule_that_is_stepped_per_epoch() -> None:
+    """An epoch has five steps. The DDP course drives `LinearLR` so, with one over the number of GPUs."""
+    ours = schedule({"name": "constant", "warmup": "4ep", "warmup_start": 0.25, "warmup_by": "epoch"}, steps=40)
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    theirs = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.25, total_iters=4)
+    expected = []
+    for _ in range(8):
+        expected += [optimizer.param_groups[0]["lr"]] * 5
+        optimizer.step()
+        theirs.step()
+    # Torch multiplies the rate of the epoch before, so that rounding adds up.
+    assert course(ours, 40) == pytest.approx(expected, rel=1e-12)
+    assert len(set(expected)) > 4
+
+
+def test_warm_up_by_epoch_can_rise_by_a_constant_factor() -> None:
+    section = {"warmup": "2ep", "warmup_start": 0.01, "warmup_shape": "exponential", "warmup_by": "epoch"}
+    made = schedule({"name": "constant", **section}, steps=15)
+    assert course(made, 15) == pytest.approx([0.001] * 5 + [0.01] * 5 + [0.1] * 5)
+
+
+def test_warm_up_by_epoch_and_plateau_equal_those_that_nersc_drives() -> None:
+    """Its tutorial sets the rate of epoch e of n to e/n of the peak, and steps `ReduceLROnPlateau` only after those."""
+    losses = [1.0, 2.0, 2.1, 2.2, 2.0, 1.9, 1.95, 1.96, 1.97, 1.8, 1.9, 1.9, 1.9]
+    ours = schedule({"name": "plateau", "patience": 1, "warmup": "4ep", "warmup_by": "epoch"}, steps=5 * len(losses))
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.2, patience=1)
+    seen = set()
+    for epoch, loss in enumerate(losses):
+        if epoch < 4:
+            optimizer.param_groups[0]["lr"] = 0.1 * (epoch + 1) / 4
+        assert [ours.lr(5 * epoch + step) for step in range(5)] == pytest.approx([optimizer.param_groups[0]["lr"]] * 5)
+        seen.add(ours.lr(5 * epoch))
+        ours.observe(loss, 5 * (epoch + 1))
+        if epoch >= 4:
+            theirs.step(loss)
+    assert len(seen) == 4 + 2
+
+
 def test_cosine_is_half_a_cosine() -> None:
     expected = [0.1 * (1 + math.cos(math.pi * step / 10)) / 2 for step in range(10)]
     assert course(schedule({"name": "cosine"})) == pytest.approx(expected)
@@ -98,7 +137,7 @@ def test_plateau_follows_torchs_scheduler() -> None:
     theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.2, patience=2)
     seen = set()
     for loss in losses:
-        ours.observe(loss)
+        ours.observe(loss, 5)
         theirs.step(loss)
         assert ours.lr(5) == pytest.approx(optimizer.param_groups[0]["lr"])
         seen.add(round(ours.lr(5), 6))
@@ -111,7 +150,7 @@ def test_plateau_goes_on_from_its_state() -> None:
     fresh.load(one.state())
     assert fresh == one
     for loss in (1.0, 1.1, 1.2, 1.3):
-        one.observe(loss)
+        one.observe(loss, 5)
     other = Plateau(0.1, WarmUp(0, 0.0), 0.2, 1, 1e-4)
     other.load(one.state())
     assert other == one and other.lr(0) == pytest.approx(0.02)

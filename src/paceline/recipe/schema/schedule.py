@@ -16,6 +16,9 @@ class _Warm(Section):
     """Share of the peak that the rise starts from."""
     warmup_shape: Literal["linear", "exponential", "constant"] = "linear"
     """Rise along a line, by a constant factor a step, or stay at `warmup_start` and jump (Goyal et al. 2017)."""
+    warmup_by: Literal["step", "epoch"] = "step"
+    """Rise at every step, or once per epoch, as torch's LinearLR that is stepped per epoch: the first epoch has
+    `warmup_start`, and where that is 0, which would train nothing, epoch e of n has e/n."""
 
     @model_validator(mode="after")
     def _rise_can_start(self) -> Self:
@@ -26,6 +29,18 @@ class _Warm(Section):
             raise ValueError("warmup_start has no effect without warm-up (set warmup=5ep)")
         if shape != "linear" and self.warmup_start == 0:
             raise ValueError(f"warmup_shape {shape} cannot start from 0 (set warmup_start=0.1)")
+        return self
+
+    @model_validator(mode="after")
+    def _has_whole_epochs(self) -> Self:
+        if self.warmup_by == "step":
+            return self
+        if self.warmup.value == 0:
+            raise ValueError("warmup_by epoch has no effect without warm-up (set warmup=5ep)")
+        if self.warmup.unit != "ep" or self.warmup.value != int(self.warmup.value):
+            raise ValueError(f"warmup_by epoch needs whole epochs, and warmup is {self.warmup} (set warmup=5ep)")
+        if self.warmup_shape == "constant":
+            raise ValueError("warmup_by epoch has no effect with warmup_shape constant (set warmup_by=step)")
         return self
 
 
@@ -84,7 +99,8 @@ class OneCycle(Section):
 
 
 class Plateau(_Warm):
-    """Multiply by `factor` when the validation loss has not improved for more than `patience` evaluations."""
+    """Multiply by `factor` when the validation loss has not improved for more than `patience` evaluations. Those within
+    the warm-up, the one at its end too, do not count."""
 
     name: Literal["plateau"] = "plateau"
     factor: float = Field(0.2, gt=0, lt=1)

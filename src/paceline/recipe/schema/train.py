@@ -8,7 +8,17 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 from paceline.recipe.schema.section import Auto, CadenceDuration, Off, Section, Switch
 
 PrecisionName = Literal[
-    "fp64", "fp32", "tf32", "fp16", "bf16", "amp", "fp16_master", "bf16_master", "fp16_pure", "bf16_pure"
+    "fp64",
+    "fp32",
+    "torch_default",
+    "tf32",
+    "fp16",
+    "bf16",
+    "amp",
+    "fp16_master",
+    "bf16_master",
+    "fp16_pure",
+    "bf16_pure",
 ]
 WHOLE: Final = frozenset({"train.class_weights"})
 """Fields whose mapping is one value, whose keys are data: given anew it replaces the one before it. All other mappings
@@ -71,7 +81,8 @@ class Train(Section):
     steps: PositiveInt | Auto = "auto"
     """Optimizer steps; `auto` when `epochs` is given."""
     precision: PrecisionName = "fp32"
-    """fp32 and tf32 compute in full, fp16 and bf16 by autocast over fp32 weights (fp16 scales the loss), and amp in
+    """On a GPU fp32 uses no TF32, torch_default uses it in convolutions alone, as PyTorch does unless told otherwise,
+    and tf32 in matrix products too. fp16 and bf16 are by autocast over fp32 weights (fp16 scales the loss), amp is
     whichever of the two the device is made for. `_master` computes on 16-bit weights with a copy in fp32 (Apex's O2),
     `_pure` keeps no copy (O3). fp64 tells rounding from a real difference."""
     accumulate: int = Field(1, ge=1)
