@@ -28,7 +28,7 @@ from paceline.cli.words import count_ranks, refuse_length
 from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.ladder import LadderResult
+from paceline.core.experiments.ladder import LadderResult, RungResult
 from paceline.core.limits import usable_cores
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
@@ -241,6 +241,11 @@ def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> 
     )
 
 
+def _of_steps(rung: RungResult, num_steps: int) -> RungResult:
+    """Return a rung with the seconds of so many steps, where a step of it was timed."""
+    return rung if rung.step_s is None else rung.model_copy(update={"steps_s": num_steps * rung.step_s})
+
+
 def _result(asked: _Asked, climbed: Climbed, folder: ExperimentDir) -> LadderResult:
     runs: Sequence[str] = [run for rung in climbed.rungs for run in rung.runs]
     measured_s = sum(RunDir(folder.path / run).read_result().time.wall_s for run in runs)
@@ -256,7 +261,7 @@ def _result(asked: _Asked, climbed: Climbed, folder: ExperimentDir) -> LadderRes
         warmup_steps=asked.recipe.measure.warmup_steps,
         repeats=asked.repeats,
         batch_size=lowest.data.global_batch_size,
-        rungs=climbed.rungs,
+        rungs=tuple(_of_steps(rung, asked.steps) for rung in climbed.rungs),
         best=climbed.best.name,
         best_patch=tuple(words_of(climbed.best.patch)),
         stopped=climbed.stopped,

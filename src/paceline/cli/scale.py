@@ -19,7 +19,7 @@ from paceline.cli.words import count_ranks, refuse_length, refuse_no_clock, spli
 from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, WorldError
 from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.scaling import ScaleResult
+from paceline.core.experiments.scaling import ScalePoint, ScaleResult
 from paceline.core.rundir import write_atomic
 from paceline.core.units import accuracy as percent
 from paceline.core.units import count
@@ -196,7 +196,10 @@ def _study_ranks(options: Options, loaded: Loaded, said: Patch, nodes: list[int]
 
     def conclude(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         caution = caution_of(recipe, places, _provenance(outcomes))
-        return {"points": to_points(planned, outcomes), "caution": caution}
+        points = to_points(planned, outcomes)
+        if not options.accuracy:
+            points = tuple(_of_steps(point, options.num_steps) for point in points)
+        return {"points": points, "caution": caution}
 
     study = _Study(
         mode=mode,
@@ -206,6 +209,11 @@ def _study_ranks(options: Options, loaded: Loaded, said: Patch, nodes: list[int]
         lost=[f"{point.ranks.name}: left out: {point.error}" for point in planned if point.case is None],
     )
     return loaded, study
+
+
+def _of_steps(point: ScalePoint, num_steps: int) -> ScalePoint:
+    """Return a point with the seconds of so many steps, where a step of it was timed."""
+    return point if point.step_s is None else point.model_copy(update={"steps_s": num_steps * point.step_s})
 
 
 def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[int]) -> tuple[Loaded, _Study]:
@@ -327,8 +335,7 @@ def _provenance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def _epoch_images(outcomes: Sequence[Outcome]) -> float | None:
     """Return the images of an epoch, as the first run that has ended well saw them."""
-    result = next(outcome.result for outcome in outcomes if outcome.result is not None)
-    return result.images_seen / result.epochs if result.epochs > 0 else None
+    return next(outcome.result for outcome in outcomes if outcome.result is not None).epoch_images
 
 
 def _conclude(study: _Study, loaded: Loaded, options: Options, outcomes: Sequence[Outcome]) -> ScaleResult:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from paceline.cli.show import print_rows, verdict_line
 from paceline.cli.tables import print_table
@@ -32,8 +32,7 @@ def show_ladder(result: LadderResult, folder: ExperimentDir, *, as_json: bool) -
     print_table(title, headings, (_row(rung, has_ranks=has_ranks) for rung in result.rungs))
     measured = [rung for rung in result.rungs if rung.images_per_s is not None]
     _print_steps(measured)
-    headings = ("rung", "start-up", "compiling", "memory", "of the GPU")
-    print_table("what each asks for", headings, map(_asks, measured))
+    _print_times(result, measured)
     print("\n".join(["images/s", *_bars(measured)]))
     print_rows([*_reasons(result.rungs), *_facts(result, folder)], "what it says")
     for why, words in commands(folder.path, result):
@@ -97,15 +96,22 @@ def _ms(value_s: float) -> str:
     return f"{1000 * value_s:,.2f}"
 
 
-def _asks(rung: RungResult) -> tuple[str, ...]:
-    """Return what a rung asks for before its first step, and in memory."""
-    return (
-        rung.name,
-        "" if rung.startup_s is None else seconds(rung.startup_s),
-        seconds(rung.compile_s) if rung.compile_s else "",
-        "" if rung.host_bytes is None else size(rung.host_bytes),
-        "" if rung.device_bytes is None else size(rung.device_bytes),
-    )
+def _print_times(result: LadderResult, rungs: Sequence[RungResult]) -> None:
+    """Print how long an epoch and the steps that count take, what comes before the first step, and memory."""
+    columns = {
+        "an epoch": [_maybe(rung.epoch_s, seconds) for rung in rungs],
+        count(result.steps, "step"): [_maybe(rung.steps_s, seconds) for rung in rungs],
+        "start-up": [_maybe(rung.startup_s, seconds) for rung in rungs],
+        "compiling": [_maybe(rung.compile_s or None, seconds) for rung in rungs],
+        "memory": [_maybe(rung.host_bytes, size) for rung in rungs],
+        "of the GPU": [_maybe(rung.device_bytes, size) for rung in rungs],
+    }
+    shown = {heading: cells for heading, cells in columns.items() if any(cells)}
+    print_table("what each takes", ("rung", *shown), zip((rung.name for rung in rungs), *shown.values(), strict=True))
+
+
+def _maybe(value: float | None, told: Callable[[float], str]) -> str:
+    return "" if value is None else told(value)
 
 
 def _bars(rungs: Sequence[RungResult]) -> Iterator[str]:

@@ -54,19 +54,25 @@ def _print_points(result: ScaleResult) -> None:
     has_top1 = any(point.top1 is not None for point in points)
     turns = count(result.repeats, "turn") if result.steps else f"whole runs of {count(result.repeats, 'seed')}"
     measured = [point for point in points if point.images_per_s is not None]
-    base = min(measured, key=lambda point: point.ranks, default=None)
-    rows = [_gain(point, is_base=point is base, has_top1=has_top1) for point in points]
-    headings = ["ranks", "batch", "images/s", "efficiency", *(["top-1", "points"] if has_top1 else [])]
+    rows = [_gain(result, point, has_top1=has_top1) for point in points]
+    headings = ["ranks", "batch", "images/s", "speed-up", "efficiency", *(["top-1", "points"] if has_top1 else [])]
     print_table(f"{result.mode} scaling of {result.recipe} ({turns})", headings, rows)
-    headings = ["ranks", "a step", "exposed", "late ranks", "held back by"]
+    has_epoch, has_steps = (
+        any(getattr(point, name) is not None for point in points) for name in ("epoch_s", "steps_s")
+    )
+    headings = ["ranks", *(["an epoch"] if has_epoch else []), *([count(result.steps, "step")] if has_steps else [])]
+    headings += ["a step", "exposed", "late ranks", "held back by"]
     if measured:
-        print_table("where a step waits", headings, [_loss(point) for point in measured], words=_WORDS)
+        rows = [_loss(point, has_epoch=has_epoch, has_steps=has_steps) for point in measured]
+        print_table("how long it takes, and where a step waits", headings, rows, words=_WORDS)
     _print_notes([(_ranks(point), _note(result, point)) for point in points])
 
 
-def _gain(point: ScalePoint, *, is_base: bool, has_top1: bool) -> Sequence[str]:
-    efficiency = "100 %" if is_base else _with_bounds(point.efficiency, share)
-    shown = [_ranks(point), f"{point.batch_size:,}", _with_bounds(point.images_per_s, _rate), efficiency]
+def _gain(result: ScaleResult, point: ScalePoint, *, has_top1: bool) -> Sequence[str]:
+    efficiency = "100 %" if point is result.base else _with_bounds(point.efficiency, share)
+    speedup = point.ranks if point is result.base else point.speedup and point.speedup.value
+    shown = [_ranks(point), f"{point.batch_size:,}", _with_bounds(point.images_per_s, _rate)]
+    shown += [_NOTHING if speedup is None else f"{speedup:,.2f}x", efficiency]
     return [*shown, *([_with_bounds(point.top1, accuracy), _points(point)] if has_top1 else [])]
 
 
@@ -75,10 +81,12 @@ def _points(point: ScalePoint) -> str:
     return _with_bounds(point.top1_gap, lambda value: f"{100 * value:+.2f}")
 
 
-def _loss(point: ScalePoint) -> Sequence[str]:
+def _loss(point: ScalePoint, *, has_epoch: bool, has_steps: bool) -> Sequence[str]:
     step = _NOTHING if point.step_s is None else milliseconds(point.step_s)
+    long = [_maybe_seconds(point.epoch_s)] if has_epoch else []
+    long += [_maybe_seconds(point.steps_s)] if has_steps else []
     lost = (_maybe_share(point.exposed_share), _maybe_share(point.straggler_share))
-    return [_ranks(point), step, *lost, point.bottleneck or _NOTHING]
+    return [_ranks(point), *long, step, *lost, point.bottleneck or _NOTHING]
 
 
 def _ranks(point: ScalePoint) -> str:
@@ -98,9 +106,12 @@ def _print_notes(notes: Sequence[tuple[str, str]]) -> None:
 def _print_batches(result: ScaleResult) -> None:
     """Print how whole runs trained, and with a target when they reached it."""
     batches, target = result.batches, result.target
-    headings = ["batch", "warm-up", "rule", "peak lr", "top-1", "images/s"]
+    has_epoch = any(point.epoch_s is not None for point in batches)
+    headings = ["batch", "warm-up", "rule", "peak lr", "top-1", "images/s", *(["an epoch"] if has_epoch else [])]
     title = f"batches of {result.recipe} (whole runs of {count(result.repeats, 'seed')})"
-    print_table(title, headings, [[*_setting(point), *_training(point)] for point in batches], words=_WORDS)
+    print_table(
+        title, headings, [[*_setting(point), *_training(point, has_epoch=has_epoch)] for point in batches], words=_WORDS
+    )
     if target is not None:
         headings = ["batch", "warm-up", "rule", "peak lr", "reached", "time", "epochs"]
         rows = [[*_setting(point), *_reached(point)] for point in batches]
@@ -114,8 +125,9 @@ def _setting(point: BatchPoint) -> Sequence[str]:
     return [f"{point.batch_size:,}", point.warmup or _NOTHING, point.lr_rule, number(point.lr)]
 
 
-def _training(point: BatchPoint) -> Sequence[str]:
-    return [_with_bounds(point.top1, accuracy), _with_bounds(point.images_per_s, _rate)]
+def _training(point: BatchPoint, *, has_epoch: bool) -> Sequence[str]:
+    epoch = [_maybe_seconds(point.epoch_s)] if has_epoch else []
+    return [_with_bounds(point.top1, accuracy), _with_bounds(point.images_per_s, _rate), *epoch]
 
 
 def _reached(point: BatchPoint) -> Sequence[str]:
@@ -128,12 +140,16 @@ def _with_bounds(found: Interval | None, told: Callable[[float], str]) -> str:
         return _NOTHING
     if found.low is None or found.high is None:
         return told(found.value)
-    low = told(found.low).removesuffix(" %")  # the unit is said once
-    return f"{told(found.value)} ({low} to {told(found.high)})"
+    low, high = (told(each).removesuffix(" %") for each in (found.low, found.high))  # the unit is said once
+    return f"{told(found.value)} ({low} to {high})"
 
 
 def _rate(value: float) -> str:
     return f"{value:,.0f}"
+
+
+def _maybe_seconds(value_s: float | None) -> str:
+    return _NOTHING if value_s is None else seconds(value_s)
 
 
 def _maybe_share(value: float | None) -> str:

@@ -1,6 +1,7 @@
 """Tables of numbers for a person: a title that is not folded, and columns that are."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final
 
 from rich import box
 from rich.console import Console
@@ -8,18 +9,57 @@ from rich.table import Table
 
 from paceline.data.sources.places import printable_lines
 
+_LONGEST: Final = 16
+"""Characters from which a word may be broken where there is no room for it."""
+_SHORTEST: Final = 8
+"""Characters that names have at least."""
+
 
 def print_table(
     title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = ()
 ) -> None:
-    """Print a table whose first column names; those headed by one of `words` tell, the others are numbers."""
-    table = Table(box=box.ROUNDED)
-    for index, heading in enumerate(headings):
-        is_text = index == 0 or heading in words
-        style = "bold" if index == 0 else ""
-        table.add_column(heading, justify="left" if is_text else "right", style=style, no_wrap=not is_text)
-    for row in rows:
-        table.add_row(*map(printable_lines, row))  # a recipe or a file may have brought a cell
+    """Print a table whose first column names; those headed by one of `words` tell, the others are numbers.
+
+    Numbers are never cut: columns that the terminal has no room for follow in tables of their own, names first.
+    """
+    table = [[*map(printable_lines, row)] for row in rows]  # a recipe or a file may have brought a cell
+    is_text = [index == 0 or heading in words for index, heading in enumerate(headings)]
     console = Console(highlight=False, markup=False)
     console.print(printable_lines(title), style="bold", soft_wrap=True)  # a table would fold its title at its own width
-    console.print(table)
+    widths = [
+        _least([heading, *(row[index] for row in table)], is_text=is_text[index])
+        for index, heading in enumerate(headings)
+    ]
+    parts, folded = (list(_parts([min(widths[0], most), *widths[1:]], console.width)) for most in (_LONGEST, _SHORTEST))
+    for part in folded if len(folded) < len(parts) else parts:  # names are broken where that saves a table
+        cells = [[row[index] for index in part] for row in table]
+        console.print(_table([headings[index] for index in part], cells, [is_text[index] for index in part]))
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], is_text: Sequence[bool]) -> Table:
+    table = Table(box=box.ROUNDED)
+    for index, (heading, tells) in enumerate(zip(headings, is_text, strict=True)):
+        style = "bold" if index == 0 else ""
+        table.add_column(heading, justify="left" if tells else "right", style=style, no_wrap=not tells, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _least(cells: Sequence[str], *, is_text: bool) -> int:
+    """Return how many characters a column has at least: its longest line, or of text its longest word up to a limit."""
+    if not is_text:
+        return max(len(line) for cell in cells for line in cell.split("\n"))
+    return min(_LONGEST, max((len(word) for cell in cells for word in cell.split()), default=0))
+
+
+def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Yield the columns of each table, the first one in all of them; each column has three characters around it."""
+    part, used = [0], widths[0] + 4
+    for index, width in enumerate(widths[1:], start=1):
+        if used + width + 3 > room and len(part) > 1:
+            yield part
+            part, used = [0], widths[0] + 4
+        part.append(index)
+        used += width + 3
+    yield part

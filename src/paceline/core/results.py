@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field
 
 from paceline.core.class_table import ClassTable
+from paceline.core.interval import Interval
 from paceline.core.mistake import Mistake
 from paceline.core.units import count
 from paceline.core.value import Measured, Value
@@ -376,6 +377,11 @@ class RunResult(Value):
         return self.throughput.images_per_s if self.throughput.n else None
 
     @property
+    def epoch_images(self) -> float | None:
+        """Images of an epoch as it was trained; None where there was no step."""
+        return self.images_seen / self.epochs if self.epochs > 0 else None
+
+    @property
     def starved(self) -> float | None:
         """The share of time that other processes took from a CPU-starved run; None for a run that was not."""
         return self.cpu.share if self.cpu is not None and self.verdict.get("bottleneck") == CPU_STARVED else None
@@ -394,6 +400,12 @@ class RunResult(Value):
     def of(self, run_dir: Path) -> Self:
         """Return this result as that of the run in `run_dir`, which is not part of the JSON: runs are moved."""
         return self.model_copy(update={"run_dir": run_dir})
+
+
+def epoch_s_of(results: Iterable[RunResult], images_per_s: Interval | None) -> float | None:
+    """Return the seconds of an epoch, as the runs of one setting have it, at a speed; None without either."""
+    images = next((found for result in results if (found := result.epoch_images) is not None), None)
+    return None if images is None or images_per_s is None else images / images_per_s.value
 
 
 def starved_note(results: Iterable[RunResult]) -> str:

@@ -13,6 +13,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.experiments.scaling import BatchPoint
 from paceline.core.goal import Goal
 from paceline.core.interval import Interval, mean_of, ratio_of
+from paceline.core.results import epoch_s_of
 from paceline.core.rundir import read_lines
 from paceline.core.units import Duration, number
 from paceline.lab.measuring import defaults
@@ -169,6 +170,7 @@ def _reached(outcomes: Sequence[Outcome], target: Goal | None) -> dict[int, dict
 def _batch(cell: Cell, outcomes: Sequence[Outcome], seeds: int, target: Goal | None) -> BatchPoint:
     results = list(results_of(cell.name, outcomes).values())
     reached = _reached(outcomes, target).values()
+    images_per_s = _geometric([rate for result in results if (rate := result.throughput.images_per_s) > 0])
     return BatchPoint(
         batch_size=cell.batch_size,
         warmup=cell.warmup,
@@ -177,7 +179,8 @@ def _batch(cell: Cell, outcomes: Sequence[Outcome], seeds: int, target: Goal | N
         seeds=seeds,
         reached=len(reached),
         top1=top1_of(results),
-        images_per_s=_geometric([rate for result in results if (rate := result.throughput.images_per_s) > 0]),
+        images_per_s=images_per_s,
+        epoch_s=epoch_s_of(results, images_per_s),
         to_target_s=_geometric([each["trained_s"] for each in reached]),
         to_target_epochs=_geometric([each["epoch"] for each in reached]),
         error=cell.error or error_of(cell.name, outcomes),

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypedDict
 
 from paceline.core.experiments.ladder import ParityResult, RungResult
 from paceline.core.interval import Interval, mean_of, product_of
-from paceline.core.results import RunResult, starved_note
+from paceline.core.results import RunResult, epoch_s_of, starved_note
 from paceline.core.units import count
 from paceline.lab.pairs import Pairs, rates, results_of
 from paceline.lab.parity import doubt, forbids
@@ -132,14 +132,16 @@ def _no_gain(ratio: Interval) -> tuple[str, str]:
 def _measured(results: Sequence[RunResult], recipe: Recipe) -> "_Figures":
     """Return what runs of a rung have measured, as fields of its result."""
     speeds = rates(results)
+    images_per_s = mean_of(speeds)
     memory = [result.memory for result in results if result.memory is not None]
     batch_size = resolve_batch(recipe, results[-1].world_size).data.global_batch_size
     compiling = [result.account.compile_s for result in results if result.account is not None]
     return _Figures(
-        images_per_s=mean_of(speeds),
+        images_per_s=images_per_s,
         spread=(min(speeds), max(speeds)) if len(speeds) > 1 else results[0].throughput.spread,
         stages=_stages(results),
         step_s=fmean(batch_size / rate for rate in speeds),
+        epoch_s=epoch_s_of(results, images_per_s),
         startup_s=fmean(result.time.startup_s for result in results),
         compile_s=fmean(compiling) if compiling else None,
         host_bytes=max((each.host_bytes for each in memory), default=None),
@@ -156,6 +158,7 @@ class _Figures(TypedDict):
     spread: tuple[float, float]
     stages: dict[str, float]
     step_s: float
+    epoch_s: float | None
     startup_s: float
     compile_s: float | None
     host_bytes: int | None

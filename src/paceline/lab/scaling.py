@@ -12,7 +12,7 @@ from typing import Literal
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.scaling import ScalePoint
 from paceline.core.interval import Interval, mean_of, ratio_of
-from paceline.core.results import CPU_STARVED, RunResult, starved_note
+from paceline.core.results import CPU_STARVED, RunResult, epoch_s_of, starved_note
 from paceline.core.units import count
 from paceline.lab.predict.points import COLUMNS
 from paceline.lab.trial import Outcome, vary
@@ -133,7 +133,8 @@ def _point(point: Planned, measured: ByRanks, paced: ByRanks, outcomes: Sequence
     found = _ended(list(results.values()), point) | _pace(list(paced[ranks].values()), point)
     base, paced_base = _smallest(measured), _smallest(paced)
     if paced_base not in (None, ranks):
-        found["efficiency"] = _efficiency(ranks, paced[ranks], paced_base, paced[paced_base])
+        efficiency = _efficiency(ranks, paced[ranks], paced_base, paced[paced_base])
+        found |= {"efficiency": efficiency, "speedup": _times(efficiency, ranks.ranks)}
     if base not in (None, ranks) and _is_whole(point):
         found["top1_gap"] = _gap(results, measured[base])
     return bare.model_copy(update=found)
@@ -158,11 +159,19 @@ def _pace(results: Sequence[RunResult], point: Planned) -> dict[str, object]:
         "images_per_s": mean_of(rates),
         "spread": results[0].throughput.spread if len(results) == 1 else (min(rates), max(rates)),
         "step_s": median(point.batch_size / rate for rate in rates),
+        "epoch_s": epoch_s_of(results, mean_of(rates)),
         "exposed_s": _middle([waited.exposed_s for waited in communication]),
         "exposed_share": _middle([waited.share for waited in communication]),
         "straggler_share": _middle([result.straggler.share for result in results if result.straggler is not None]),
         "bottleneck": CPU_STARVED if starved_note(results) else results[0].verdict.get("bottleneck", ""),
     }
+
+
+def _times(found: Interval | None, factor: float) -> Interval | None:
+    if found is None:
+        return None
+    low, high = (None if each is None else factor * each for each in (found.low, found.high))
+    return Interval(value=factor * found.value, low=low, high=high, n=found.n)
 
 
 def starving(outcomes: Sequence[Outcome]) -> str:

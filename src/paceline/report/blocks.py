@@ -164,12 +164,16 @@ class BarRow:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars one under the other, to compare; `legend` names colours of parts. `note` is a few words on the figures."""
+    """Bars one under the other, to compare; `legend` names colours of parts. `note` is a few words on the figures.
+
+    `has_table` says that a table follows with what the parts are; where bars are no drawing, they are left out then.
+    """
 
     title: str
     rows: Sequence[BarRow]
     legend: Sequence[tuple[str, str]] = ()
     note: str = ""
+    has_table: bool = False
     kind: ClassVar[str] = "bars"
 
 

@@ -48,7 +48,8 @@ def to_markdown(page: Page) -> str:
     for section in page.sections:
         lines += ["", f"## {escaped(section.title)}"]
         for block in section.blocks:
-            lines += ["", *_block(block)]
+            if not (isinstance(block, Bars) and block.has_table):
+                lines += ["", *_block(block)]
     return "\n".join([*lines, "", f"Written by paceline {page.paceline}.", ""])
 
 

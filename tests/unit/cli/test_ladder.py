@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from paceline.cli.ladder import ladder
+from paceline.cli.ladder import _of_steps, ladder
 from paceline.cli.show_ladder import show_ladder
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import ExperimentDir
@@ -137,6 +137,20 @@ def test_a_person_sees_what_was_kept_and_why(capsys, tmp_path, monkeypatch):
     assert re.search(r"best +│ bf16", out)
     assert re.search(rf"\n  paceline train {tmp_path} train.precision=bf16 --ranks \d\n", out)
     assert "loss" not in out.split("what each asks for")[0].split("a step, in ms")[1].splitlines()[2]
+
+
+def test_how_long_an_epoch_and_the_steps_take_stands_beside_start_up(capsys, tmp_path):
+    rungs = [rung.model_copy(update={"epoch_s": 78.5, "steps_s": 20 * rung.step_s} if rung.step_s else {})
+             for rung in RESULT.rungs]  # fmt: skip
+    show_ladder(RESULT.model_copy(update={"rungs": tuple(rungs)}), ExperimentDir(tmp_path), as_json=False)
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "rung an epoch 20 steps start-up compiling memory" in out
+    assert "base 1:18 min 2.00 s 2.50 s 1 GB" in out and "bf16 1:18 min 1.00 s 2.50 s 1:01 min" in out
+
+
+def test_the_seconds_of_the_counted_steps_are_left_with_the_ladder():
+    assert _of_steps(BASE, 300).steps_s == 300 * 0.1
+    assert _of_steps(NEVER, 300) == NEVER
 
 
 def test_a_program_gets_the_result_and_nothing_else(capsys, tmp_path):

@@ -178,6 +178,8 @@ def test_ranks_are_measured_in_turns_and_told(scale, started, capsys: pytest.Cap
     assert found.recipe_hash == load("digits").recipe.hash
     assert [point.ranks for point in found.points] == [1, 2] and found.batches == ()
     assert found.points[1].efficiency is not None and found.points[1].efficiency.value == pytest.approx(0.95)
+    assert found.points[1].speedup is not None and found.points[1].speedup.value == pytest.approx(1.9)
+    assert [point.steps_s for point in found.points] == [7 * (point.step_s or 0) for point in found.points]
     assert found.caution.startswith("Up to 2 ranks share the 2 cores")
     assert load(str(folder.path)).recipe == load("digits").recipe
     assert [point.ranks for point in read_points(folder.path / "points.csv")] == [1, 2]
@@ -340,8 +342,15 @@ def point(ranks: int, images_per_s: float, **more: Any) -> ScalePoint:
 
 def test_only_the_smallest_number_of_ranks_is_as_efficient_as_itself(capsys, tmp_path: Path) -> None:
     """One that was never measured in the same turn has no efficiency, rather than a perfect one."""
-    said = shown(capsys, tmp_path, "weak", point(1, 100), point(2, 150), point(4, 380, efficiency=mean_of([0.95])))
-    assert "1 128 100 100 % 2 128 150 - 4 128 380 95.0 %" in said
+    four = point(4, 380, efficiency=mean_of([0.95]), speedup=mean_of([3.8]))
+    said = shown(capsys, tmp_path, "weak", point(1, 100), point(2, 150), four)
+    assert "1 128 100 1.00x 100 % 2 128 150 - - 4 128 380 3.80x 95.0 %" in said
+
+
+def test_how_long_an_epoch_and_the_steps_take_is_told(capsys, tmp_path: Path) -> None:
+    said = shown(capsys, tmp_path, "weak", point(1, 100, step_s=0.128, epoch_s=78.5, steps_s=0.64))
+    assert "ranks an epoch 5 steps a step" in said and "1 1:18 min 640 ms 128 ms" in said
+    assert "an epoch" not in shown(capsys, tmp_path, "weak", point(1, 100))  # results of before it was recorded
 
 
 def test_what_is_to_be_predicted_is_an_epoch_of_the_study_that_was_made(capsys, tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path:
     assert first.to_target_epochs is not None and first.to_target_epochs.value == pytest.approx(math.sqrt(2 * 3))
     assert first.top1 is not None and first.top1.value == pytest.approx(0.8)  # a mean of three
     assert first.images_per_s is not None and first.images_per_s.value == pytest.approx(6 ** (1 / 3) * 100)
+    assert first.epoch_s is not None and first.epoch_s == 3200 / 3.0 / first.images_per_s.value
     assert first.runs == ("trials/128-1", "trials/128-2", "trials/128-3")
     assert (second.reached, second.to_target_s, second.error) == (0, None, "the loss is nan")
     assert second.top1 is not None and second.top1.n == 1

@@ -419,6 +419,7 @@ def test_data_that_cannot_be_made_leave_the_rung_out(climbing):
 def test_a_result_has_what_its_runs_measured(climbing):
     bf16 = climbing([BASE, BF16], Machine()).rungs[1]
     assert bf16.images_per_s.value == pytest.approx(200.0, rel=1e-12)  # rounding of a mean of three
+    assert bf16.epoch_s == STEPS * RECIPE.data.batch_size / bf16.images_per_s.value
     assert bf16.spread == (198.0, 202.0)
     assert (bf16.host_bytes, bf16.device_bytes, bf16.startup_s, bf16.compile_s) == (1000, None, 3.0, 1.0)
     below_s, here_s = bf16.shrank["forward"]

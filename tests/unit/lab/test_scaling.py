@@ -110,6 +110,9 @@ def test_efficiency_is_of_pairs_of_one_turn_and_a_rank() -> None:
     assert one.efficiency is None
     assert two.efficiency == ratio_of([90.0, 45.0], [100.0, 50.0])
     assert two.efficiency is not None and two.efficiency.n == 2
+    assert [each.epoch_s for each in (one, two)] == [3200 / each.images_per_s.value for each in (one, two)]
+    assert two.speedup is not None and two.speedup.value == 2 * two.efficiency.value and one.speedup is None
+    assert (two.speedup.low, two.speedup.high) == (2 * (two.efficiency.low or 0), 2 * (two.efficiency.high or 0))
     assert two.efficiency.value == pytest.approx(0.9, rel=1e-12)  # rounding of a logarithm
     assert (two.images_per_s.value, two.spread, two.images_per_s.n) == (135.0, (90.0, 180.0), 2)
 

@@ -31,6 +31,8 @@ class RungResult(Value):
     are the stages that it was to shrink; `shrank` says of each by how much, in device seconds of a step (below, here).
     `over_below` and `over_first` are ratios of images/s, the latter the product of those in between; None for the
     first rung and where nothing was measured. `stages` are device seconds of a step, which may overlap.
+    `epoch_s` are the seconds of an epoch of the training set at this speed, without evaluations, and `steps_s` those of
+    the steps that counted, as many as the ladder says: None in results that were written before they were there.
     `startup_s` is from the start of the process to the first step, `compile_s` of it compiling, `prepare_s` what was
     spent once on data. Memory is rank 0's, in bytes. `runs` are folders below the experiment's, `ranks` on how many
     each ran. `status` is `failed` where it could not be run (`why` says it), and `left_out` where it does not fit this
@@ -52,6 +54,8 @@ class RungResult(Value):
     over_first: Interval | None = None
     stages: dict[str, Measured] = Field(default_factory=dict)
     step_s: Measured | None = None
+    epoch_s: Measured | None = None
+    steps_s: Measured | None = None
     startup_s: Measured | None = None
     compile_s: Measured | None = None
     prepare_s: Measured = 0.0

@@ -10,8 +10,11 @@ class ScalePoint(Value):
     """A number of ranks, and what was measured on it.
 
     `efficiency` is images/s over those of the smallest number of ranks, each divided by its ranks, in pairs of runs of
-    one turn; None for that one itself and where it failed. `exposed_s` is what a step waits for gradients and
-    `exposed_share` its share of a step, `straggler_share` the share that is lost to the latest rank: None on one rank.
+    one turn; None for that one itself and where it failed. `speedup` is ranks times it. `epoch_s` are the seconds of an
+    epoch of the training set at this speed, without evaluations, and `steps_s` those of the steps that counted of a
+    short run; None in results that were written before they were there. `exposed_s` is what a step waits for gradients
+    and `exposed_share` its share of a step, `straggler_share` the share that is lost to the latest rank: None on one
+    rank.
     `top1` is the accuracy of whole runs, where it was asked for, and `top1_gap` that less the accuracy of the smallest
     number of ranks, over the seeds that both were trained with: what larger batches cost. `error` says why a point
     could not be measured. `runs` are folders below the experiment's.
@@ -25,6 +28,9 @@ class ScalePoint(Value):
     spread: tuple[Measured, Measured] | None = None
     step_s: Measured | None = None
     efficiency: Interval | None = None
+    speedup: Interval | None = None
+    epoch_s: Measured | None = None
+    steps_s: Measured | None = None
     exposed_s: Measured | None = None
     exposed_share: Measured | None = None
     straggler_share: Measured | None = None
@@ -43,7 +49,7 @@ class BatchPoint(Value):
     `lr_rule` is `any` at the batch size that the learning rate is for, where all rules say the same; `warmup` is ""
     where the schedule has none to set. `lr` is the peak. `to_target_s` and `to_target_epochs` are means over the runs
     that reached the target, which `reached` counts; None where none did. Means of times and rates are geometric.
-    `error` says why the first run that failed did so.
+    `epoch_s` are the seconds of an epoch at `images_per_s`. `error` says why the first run that failed did so.
     """
 
     batch_size: int
@@ -54,6 +60,7 @@ class BatchPoint(Value):
     reached: int
     top1: Interval | None = None
     images_per_s: Interval | None = None
+    epoch_s: Measured | None = None
     to_target_s: Interval | None = None
     to_target_epochs: Interval | None = None
     error: str = ""
@@ -88,6 +95,12 @@ class ScaleResult(Value):
     wall_s: Measured
     command: tuple[str, ...]
     provenance: dict[str, Any]
+
+    @property
+    def base(self) -> ScalePoint | None:
+        """The smallest number of ranks with a speed, over which the others are efficient; None where none has one."""
+        measured = [point for point in self.points if point.images_per_s is not None]
+        return min(measured, key=lambda point: point.ranks, default=None)
 
     def note(self, point: ScalePoint | BatchPoint) -> str:
         """Return why a point has no speed though its runs have ended well; "" where it has one, and where they failed.

@@ -24,9 +24,18 @@ def summary(result: ScaleResult) -> Table:
     columns = [Column("batch"), Column("warm-up", is_number=False), Column("LR rule", is_number=False)]
     columns += [Column("peak LR"), Column("top-1")]
     columns += [Column("reached"), Column("time to target"), Column("epochs to target")] if has_target else []
-    columns += [Column("images/s"), *([Column("note", is_number=False, is_wide=True)] if any(notes) else [])]
+    has_epoch = any(point.epoch_s is not None for point in result.batches)
+    columns += [
+        Column("images/s"),
+        *([Column("an epoch")] if has_epoch else []),
+        *([Column("note", is_number=False, is_wide=True)] if any(notes) else []),
+    ]
     rows = [
-        [*_batch(point, has_target=has_target), *([intervals.sentence(note)] if any(notes) else [])]
+        [
+            *_batch(point, has_target=has_target),
+            *([intervals.maybe_seconds(point.epoch_s)] if has_epoch else []),
+            *([intervals.sentence(note)] if any(notes) else []),
+        ]
         for point, note in zip(result.batches, notes, strict=True)
     ]
     return Table("Batches", columns, rows, MANY, "more batches")

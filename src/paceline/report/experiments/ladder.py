@@ -34,10 +34,10 @@ def summary(result: LadderResult) -> Table:
     """Return the rungs, one a row: what was changed, what that bought, and whether it stayed."""
     has_ranks = _ranks_differ(result)
     columns = [Column("rung", is_number=False), Column("changes", is_number=False, is_wide=True)]
-    columns += [*([Column("ranks")] if has_ranks else []), Column("images/s")]
+    columns += [*([Column("ranks")] if has_ranks else []), Column("images/s"), *_long(result)]
     columns += [Column("over below"), Column("over first"), Column("peak memory"), Column("start-up")]
     columns += [Column("loss", is_number=False), Column("outcome", is_number=False, is_wide=True)]
-    return Table("Rungs", columns, [_row(rung, has_ranks=has_ranks) for rung in result.rungs])
+    return Table("Rungs", columns, [_row(result, rung) for rung in result.rungs])
 
 
 def ladder_page(told: Told, result: LadderResult) -> Page:
@@ -107,10 +107,15 @@ def _rungs(result: LadderResult) -> Section:
     )
     has_ranks = _ranks_differ(result)
     columns = [Column("rung", is_number=False), *([Column("ranks")] if has_ranks else []), Column("images/s")]
-    columns += [Column("over below"), Column("over first"), Column("outcome", is_number=False, is_wide=True)]
+    columns += [
+        *_long(result),
+        Column("over below"),
+        Column("over first"),
+        Column("outcome", is_number=False, is_wide=True),
+    ]
     rows = [
         [intervals.sentence(rung.name), *([_ranks(rung)] if has_ranks else []), intervals.of_rate(rung.images_per_s),
-         intervals.of_ratio(rung.over_below), intervals.of_ratio(rung.over_first), outcome(rung)]
+         *_took(result, rung), intervals.of_ratio(rung.over_below), intervals.of_ratio(rung.over_first), outcome(rung)]
         for rung in result.rungs
     ]  # fmt: skip
     changes = [
@@ -137,12 +142,27 @@ def _steps(result: LadderResult) -> Section | None:
     names += sorted({name for rung in measured for name in rung.stages} - set(names))
     rows = [BarRow(clean(rung.name), _stages(rung, names, longest), _step(rung)) for rung in measured]
     legend = [(parts.name(name), parts.colour(name)) for name in [*names, "residual"]]
-    blocks: list[Block] = [Bars("A step, by stage", rows, legend, "device time, means")]
+    blocks: list[Block] = [Bars("A step, by stage", rows, legend, "device time, means", has_table=True)]
+    blocks.append(_in_ms(measured, names))
     shrunk = [row for rung in result.rungs for row in _shrank(rung)]
     columns = [Column("rung", is_number=False), Column("was to shrink", is_number=False)]
     columns += [Column("rung below"), Column("here"), Column("change")]
     blocks += [Table("What was expected", columns, shrunk, MANY, "more stages")] if shrunk else []
     return Section("steps", "Where a step goes", blocks)
+
+
+def _in_ms(rungs: list[RungResult], names: list[str]) -> Table:
+    """Return a step and its stages in milliseconds, a row a rung; stages that no rung has are left out."""
+    names = [name for name in names if any(rung.stages.get(name, 0.0) > 0 for rung in rungs)]
+    titles = ["rung", "step", *map(parts.name, names)]
+    columns = [Column(title, is_number=index > 0) for index, title in enumerate(titles)]
+    rows = [[intervals.sentence(rung.name), _ms(rung.step_s), *(_ms(rung.stages.get(name)) for name in names)]
+            for rung in rungs]  # fmt: skip
+    return Table("A step by stage, in milliseconds of the device", columns, rows, MANY, "more rungs")
+
+
+def _ms(value_s: float | None) -> Cell:
+    return intervals.NOTHING if value_s is None else Cell(f"{1000 * value_s:,.2f}", value_s)
 
 
 def _stages(rung: RungResult, names: list[str], longest: float) -> list[Part]:
@@ -208,12 +228,26 @@ def _ranks(rung: RungResult) -> Cell:
     return intervals.NOTHING if rung.ranks is None else cells.count(rung.ranks)
 
 
-def _row(rung: RungResult, *, has_ranks: bool) -> list[Cell]:
+def _long(result: LadderResult) -> list[Column]:
+    """Return the headings of how long an epoch and the steps that count take, where that is known."""
+    epoch = [Column("an epoch")] if any(rung.epoch_s is not None for rung in result.rungs) else []
+    steps = [Column(count(result.steps, "step"))] if any(rung.steps_s is not None for rung in result.rungs) else []
+    return [*epoch, *steps]
+
+
+def _took(result: LadderResult, rung: RungResult) -> list[Cell]:
+    """Return how long an epoch and the steps that count took, under the headings of `_long`."""
+    told = {"an epoch": rung.epoch_s, count(result.steps, "step"): rung.steps_s}
+    return [intervals.maybe_seconds(told[column.title]) for column in _long(result)]
+
+
+def _row(result: LadderResult, rung: RungResult) -> list[Cell]:
     return [
         intervals.sentence(rung.name),
         intervals.words(rung.patch, "the recipe"),
-        *([_ranks(rung)] if has_ranks else []),
+        *([_ranks(rung)] if _ranks_differ(result) else []),
         intervals.of_rate(rung.images_per_s),
+        *_took(result, rung),
         intervals.of_ratio(rung.over_below),
         intervals.of_ratio(rung.over_first),
         _bytes(rung.device_bytes if rung.device_bytes is not None else rung.host_bytes),

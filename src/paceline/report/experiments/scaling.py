@@ -20,7 +20,8 @@ _HELD: Final = {
     "strong": "Strong scaling: the whole batch stays, so that of a rank shrinks as ranks are added.",
 }
 _EFFICIENCY: Final = (
-    "Efficiency is images/s per rank over that of the smallest number of ranks, in pairs of runs of one turn. Exposed "
+    "Efficiency is images/s per rank over that of the smallest number of ranks, in pairs of runs of one turn, and "
+    "speed-up is ranks times efficiency. An epoch is that of the training set, without evaluations. Exposed "
     "is the share of a step that waits for gradients, stragglers the share that waits for the latest rank."
 )
 
@@ -28,10 +29,12 @@ _EFFICIENCY: Final = (
 def summary(result: ScaleResult) -> Table:
     """Return what was measured, a row a number of ranks."""
     columns = [Column("ranks"), Column("nodes"), Column("batch"), Column("of a rank"), Column("images/s")]
-    columns += [Column("efficiency"), Column("exposed"), Column("stragglers")]
+    columns += [Column("an epoch")] if _has_epoch(result) else []
+    columns += [Column("speed-up"), Column("efficiency"), Column("exposed"), Column("stragglers")]
     columns += [Column("top-1"), Column("against the fewest ranks")] if _has_accuracy(result) else []
-    columns += [Column("note", is_number=False, is_wide=True)]
-    rows = [_point(point, result.note(point), with_top1=_has_accuracy(result)) for point in result.points]
+    is_wide = any(point.error or result.note(point) for point in result.points)
+    columns += [Column("note", is_number=False, is_wide=is_wide)]
+    rows = [_point(result, point) for point in result.points]
     return Table("Ranks", columns, rows, MANY, "more ranks")
 
 
@@ -104,10 +107,13 @@ def _waiting(result: ScaleResult) -> Section | None:
     charts = [_chart("Waiting", "% of a step", lines)] if lines else []
     startup = plain("start-up", [(point.ranks, point.startup_s) for point in result.points])
     charts += [_chart("Start-up", "s", [startup])] if startup.points else []
-    columns = [Column("ranks"), Column("a step"), Column("waits for gradients"), Column("start-up"), Column("a run")]
+    has_steps = any(point.steps_s is not None for point in result.points)
+    columns = [Column("ranks"), Column("a step"), *([Column(count(result.steps, "step"))] if has_steps else [])]
+    columns += [Column("waits for gradients"), Column("start-up"), Column("a run")]
     columns += [Column("bottleneck", is_number=False)]
     rows = [
-        [cells.count(point.ranks), intervals.maybe_seconds(point.step_s), intervals.maybe_seconds(point.exposed_s),
+        [cells.count(point.ranks), intervals.maybe_seconds(point.step_s),
+         *([intervals.maybe_seconds(point.steps_s)] if has_steps else []), intervals.maybe_seconds(point.exposed_s),
          intervals.maybe_seconds(point.startup_s), intervals.maybe_seconds(point.wall_s),
          intervals.sentence(point.bottleneck)]
         for point in result.points
@@ -160,6 +166,10 @@ def _has_accuracy(result: ScaleResult) -> bool:
     return any(point.top1 is not None for point in result.points)
 
 
+def _has_epoch(result: ScaleResult) -> bool:
+    return any(point.epoch_s is not None for point in result.points)
+
+
 def _name(point: ScalePoint) -> str:
     ranks = count(point.ranks, "rank")
     return ranks if point.nodes <= 1 else f"{ranks} on {count(point.nodes, 'node')}"
@@ -175,16 +185,21 @@ def _behind(found: Interval, told: Callable[[float], str]) -> str:
     return "" if found.low is None or found.high is None else f", {told(found.low)} to {told(found.high)} {SURE}"
 
 
-def _point(point: ScalePoint, note: str, *, with_top1: bool) -> list[Cell]:
+def _point(result: ScaleResult, point: ScalePoint) -> list[Cell]:
+    efficiency, speedup = intervals.of_share(point.efficiency), intervals.of_ratio(point.speedup)
+    if point is result.base:  # it is as efficient as itself, which is no measurement
+        efficiency, speedup = Cell("100 %"), Cell(f"{point.ranks:.2f}x")
     return [
         cells.count(point.ranks),
         cells.count(point.nodes),
         cells.count(point.batch_size),
         cells.count(point.rank_batch),
         intervals.of_rate(point.images_per_s),
-        intervals.of_share(point.efficiency),
+        *([intervals.maybe_seconds(point.epoch_s)] if _has_epoch(result) else []),
+        speedup,
+        efficiency,
         intervals.maybe_share(point.exposed_share),
         intervals.maybe_share(point.straggler_share),
-        *([intervals.of_accuracy(point.top1), intervals.of_points(point.top1_gap)] if with_top1 else []),
-        intervals.sentence(point.error or note or point.bottleneck),
+        *([intervals.of_accuracy(point.top1), intervals.of_points(point.top1_gap)] if _has_accuracy(result) else []),
+        intervals.sentence(point.error or result.note(point) or point.bottleneck),
     ]

@@ -45,6 +45,26 @@ def test_ranks_gaps_and_losses_are_in_the_csv(made):
     assert (row["parity"], row["loss"], row["explains"]) == ("same", "2.301", "what it is")
 
 
+def test_seconds_of_an_epoch_and_of_the_counted_steps_are_in_both_tables(made):
+    rung = made.ladder().rungs[1].model_copy(update={"epoch_s": 78.5, "steps_s": 12.0})
+    point = made.scale().points[1].model_copy(update={"epoch_s": 33.1, "steps_s": 5.1, "speedup": made.around(1.92)})
+    batch = made.batches().batches[0].model_copy(update={"epoch_s": 25.8})
+    for result, name, found, told in (
+        (made.ladder(), "rungs", rung, {"an epoch": "1:18 min", "40 steps": "12.0 s"}),
+        (made.scale(), "points", point, {"an epoch": "33.1 s", "speed-up": "2.00x"}),
+        (made.batches(), "batches", batch, {"an epoch": "25.8 s"}),
+    ):
+        result = result.model_copy(update={name: (found,)})
+        assert float(records_of(result)[0]["epoch_s"]) == found.epoch_s
+        assert name == "batches" or float(records_of(result)[0]["steps_s"]) == found.steps_s
+        heading, _, row = (
+            [cell.strip() for cell in line.split("|")] for line in to_markdown_table(result).splitlines()
+        )
+        shown = dict(zip(heading, row, strict=True))
+        assert told.items() <= shown.items()
+    assert float(records_of(made.scale().model_copy(update={"points": (point,)}))[0]["speedup"]) == 1.92
+
+
 def test_what_was_not_measured_is_an_empty_field(made):
     failed = records_of(made.ladder())[5]
     assert failed["status"] == "failed" and failed["rung"] == made.EVIL

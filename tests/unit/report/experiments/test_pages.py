@@ -105,6 +105,23 @@ def test_rungs_that_lost_or_failed_are_told_with_the_reason(made, text_of):
     assert "5 of 8 rungs kept" in page
 
 
+def test_stages_of_a_step_are_a_table_of_milliseconds_beside_the_bars(made, text_of, tmp_path):
+    result = made.ladder()
+    page = experiment_page(made.write_experiment(tmp_path / "found", result), result)
+    (steps,) = [section for section in page.sections if section.key == "steps"]
+    (table,) = [block for block in steps.blocks if isinstance(block, Table) and "millisec" in block.title]
+    headings = [column.title for column in table.columns]
+    assert headings == ["rung", "step", "data wait", "copy to device", "forward", "loss", "backward", "optimizer"]
+    rung = result.rungs[1]
+    row = next(row for row in table.rows if row[0].text == rung.name)
+    assert [cell.value for cell in row[1:]] == [
+        rung.step_s, *(rung.stages[name] for name in ("data_wait", "h2d", "forward", "loss", "backward", "optimizer"))
+    ]  # fmt: skip
+    assert row[2].text == f"{1000 * rung.stages['data_wait']:.2f}"
+    assert text_of(result, "md").count("A step") == 1  # the bars are no table of their own there
+    assert "A step, by stage" in words_of(text_of(result))
+
+
 def test_an_interval_of_any_length_leaves_room_for_the_bars(made, text_of):
     result = made.ladder()
     wide = update(result.rungs[1], images_per_s=Interval(value=190.0, low=-1e5, high=1e5, n=2))
