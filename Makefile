@@ -21,9 +21,10 @@ demo: $(READY) $(NATIVE)
 UNITS := tests/unit tests/architecture
 NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
 PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume archives console data environment) \
-  $(call NAMED,faults,last_checkpoint links recipes_and_names) \
-  $(call NAMED,integration,compile completion emulated exact export_photographs failures frozen health kubernetes ladder) \
-  $(call NAMED,integration,real_data release remote report_page resume same_samples trackers) \
+  $(call NAMED,faults,checkpoints last_checkpoint links lmdb_kill orphans pack_kill recipes_and_names stage_kill) \
+  $(call NAMED,faults,system_faults torchrun) $(call NAMED,examples,examples) \
+  $(call NAMED,integration,compile completion emulated exact export_photographs failures frozen fuzz health kubernetes) \
+  $(call NAMED,integration,ladder real_data release remote report_page resume same_samples trackers train) \
   $(call NAMED,numerics,agreement bad_numbers checkpoints judging many_ranks reducing remembering strategies) \
   $(call NAMED,numerics,sync_norm watching)
 IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
@@ -36,8 +37,9 @@ test: $(READY_DEV) $(NATIVE)
 	$(BIN)/python .ci/tests.py $$(ls build/tests/*.xml) || failed=1; \
 	exit $$failed
 
-# What takes minutes: every preset for two steps, a run that is killed again and again, and, each for so many seconds, the
-# native core against libjpeg-turbo and its pool under ThreadSanitizer. Without clang or libjpeg-turbo's headers (libjpeg62-turbo-dev) a test says what it lacks, and is skipped.
+# What takes minutes: the commands of all pages, every preset for two steps, a run that is killed again and again, and,
+# each for so many seconds, the native core against libjpeg-turbo and its pool under ThreadSanitizer. Without clang or
+# libjpeg-turbo's headers (libjpeg62-turbo-dev) a test says what it lacks, and is skipped.
 LONG_SECONDS ?= 180
 test-long: $(READY_DEV)
 	PACELINE_LONG_SECONDS=$(LONG_SECONDS) $(BIN)/python -m pytest -m long -rA tests

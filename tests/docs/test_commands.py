@@ -1,7 +1,8 @@
 """Every command of every page is typed into a shell as it stands there, or a mark above it says why not.
 
 The pages of the tutorial are followed by `test_tutorial.py`, from the wheel, as they stand. What would take too
-long so is typed here, with the words of its mark; the rest of them is only read.
+long so is typed here, with the words of its mark; the rest of them is only read. `make test` types the README and the
+pages for those who come from elsewhere, `make test-long` all others; both check every command's words.
 """
 
 import re
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 import typer.core
+from _pytest.mark import ParameterSet
 
 from paceline.cli.submit_words import read_words
 from paceline.cli.verbs import app
@@ -52,6 +54,12 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def typed_when(page: Path) -> ParameterSet:
+    """Return `page` as a test's parameter, marked `long` unless `make test` types it."""
+    is_short = (page.name == "README.md" and page.parent == ROOT) or page.parent.name in ("coming-from", "tutorial")
+    return pytest.param(page, id=name_of(page), marks=() if is_short else pytest.mark.long)
+
+
 def shell_blocks() -> Iterator[Block]:
     for page in PAGES:
         yield from (block for block in read_blocks(page) if block.language == "sh")
@@ -66,7 +74,7 @@ def commands() -> Iterator[tuple[Block, Command]]:
 
 
 @pytest.mark.timeout(900)  # for a whole page, and for the home that the first one needs; each block has its own limit
-@pytest.mark.parametrize("page", TYPED, ids=name_of)
+@pytest.mark.parametrize("page", [typed_when(page) for page in TYPED])
 def test_what_a_page_tells_to_type_does_as_it_says(page: Path, hand, folder: Path, environ, filled) -> None:
     for number, block in enumerate(blocks_here(page)):
         match block.language, block.mark.kind:

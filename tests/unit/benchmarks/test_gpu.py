@@ -32,6 +32,7 @@ def missing(package: str, work: object) -> list[float]:
     raise ImportError(f"No module named {package!r}", name=package)
 
 
+@pytest.mark.long
 def test_every_part_is_measured_or_says_why_not(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_clocks_that_cannot_be_asked_are_nothing(gpu: ModuleType, monkeypatch: p
     assert device.clocks(gpu.torch.device("cuda")) == ""
 
 
+@pytest.mark.long
 def test_cifar10_is_trained_once_a_seed_and_capturing_is_left_out_of_its_seconds(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
