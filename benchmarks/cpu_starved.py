@@ -7,6 +7,9 @@ the same `--cores` cores, and notes what the result of each run says: the bottle
 processes are charged with, and images/s. `slowdown` is what the runs beside busy processes really lost, against the
 median of those without: 1 - images/s over theirs; `lost_share` should be close to it. `others_before` is how many cores
 were busy before a run was started: more than a tenth without busy processes says that the machine was not free.
+
+Runs beside busy processes take about sixty times as long and need no quiet machine, so each kind can be measured by
+itself: with `--only`, the rows of the other kind in the file `--out` are kept.
 """
 
 import argparse
@@ -32,7 +35,6 @@ RECIPE: Final = (
     "model.width=0.125",
     "data.batch_size=64",
     "data.workers=0",
-    "train.steps=100",
     "train.eval_every=off",
     "checkpoint.every=off",
     "log.report=off",
@@ -48,6 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10, help="of each kind (10)")
     parser.add_argument("--busy", type=int, default=8, help="processes beside a run (8)")
+    parser.add_argument("--steps", type=int, default=100, help="of a run, of which ten are warm-up (100)")
     parser.add_argument("--cores", type=int, default=2, help="that all of them share (2)")
     parser.add_argument("--only", choices=("busy", "quiet"), help="one kind alone")
     parser.add_argument("--out", type=Path, help="a JSON file to write")
@@ -56,17 +59,19 @@ def main() -> int:
     os.sched_setaffinity(0, cores)  # which is handed down to all that is started
     kinds = [asked.only] if asked.only else ["quiet", "busy"]
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    kept = json.loads(asked.out.read_text()) if asked.only and asked.out and asked.out.exists() else {}
+    found.update({kind: kept[kind]["rows"] for kind in ("quiet", "busy") if kind in kept and kind != asked.only})
     for _ in range(asked.runs):
         for kind in kinds:
             before = others(cores)
             with busy(asked.busy if kind == "busy" else 0):
-                row = {"others_before": before, **run()}
+                row = {"others_before": before, "steps": asked.steps, **run(asked.steps)}
             found[kind].append(row)
             print(f"{kind}: {row}", flush=True)
     if asked.out:
         write(
             asked.out,
-            {**provenance(), "recipe": list(RECIPE), "busy": asked.busy, "cores": len(cores), **summed(found)},
+            {**provenance(), "recipe": list(RECIPE), "beside": asked.busy, "cores": len(cores), **summed(found)},
         )
     wrong = sum(
         (row["bottleneck"] == "cpu-starved") != (kind == "busy") for kind, rows in found.items() for row in rows
@@ -96,11 +101,12 @@ def busy(number: int) -> Iterator[None]:
             process.wait(timeout=30)
 
 
-def run() -> dict[str, Any]:
-    """Train once; return what its result says."""
+def run(num_steps: int) -> dict[str, Any]:
+    """Train `num_steps` once; return what the result says."""
     with tempfile.TemporaryDirectory(prefix="paceline-starved-") as folder:
         place = Path(folder) / "run"
-        command = [sys.executable, "-P", "-m", "paceline", "train", *RECIPE, "--run-dir", str(place), "--json"]
+        command = [sys.executable, "-P", "-m", "paceline", "train", *RECIPE, f"train.steps={num_steps}"]
+        command += ["--run-dir", str(place), "--json"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=1800)
         result = json.loads((place / "result.json").read_text())
     cpu = result["cpu"]

@@ -51,9 +51,8 @@ STARVED_SHARE: Final = 0.5
 """Share of steps that find the GPU with nothing left to do, above which the host launches too slowly."""
 LOST_CPU_SHARE: Final = 0.1
 """Share of the time that training wanted to run from which it is starved by other processes, or stopped by a quota: the
-run is slower by a ninth, which is more than many gains that are claimed. Not tuned: beside ten busy processes on two
-cores `paceline train digits` lost 0.83 (measured), so that anything from 0.05 to 0.5 tells that from none; what quiet
-machines lose is for benchmarks/cpu_starved.py to show."""
+run is slower by a ninth, which is more than many gains that are claimed. Not tuned: with two cores to itself a run lost
+0.002 to 0.041, beside eight busy processes 0.80 to 0.82 (n = 10 each, `cpu-starved.json`)."""
 LOST_CPU_WALL: Final = 0.05
 """And share of the wall clock that has to be lost: a run that waits for a network disk wants to run so little that
 others can hold the cores for half of it, and cost nothing."""
