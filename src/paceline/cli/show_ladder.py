@@ -11,7 +11,7 @@ from paceline.core.experiments.ladder import LadderResult, RungResult
 from paceline.core.stages import spoken
 from paceline.core.units import count, milliseconds, seconds, size
 from paceline.data.sources.places import printable
-from paceline.lab.rungs import Ladder
+from paceline.lab.rungs import Ladder, Rung
 from paceline.lab.times import times
 from paceline.report.experiments.take import commands
 
@@ -56,11 +56,14 @@ def show_rungs(ladder: Ladder, *, as_json: bool) -> None:
         facts = {"ladder": ladder.name, "summary": ladder.summary, "recipe": ladder.recipe}
         print(json.dumps({**facts, "steps": ladder.steps, "repeats": ladder.repeats, "rungs": rungs}, indent=2))
         return
-    rows = [
-        (rung.name, " ".join(f"{key}={value}" for key, value in rung.set.items()), rung.explains)
-        for rung in ladder.rungs
-    ]
+    rows = [(rung.name, " ".join(_settings(rung)), rung.explains) for rung in ladder.rungs]
     print_rows(rows, f"{ladder.name}, over {ladder.recipe}: {ladder.summary}")
+
+
+def _settings(rung: Rung) -> Iterator[str]:
+    yield from (f"{key}={value}" for key, value in rung.set.items())
+    if rung.batch_factor is not None:
+        yield f"batch x{rung.batch_factor}"
 
 
 def _row(rung: RungResult, *, has_ranks: bool) -> tuple[str, ...]:

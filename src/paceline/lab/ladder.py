@@ -266,11 +266,15 @@ class Climber:
 def stacked(recipe: Recipe, below: Patch, rung: Rung, section: Pack | Lmdb | None) -> tuple[Patch, Patch]:
     """Return a rung over what is `below` it, and what it adds: its settings, and what reads the `section` made for it.
 
-    Raise `RecipeError` where `below` does not fit `recipe`.
+    Its batch is a multiple of that of `recipe`, whoever set that. Raise `RecipeError` where `below` does not fit
+    `recipe`.
     """
     base = below if rung.data == "none" else without(below, SOURCE)
     source = Patch() if section is None else reading(section)
     added = Patch((*source.assignments, *rung.patch.assignments))
+    if rung.batch_factor is not None:
+        batch_size = rung.batch_factor * resolve_batch(recipe, 1).data.global_batch_size
+        added = Patch((*added.assignments, ("data.batch_size", batch_size)))
     return lay(recipe, base, added), added
 
 

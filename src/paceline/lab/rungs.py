@@ -41,6 +41,8 @@ class Rung(Section):
     """What it changes and why that may help, in a sentence."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings of a recipe by dotted path."""
+    batch_factor: PositiveInt | None = None
+    """Images per step over all ranks, as a multiple of the recipe's on one rank; as many as below without it."""
     expects: tuple[Annotated[str, AfterValidator(_stage)], ...] = ()
     """Stages of a step that it is to shrink."""
     on: Literal["any", "cuda", "cpu", "ranks"] = "any"

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
+from paceline.lab.ladder import stacked
 from paceline.lab.laying import lay
 from paceline.lab.rungs import ladder_names, ladder_text, load_ladder
 from paceline.lab.trial import vary
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
+from paceline.recipe.plan import resolve_batch
 
 FULL = """# Two rungs on digits.
 recipe: digits
@@ -24,6 +26,7 @@ rungs:
     expects: [forward, backward]
     on: cpu
     ranks: 2
+    batch_factor: 3
     keep: always
     data: pack
     cache: cold
@@ -50,7 +53,7 @@ def test_a_file_gives_all_it_says(written):
     base, bf16 = ladder.rungs
     assert (base.patch, base.keep, base.data, base.cache, base.parity) == (Patch(), "if-faster", "none", "warm", "same")
     assert bf16.patch == Patch((("train.precision", "bf16"),))
-    assert (bf16.expects, bf16.on, bf16.ranks) == (("forward", "backward"), "cpu", 2)
+    assert (bf16.expects, bf16.on, bf16.ranks, bf16.batch_factor) == (("forward", "backward"), "cpu", 2, 3)
     assert (bf16.keep, bf16.data, bf16.cache, bf16.parity) == ("always", "pack", "cold", "free")
 
 
@@ -128,11 +131,30 @@ def test_each_rung_of_a_shipped_ladder_fits_its_recipe_and_those_below(name):
     patch, seen = Patch(), set()
     for rung in ladder.rungs:
         if rung.on != "any":  # it is dropped where it is not faster, and what stands on it must fit without it
-            assert vary(recipe, lay(recipe, patch, rung.patch)) != vary(recipe, patch)
+            assert vary(recipe, stacked(recipe, patch, rung, None)[0]) != vary(recipe, patch)
             continue
-        patch = lay(recipe, patch, rung.patch)
+        patch, _ = stacked(recipe, patch, rung, None)
         seen.add(vary(recipe, patch).hash)
     assert len(seen) == sum(rung.on == "any" for rung in ladder.rungs)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "batches"),
+    [
+        ("ddp-post", (), {"single": 256, "DataParallel": 1024, "DDP 2": 512, "DDP 4": 1024, "AMP": 1024}),
+        ("ddp-post", ("data.rank_batch_size=16",), {"single": 16, "DDP 2": 32, "DDP 4": 64}),
+        ("quant", ("data.source.root=photos", "data.batch_size=8"), {"16 bits": 8, "batch 512": 16, "DDP on 4": 16}),
+    ],
+)
+def test_batches_of_rungs_are_multiples_of_the_one_that_is_asked_for(name, words, batches):
+    ladder = load_ladder(name)
+    recipe = load(ladder.recipe, Patch.parse(list(words))).recipe
+    patch, found = Patch(), {}
+    for rung in ladder.rungs:
+        patch, added = stacked(recipe, patch, rung, None)
+        found[rung.name] = resolve_batch(vary(recipe, patch), 1).data.global_batch_size
+        assert ("data.batch_size" in dict(added.assignments)) == (rung.batch_factor is not None)
+    assert {rung: found[rung] for rung in batches} == batches
 
 
 def test_the_ladders_of_the_tutorials_and_of_a_cpu_are_shipped():

@@ -13,12 +13,12 @@ from paceline.recipe.plan import lr_factor
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yamlfile import read_file, read_text, write_text
 
+SC20_RUNGS = ("sc20/bs256", "sc20/bs256-amp", "sc20/bs256-amp-nhwc", "sc20/bs256-amp-nhwc-extra-opts")
+SC20_PROFILES = tuple(f"{name}-prof" for name in SC20_RUNGS)
 SC20_PEAK_LR = {
     "sc20/bs128": 0.1,
-    "sc20/bs256": 0.1414,
-    "sc20/bs256-amp": 0.1414,
-    "sc20/bs256-amp-nhwc": 0.1414,
-    "sc20/bs256-amp-nhwc-extra-opts": 0.1414,
+    "sc20/bs128-opt": 0.1,
+    **dict.fromkeys((*SC20_RUNGS, *SC20_PROFILES), 0.1414),
     "sc20/bs512-opt": 0.2,
     "sc20/bs1024-opt": 0.2828,
     "sc20/bs1024-warmup-opt": 0.2828,
@@ -57,6 +57,7 @@ EXPECTED = {
     "quant/resnet18-imagenet-bs512-o2",
     "quant/resnet18-imagenet-o1",
     "quant/resnet18-imagenet-o2",
+    "quant/resnet18-imagenet-o3",
     "synthetic",
 }
 LABELS = ("Target", "Hardware", "Time", "Command", "Source")
@@ -65,21 +66,31 @@ VARIANTS = {
     ("sc20/bs256", "sc20/bs256-amp"): {"train.precision"},
     ("sc20/bs256-amp", "sc20/bs256-amp-nhwc"): {"model.memory_format"},
     ("sc20/bs256-amp-nhwc", "sc20/bs256-amp-nhwc-extra-opts"): {"optim.implementation", "train.cudnn_benchmark"},
+    ("sc20/bs256-amp-nhwc-extra-opts", "sc20/bs128-opt"): {"data.batch_size"},
+    **{
+        (name, f"{name}-prof"): {
+            *("train.epochs", "train.steps", "train.eval_every"),
+            *("checkpoint.every", "measure.nvtx", "measure.warmup_steps"),
+        }
+        for name in SC20_RUNGS
+    },
     ("sc20/bs256-amp-nhwc-extra-opts", "sc20/bs512-opt"): {"data.batch_size", "train.epochs"},
     ("sc20/bs512-opt", "sc20/bs1024-opt"): {"data.batch_size"},
     ("sc20/bs1024-opt", "sc20/bs2048-opt"): {"data.batch_size"},
-    ("sc20/bs1024-opt", "sc20/bs1024-warmup-opt"): {"schedule.warmup"},
-    ("sc20/bs2048-opt", "sc20/bs2048-warmup-opt"): {"schedule.warmup"},
-    ("course/wideresnet-fashion", "course/wideresnet-fashion-momentum"): {"optim.momentum"},
+    ("sc20/bs1024-opt", "sc20/bs1024-warmup-opt"): {"schedule.warmup", "schedule.warmup_by"},
+    ("sc20/bs2048-opt", "sc20/bs2048-warmup-opt"): {"schedule.warmup", "schedule.warmup_by"},
+    ("course/wideresnet-fashion", "course/wideresnet-fashion-momentum"): {"model.norm", "optim.momentum"},
     ("course/wideresnet-fashion-momentum", "course/wideresnet-fashion-warmup"): {
         "schedule.warmup",
         "schedule.warmup_start",
+        "schedule.warmup_by",
     },
-    ("ddp-post/single", "ddp-post/dataparallel"): {"parallel.strategy"},
+    ("ddp-post/single", "ddp-post/dataparallel"): {"data.rank_batch_size", "parallel.strategy"},
     ("ddp-post/single", "ddp-post/ddp"): {"model.norm"},
     ("ddp-post/ddp", "ddp-post/ddp-amp"): {"train.precision"},
     ("quant/resnet18-imagenet", "quant/resnet18-imagenet-o1"): {"train.precision"},
     ("quant/resnet18-imagenet", "quant/resnet18-imagenet-o2"): {"train.precision"},
+    ("quant/resnet18-imagenet", "quant/resnet18-imagenet-o3"): {"train.precision"},
     ("quant/resnet18-imagenet", "quant/resnet18-imagenet-bs512"): {"data.batch_size"},
     ("quant/resnet18-imagenet-bs512", "quant/resnet18-imagenet-bs512-o1"): {"train.precision"},
     ("quant/resnet18-imagenet-bs512", "quant/resnet18-imagenet-bs512-o2"): {"train.precision"},
@@ -116,9 +127,9 @@ def flat(values, prefix=""):
     return leaves
 
 
-def test_there_are_41_presets_and_they_are_the_files_of_the_folder():
+def test_there_are_47_presets_and_they_are_the_files_of_the_folder():
     files = [path for path in PRESETS.rglob("*") if path.is_file()]
-    assert len(NAMES) == 41
+    assert len(NAMES) == 47
     assert set(NAMES) == EXPECTED
     assert sorted(f"{name}.yaml" for name in NAMES) == sorted(str(path.relative_to(PRESETS)) for path in files)
 
@@ -213,10 +224,58 @@ def test_sc20_starts_in_float32_contiguous_with_a_loop_and_without_trying_algori
     assert (recipe.optim.implementation, recipe.train.cudnn_benchmark) == ("loop", "off")
 
 
+COURSE = {
+    "fashion": ("sgd", 0.01, 32, "sync_batch"),
+    "fashion-momentum": ("sgd", 0.01, 32, "batch"),
+    "fashion-warmup": ("sgd", 0.01, 32, "batch"),
+    "fashion-novograd": ("novograd", 0.01, 32, "batch"),
+    "cifar10-assessment": ("novograd", 0.15, 256, "sync_batch"),
+}
+
+
+@pytest.mark.parametrize("exercise", COURSE)
+def test_an_exercise_of_the_course_has_the_optimizer_rate_batch_per_gpu_and_norms_that_it_prints(exercise):
+    recipe = load(f"course/wideresnet-{exercise}").recipe
+    optim = recipe.optim
+    assert (optim.name, optim.lr, recipe.data.rank_batch_size, recipe.model.norm) == COURSE[exercise]
+    assert optim.lr_scaling == "none"
+
+
+def test_fashion_mnist_is_not_normalised_in_the_course():
+    data = load("course/wideresnet-fashion").recipe.data
+    assert (data.mean, data.std) == ((0.0,), (1.0,))
+
+
+AS_TORCH_IS = ("course/wideresnet-fashion", "ddp-post/single", "jsc/resnet50-imagenet")
+
+
+@pytest.mark.parametrize("name", AS_TORCH_IS)
+def test_where_a_program_left_all_to_torch_its_preset_has_torchs_defaults(name):
+    recipe = load(name).recipe
+    assert (recipe.train.precision, recipe.train.cudnn_benchmark) == ("torch_default", "off")
+    assert (recipe.model.memory_format, recipe.optim.implementation) == ("contiguous", "foreach")
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        ("sc20/bs128", 6),
+        ("course/wideresnet-fashion", 0),
+        ("course/wideresnet-cifar10-assessment", 0),
+        ("ddp-post/ddp", 10),
+    ],
+)
+def test_pixels_come_from_as_many_workers_as_they_did_there_and_change_on_the_host(name, workers):
+    data = load(name).recipe.data
+    assert (data.loader, data.workers) == ("auto", workers)
+    assert data.augment_on == ("host" if data.augment else "auto")
+
+
 def test_the_assessment_of_the_course_has_its_numbers():
     recipe = load("course/wideresnet-cifar10-assessment").recipe
     optim, stop = recipe.optim, recipe.train.stop
-    assert (optim.name, optim.lr, optim.grad_averaging, recipe.data.batch_size) == ("novograd", 0.15, True, 256)
+    assert (optim.betas, optim.weight_decay, optim.grad_averaging) == ((0.95, 0.0), 0.0, True)
+    assert recipe.train.eval_train == "on"
     assert (recipe.schedule.warmup, recipe.train.epochs) == (Duration(5, "ep"), 40)
     assert (stop.top1, stop.patience) == (0.85, 2)
     assert [section.name for section in recipe.data.augment] == ["flip", "rotate", "affine", "color_jitter"]
