@@ -9,22 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
-import typer.core
 from _pytest.mark import ParameterSet
 
-from paceline.cli.submit_words import read_words
-from paceline.cli.verbs import app
-from paceline.cli.words import split_words
-from paceline.cluster.site import load_site
-from paceline.lab.rungs import load_ladder
-from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 
-from .commands import MARKS, MEASURING, NEEDS, ROOT, Block, Command, how_tested, pages, read_blocks, read_commands
+from .commands import MARKS, NEEDS, ROOT, Block, Command, how_tested, pages, read_blocks, read_commands
+from .understood import is_field, load_recipe, parse
 
 
 def blocks_here(page: Path) -> list[Block]:
@@ -39,7 +31,6 @@ TYPED = [
     for page in PAGES
     if {"sh", "python"} & {block.language for block in blocks_here(page) if block.mark.is_executed}
 ]
-VERBS = typer.main.get_group(app).commands
 LANGUAGES = ("", "sh", "python", "yaml", "json", "text")
 HIDDEN = re.compile(r"^(?:\$ |\w+=\S+ )*(?:paceline|torchrun) (?!…:)", re.MULTILINE)
 MADE = ROOT / "docs" / "reference" / "cli.md"
@@ -108,16 +99,6 @@ def test_every_command_is_one_that_the_program_has() -> None:
     assert {"train", "eval", "predict", "export", "submit", "data", "doctor", "ladder", "scale", "compare"} <= seen
 
 
-def parse(where: str, verb: str, words: list[str]) -> None:
-    command: Any = VERBS[verb]
-    if isinstance(command, typer.core.TyperGroup):
-        command, words = command.commands[words[0]], words[1:]
-    context = command.make_context(where, words)
-    if verb == "submit":
-        asked = read_words(context.params["words"] or [])
-        VERBS[asked.verb].make_context(where, [*asked.words, *asked.options])
-
-
 def test_the_recipe_of_every_command_that_is_not_executed_as_it_stands_loads() -> None:
     """Values and choices are checked too, and the words about a cluster; a run or a file that is named is not here."""
     found = 0
@@ -127,24 +108,6 @@ def test_the_recipe_of_every_command_that_is_not_executed_as_it_stands_loads() -
         if is_here and (block.mark.kind == "with" or how_tested(block, command) != "executed"):
             found += load_recipe(command.paceline or ())
     assert found > 90
-
-
-def load_recipe(words: tuple[str, ...]) -> bool:
-    """Load what a command is about, where that is a recipe that comes along; return whether it is."""
-    verb, *rest = words
-    params = VERBS[verb].make_context(verb, list(rest)).params
-    if verb == "submit":
-        asked = read_words(params["words"] or [])
-        load_site(params["site"], asked.site, None)
-        verb, params = asked.verb, VERBS[asked.verb].make_context(asked.verb, [*asked.words, *asked.options]).params
-    said = params.get("words") or []
-    if verb not in MEASURING or (said and said[0].endswith((".yaml", ".pack"))):
-        return False
-    if verb == "ladder":  # its first word is a ladder, whose recipe the others are for
-        name, *said = said or ["auto"]
-        said = [params["recipe"] or load_ladder(name).recipe, *said]
-    load(*split_words(list(said)))
-    return True
 
 
 def test_every_override_is_a_field_of_the_recipe() -> None:
@@ -158,29 +121,6 @@ def test_every_override_is_a_field_of_the_recipe() -> None:
             found += 1
             assert is_field(path[1].split("."), [schema], schema), f"{block.place}: {path[1]} is no field"
     assert found > 50
-
-
-def is_field(names: list[str], nodes: list[dict[str, Any]], schema: dict[str, Any]) -> bool:
-    """Whether `names` lead to a field from any of `nodes` of a JSON schema; below `args` everything is one."""
-    if not names:
-        return True
-    below = []
-    for node in nodes:
-        for each in variants(node, schema):
-            if names[0] in each.get("properties", {}):
-                below.append(each["properties"][names[0]])
-            elif each.get("type") == "object" and "properties" not in each:
-                return True
-    return bool(below) and is_field(names[1:], below, schema)
-
-
-def variants(node: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if "$ref" in node:
-        yield from variants(schema["$defs"][node["$ref"].rpartition("/")[2]], schema)
-        return
-    yield node
-    for each in (*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())):
-        yield from variants(each, schema)
 
 
 def test_every_test_that_a_mark_names_exists() -> None:

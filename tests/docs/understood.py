@@ -1,0 +1,72 @@
+"""Whether the program would understand a command: its verb, its options, and the recipe that it is about.
+
+Nothing is run: options are read by typer, and the recipe is loaded with the command's overrides.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+import typer.core
+
+from paceline.cli.submit_words import read_words
+from paceline.cli.verbs import app
+from paceline.cli.words import split_words
+from paceline.cluster.site import load_site
+from paceline.lab.rungs import load_ladder
+from paceline.recipe.load import load
+
+from .commands import MEASURING
+
+VERBS = typer.main.get_group(app).commands
+
+
+def parse(where: str, verb: str, words: list[str]) -> None:
+    command: Any = VERBS[verb]
+    if isinstance(command, typer.core.TyperGroup):
+        command, words = command.commands[words[0]], words[1:]
+    context = command.make_context(where, words)
+    if verb == "submit":
+        asked = read_words(context.params["words"] or [])
+        VERBS[asked.verb].make_context(where, [*asked.words, *asked.options])
+
+
+def load_recipe(words: tuple[str, ...]) -> bool:
+    """Load what a command is about, where that is a recipe that comes along; return whether it is."""
+    verb, *rest = words
+    params = VERBS[verb].make_context(verb, list(rest)).params
+    if verb == "submit":
+        asked = read_words(params["words"] or [])
+        load_site(params["site"], asked.site, None)
+        verb, params = asked.verb, VERBS[asked.verb].make_context(asked.verb, [*asked.words, *asked.options]).params
+    said = params.get("words") or []
+    if verb not in MEASURING or (said and said[0].endswith((".yaml", ".pack"))):
+        return False
+    if verb == "ladder":  # its first word is a ladder, whose recipe the others are for
+        name, *said = said or ["auto"]
+        said = [params["recipe"] or load_ladder(name).recipe, *said]
+    load(*split_words(list(said)))
+    return True
+
+
+def is_field(names: list[str], nodes: list[dict[str, Any]], schema: dict[str, Any]) -> bool:
+    """Whether `names` lead to a field from any of `nodes` of a JSON schema; below `args` everything is one."""
+    if not names:
+        return True
+    below = []
+    for node in nodes:
+        for each in variants(node, schema):
+            if names[0] in each.get("properties", {}):
+                below.append(each["properties"][names[0]])
+            elif each.get("type") == "object" and "properties" not in each:
+                return True
+    return bool(below) and is_field(names[1:], below, schema)
+
+
+def variants(node: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "$ref" in node:
+        yield from variants(schema["$defs"][node["$ref"].rpartition("/")[2]], schema)
+        return
+    yield node
+    for each in (*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())):
+        yield from variants(each, schema)
