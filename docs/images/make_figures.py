@@ -2,8 +2,8 @@
 
     .venv/bin/python docs/images/make_figures.py
 
-Every number in them is read from benchmarks/results, but for the padding of validation sets, which is reckoned from its
-definition. A test redraws them and compares.
+Every number in them is read from benchmarks/results, but for the step of data parallel training, which is an example,
+and the padding of validation sets, which is reckoned from its definition. A test redraws them and compares.
 """
 
 import json
@@ -21,6 +21,40 @@ RESULTS: Final = FOLDER.parents[1] / "benchmarks" / "results"
 def record(name: str) -> Any:
     """Return what benchmarks/results/`name`.json holds."""
     return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def step() -> str:
+    """Draw one step of four ranks on two nodes: parts of a batch, copies of the network, and the mean of gradients."""
+    drawing = Drawing(
+        "A step of data parallel training",
+        "Four columns, one for each GPU, two on each of two nodes. Each GPU has 64 of the 256 images of the batch and "
+        "a copy of the network, and computes a gradient. One bar across all columns is the all-reduce, which gives "
+        "every GPU the mean of the four gradients. Below it every GPU moves its copy by the same step.",
+        306,
+    )
+    drawing.head("256 images on two nodes with two GPUs each")
+    places, width, across = (16, 106, 212, 302), 82, (16, 384)
+    for x, rank in zip(places, range(4), strict=True):
+        drawing.words(x, 74, f"rank {rank}", "small")
+        drawing.line(x + width / 2, 84, x + width / 2, 258)
+        for y, text, kind in _OF_A_RANK:
+            drawing.bar(x, y, width, 32, kind)
+            drawing.words(x + width / 2, y + 21, text, "on", anchor="middle")
+    drawing.bar(across[0], 204, across[1] - across[0], 32, "b")
+    drawing.words(sum(across) / 2, 225, "all-reduce: the mean of all gradients", "on", anchor="middle")
+    drawing.line(200, 62, 200, 196, "grid")
+    drawing.words(106, 298, "node 0", "small", anchor="middle")
+    drawing.words(298, 298, "node 1", "small", anchor="middle")
+    return drawing.svg()
+
+
+_OF_A_RANK: Final[tuple[tuple[int, str, Kind], ...]] = (
+    (84, "64 images", "c"),
+    (124, "network", "a"),
+    (164, "gradient", "b"),
+    (244, "same step", "a"),
+)
+"""What a column has from top to bottom: where, what, and its colour."""
 
 
 def exposed() -> str:
@@ -253,6 +287,7 @@ def padding() -> str:
 
 
 FIGURES: Final[Mapping[str, Callable[[], str]]] = {
+    "step": step,
     "exposed": exposed,
     "steps": steps,
     "batches": batches,
