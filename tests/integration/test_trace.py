@@ -128,6 +128,17 @@ def test_events_of_a_thread_nest_in_every_trace(traced: list[Traced], tmp_path: 
                 open_until.append(start - minus_duration)
 
 
+def test_operators_are_named_in_a_trace(traced: list[Traced]) -> None:
+    """As `emit_nvtx` names them; `zero_grad` is one of them, within the stage of the optimizer."""
+    events = [event for event in events_of(traced[0].path) if event["ph"] == "X"]
+    named = {event["name"] for event in events}
+    assert {"aten::conv2d", "aten::convolution_backward", "Optimizer.zero_grad#SGD.zero_grad"} <= named
+    stages = [(event["ts"], event["ts"] + event["dur"]) for event in events if event["name"] == "optimizer"]
+    cleared = [event["ts"] for event in events if event["name"].startswith("Optimizer.zero_grad")]
+    assert cleared
+    assert all(any(start <= moment <= end for start, end in stages) for moment in cleared)
+
+
 def test_merged_ranks_are_on_one_time_axis(traced: list[Traced], tmp_path: Path) -> None:
     """One process was both ranks, one after the other."""
     merged = tmp_path / "trace.json.gz"
