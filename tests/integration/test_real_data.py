@@ -19,4 +19,4 @@ def test_the_courses_recipe_takes_its_steps_on_fashion_mnist(paceline, real_data
     root = f"data.source.root={real_data('fashion-mnist')}"
     words = ("course/wideresnet-fashion", "model.width=0.05", root, "train.steps=6")
     result = paceline("train", *words, "--ranks", "2", "--run-dir", "run", "--json").result
-    assert result["eval"]["images"] == 10_000 and result["images_seen"] == 192
+    assert result["eval"]["images"] == 10_000 and result["images_seen"] == 6 * 2 * 32
