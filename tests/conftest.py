@@ -338,6 +338,7 @@ def state_digest() -> Callable[[Path], Mapping[str, str]]:
         assert {"model", "optimizer"} <= found.keys()
         values = json.loads((checkpoint / "state.json").read_text())
         progress = {key: value for key, value in values["train"].items() if not key.endswith("_s") and key != "spent"}
+        progress["since_eval"] = progress["since_eval"]["steps"]  # and not its seconds
         others = [values.get(key) for key in ("schedule", "scale", "compression")]
         text = json.dumps([progress, *others], sort_keys=True).encode()
         return {**found, "values": hashlib.sha256(text).hexdigest(), "step": checkpoint.name}
