@@ -10,9 +10,12 @@ from paceline.core.interval import Interval
 from paceline.core.units import accuracy, count, milliseconds, number, seconds, share
 from paceline.data.sources.places import printable
 from paceline.lab.predict.points import POINTS
+from paceline.report.experiments.batches import curves_command
 
 _NOTHING = "-"
 _WORDS = ("held back by", "warm-up", "rule")
+_NUM_NAMES = 3
+"""Columns that tell the rows of a study of batches apart: its batch, warm-up and rule."""
 
 
 def show_scale(result: ScaleResult, folder: ExperimentDir, *, as_json: bool) -> None:
@@ -27,6 +30,8 @@ def show_scale(result: ScaleResult, folder: ExperimentDir, *, as_json: bool) -> 
     if result.caution:
         print(f"caution: {result.caution}")
     print(f"folder: {printable(folder.path)}")
+    if any(point.runs for point in result.batches):
+        print(f"learning curves: {printable(curves_command(folder.path, result.target))}")
     measured = [point for point in result.points if point.images_per_s is not None]
     if len(measured) > 1:
         print(f"to predict more ranks: {_prediction(result, measured, folder)}")
@@ -109,16 +114,15 @@ def _print_batches(result: ScaleResult) -> None:
     has_epoch = any(point.epoch_s is not None for point in batches)
     headings = ["batch", "warm-up", "rule", "peak lr", "top-1", "images/s", *(["an epoch"] if has_epoch else [])]
     title = f"batches of {result.recipe} (whole runs of {count(result.repeats, 'seed')})"
-    print_table(
-        title, headings, [[*_setting(point), *_training(point, has_epoch=has_epoch)] for point in batches], words=_WORDS
-    )
+    rows = [[*_setting(point), *_training(point, has_epoch=has_epoch)] for point in batches]
+    print_table(title, headings, rows, words=_WORDS, names=_NUM_NAMES)
     if target is not None:
-        headings = ["batch", "warm-up", "rule", "peak lr", "reached", "time", "epochs"]
-        rows = [[*_setting(point), *_reached(point)] for point in batches]
-        print_table(f"to {accuracy(target)} top-1", headings, rows, words=_WORDS)
+        headings = ["batch", "warm-up", "rule", "reached", "time", "epochs"]
+        rows = [[*_setting(point)[:_NUM_NAMES], *_reached(point)] for point in batches]
+        print_table(f"to {accuracy(target)} top-1", headings, rows, words=_WORDS, names=_NUM_NAMES)
     for sentence in result.sentences:
         print(sentence)
-    _print_notes([(", ".join(_setting(point)[:3]), _note(result, point)) for point in batches])
+    _print_notes([(", ".join(_setting(point)[:_NUM_NAMES]), _note(result, point)) for point in batches])
 
 
 def _setting(point: BatchPoint) -> Sequence[str]:

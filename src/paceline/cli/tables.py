@@ -16,11 +16,12 @@ _SHORTEST: Final = 8
 
 
 def print_table(
-    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = ()
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = (), *, names: int = 1
 ) -> None:
     """Print a table whose first column names; those headed by one of `words` tell, the others are numbers.
 
-    Numbers are never cut: columns that the terminal has no room for follow in tables of their own, names first.
+    Numbers are never cut: columns that the terminal has no room for follow in tables of their own, of which each begins
+    with the first `names` columns.
     """
     table = [[*map(printable_lines, row)] for row in rows]  # a recipe or a file may have brought a cell
     is_text = [index == 0 or heading in words for index, heading in enumerate(headings)]
@@ -30,7 +31,9 @@ def print_table(
         _least([heading, *(row[index] for row in table)], is_text=is_text[index])
         for index, heading in enumerate(headings)
     ]
-    parts, folded = (list(_parts([min(widths[0], most), *widths[1:]], console.width)) for most in (_LONGEST, _SHORTEST))
+    parts, folded = (
+        list(_parts([min(widths[0], most), *widths[1:]], console.width, names)) for most in (_LONGEST, _SHORTEST)
+    )
     for part in folded if len(folded) < len(parts) else parts:  # names are broken where that saves a table
         cells = [[row[index] for index in part] for row in table]
         console.print(_table([headings[index] for index in part], cells, [is_text[index] for index in part]))
@@ -53,13 +56,14 @@ def _least(cells: Sequence[str], *, is_text: bool) -> int:
     return min(_LONGEST, max((len(word) for cell in cells for word in cell.split()), default=0))
 
 
-def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """Yield the columns of each table, the first one in all of them; each column has three characters around it."""
-    part, used = [0], widths[0] + 4
-    for index, width in enumerate(widths[1:], start=1):
-        if used + width + 3 > room and len(part) > 1:
+def _parts(widths: Sequence[int], room: int, names: int) -> Iterator[list[int]]:
+    """Yield the columns of each table, the first `names` in all of them; each column has three characters around it."""
+    of_names = sum(widths[:names]) + 3 * names + 1
+    part, used = [*range(names)], of_names
+    for index, width in enumerate(widths[names:], start=names):
+        if used + width + 3 > room and len(part) > names:
             yield part
-            part, used = [0], widths[0] + 4
+            part, used = [*range(names)], of_names
         part.append(index)
         used += width + 3
     yield part

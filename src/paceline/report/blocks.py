@@ -86,14 +86,18 @@ class Code:
 class Line:
     """A curve. Its points are marked where they are `marked`, as each of them is a measurement of its own.
 
-    Where a chart has too many lines to tell apart, those of one `group` look alike, and its name is told once.
-    `bounds` are the intervals in which points lie, low and high, by point.
+    Where a chart has too many lines to tell apart, those of one `group` look alike, and its name is told once; so they
+    do where some of them are `dashed`, such as what was measured on training images beside what was on others. `label`
+    stands at the line's end in place of a name that is too long, which a legend has in full. `bounds` are the intervals
+    in which points lie, low and high, by point.
     """
 
     name: str
     points: Sequence[Point]
     marked: bool = False
     group: str = ""
+    label: str = ""
+    dashed: bool = False
     bounds: Mapping[Point, tuple[float, float]] = field(default_factory=dict)
 
 

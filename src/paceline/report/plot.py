@@ -15,7 +15,8 @@ WIDTH, HEIGHT = 440.0, 236.0
 MAX_LINES = 32
 _TOP, _BOTTOM, _LETTER, _BOLD, _LABEL = 22.0, 34.0, 6.9, 8.2, 13.0
 _POINTS_OF_ALL = 2000
-_NUM_DISTINCT = 4
+NUM_DISTINCT = 4
+_LONGEST_LABEL = 14
 _NUM_HINTS = 60
 
 
@@ -61,7 +62,10 @@ class Hint:
 
 @dataclass(frozen=True)
 class Plot:
-    """A chart, ready to draw: the frame of its axes, ticks, curves and hints."""
+    """A chart, ready to draw: the frame of its axes, ticks, curves and hints.
+
+    `legend` has the class and the full name of each line, or of each group, where a name has no room at a line's end.
+    """
 
     left: float
     top: float
@@ -72,6 +76,7 @@ class Plot:
     curves: tuple[Curve, ...]
     hints: tuple[Hint, ...]
     rule: Mark | None
+    legend: tuple[tuple[str, str], ...]
     summary: str
 
 
@@ -114,19 +119,45 @@ def plot(chart: Chart) -> Plot:
         ),
         tuple(_hints(chart, lines, at, left, right)),
         Mark(left, at((x_axis.low, chart.rule[0]))[1], chart.rule[1]) if chart.rule else None,
+        _legend(lines, styles),
         _summary(chart, lines),
     )
 
 
 def _looks(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
     """Return the class of each line, and the name to write at its end ("" for none)."""
-    if len(lines) <= _NUM_DISTINCT:
-        labels = [_label(line.name) if len(lines) > 1 else "" for line in lines]
+    if not _has_groups(lines):
+        fits = all(_fits(line.name) for line in lines)
+        labels = [_label(line.name, "" if fits else line.label) if len(lines) > 1 else "" for line in lines]
         return [f"line-{index}" for index in range(len(lines))], labels
     groups = list(dict.fromkeys(line.group for line in lines))
     first = {line.group: index for index, line in reversed(list(enumerate(lines)))}
-    labels = [_label(line.group) if first[line.group] == index else "" for index, line in enumerate(lines)]
-    return [f"line-many line-{groups.index(line.group) % _NUM_DISTINCT}" for line in lines], labels
+    many = "line-group" if any(line.dashed for line in lines) else "line-many"
+    fits = all(map(_fits, groups))
+    labels = [
+        _label(line.group, "" if fits else line.label) if first[line.group] == index and len(groups) > 1 else ""
+        for index, line in enumerate(lines)
+    ]
+    styles = [f"{many} line-{groups.index(line.group) % NUM_DISTINCT}" for line in lines]
+    return [f"{style} line-dashed" if line.dashed else style for style, line in zip(styles, lines, strict=True)], labels
+
+
+def _has_groups(lines: Sequence[Line]) -> bool:
+    """Return whether lines look as their group does: where there are too many, or some of them are dashed."""
+    return len(lines) > NUM_DISTINCT or any(line.dashed for line in lines)
+
+
+def _legend(lines: Sequence[Line], styles: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the class and the name of each line or group; nothing where all names stand at their lines' ends."""
+    if len(lines) == 1:
+        return ()
+    has_groups = _has_groups(lines)
+    named = {
+        line.group if has_groups else line.name: style for line, style in reversed([*zip(lines, styles, strict=True)])
+    }
+    if all(_fits(name) for name in named) or (has_groups and len(named) == 1):
+        return ()
+    return tuple((style, clean(name)) for name, style in reversed(named.items()))
 
 
 def _pieces(chart: Chart, line: Line) -> Iterable[Sequence[Point]]:
@@ -194,7 +225,7 @@ def _hints(
     chart: Chart, lines: Sequence[Line], at: Callable[[Point], Point], left: float, right: float
 ) -> Iterator[Hint]:
     """Yield strips over the whole chart, each with the values of the lines that have no marked points."""
-    plain = [line for line in lines if not _dots(line)][:_NUM_DISTINCT]
+    plain = [line for line in lines if not _dots(line)][:NUM_DISTINCT]
     if not plain:
         return
     longest = max(plain, key=lambda line: len(line.points))
@@ -216,14 +247,18 @@ def _within(line: Line, point: Point) -> str:
     return "" if low is None or high is None else f" ({number(low, 4)} to {number(high, 4)})"
 
 
-def _label(text: str) -> str:
-    return clean(text, 14)
+def _label(name: str, short: str) -> str:
+    """Return what stands at a line's end: its name, or what is `short` for it where there is such."""
+    return clean(short or name, _LONGEST_LABEL)
+
+
+def _fits(name: str) -> bool:
+    return len(name) <= _LONGEST_LABEL
 
 
 def _summary(chart: Chart, lines: Sequence[Line]) -> str:
     """Return the chart in words, for those who do not see it."""
     told = (
-        f"{line.name} from {number(line.points[0][1])} to {number(line.points[-1][1])}"
-        for line in lines[:_NUM_DISTINCT]
+        f"{line.name} from {number(line.points[0][1])} to {number(line.points[-1][1])}" for line in lines[:NUM_DISTINCT]
     )
     return f"{chart.title} ({chart.y_label}) over {chart.x_label}: {'; '.join(told)}"

@@ -136,7 +136,7 @@ def test_a_person_sees_what_was_kept_and_why(capsys, tmp_path, monkeypatch):
     assert "1:01 min" in out
     assert re.search(r"best +│ bf16", out)
     assert re.search(rf"\n  paceline train {tmp_path} train.precision=bf16 --ranks \d\n", out)
-    assert "loss" not in out.split("what each asks for")[0].split("a step, in ms")[1].splitlines()[2]
+    assert "loss" not in out.split("what each takes")[0].split("a step, in ms")[1].splitlines()[2]
 
 
 def test_how_long_an_epoch_and_the_steps_take_stands_beside_start_up(capsys, tmp_path):

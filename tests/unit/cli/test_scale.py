@@ -312,6 +312,10 @@ def test_a_study_of_batches_trains_whole_runs_to_a_target(scale, started, capsys
     sentence = "batch 256 (rule none, warm-up 0ep) reaches the target in 1.25 (1.25 to 1.25) of the time of batch 128"
     assert found.sentences == (sentence,) and sentence in said
     assert "to 70.00 % top-1" in said
+    folder, _ = only_result()
+    assert (
+        f"learning curves: paceline compare {folder.path}/trials/* --target 0.7 --out {folder.path}/curves.html" in said
+    )
 
 
 @pytest.mark.parametrize("study", [{"accuracy": True}, {"batch_sizes": "64,128", "target": 0.7}])

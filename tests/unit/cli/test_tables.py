@@ -19,6 +19,14 @@ def test_what_has_no_room_follows_in_another_table_with_the_names(monkeypatch: p
     assert re.findall(r"1,\d+\.25", out) == ROWS[0][1:]
 
 
+def test_all_columns_that_name_a_row_are_repeated(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    rows = [["128", "0ep", "92.94 % (92.75 to 93.12)", "416"], ["128", "5ep", "93.94 % (93.75 to 94.12)", "420"]]
+    print_table("batches", ("batch", "warm-up", "top-1", "images/s"), rows, words=("warm-up",), names=2)
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "128 0ep 92.94 %" in out and "128 0ep 416" in out and "128 5ep 420" in out
+
+
 def test_where_there_is_room_it_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     print_table("a step", HEADINGS, ROWS)

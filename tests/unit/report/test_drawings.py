@@ -166,6 +166,26 @@ def test_of_many_lines_some_are_drawn_and_each_group_is_named_once():
     assert [curve.label.text for curve in found.curves if curve.label] == ["read", "written"]
 
 
+def test_a_name_without_room_is_in_a_legend_and_its_label_at_the_line():
+    lines = [Line(f"batch 1024 with warm-up of {n} epochs", [(0, n), (1, n)], label=f"{n}") for n in (1, 2)]
+    found = plot(chart(*lines))
+    assert [curve.label.text for curve in found.curves] == ["1", "2"]
+    assert found.legend == (("line-0", lines[0].name), ("line-1", lines[1].name))
+    assert plot(chart(*(Line(name, [(0, 1), (1, 1)]) for name in ("read", "written")))).legend == ()
+    assert plot(chart(lines[0])).legend == ()
+
+
+def test_dashed_lines_have_the_colour_of_their_group():
+    lines = [Line(f"{group}, {what}", [(0, 1), (1, 2)], group=group, label=group[0], dashed=what == "training")
+             for group in ("1: batch 128 and on", "2: b") for what in ("validation", "training")]  # fmt: skip
+    found = plot(chart(*lines))
+    assert [curve.style for curve in found.curves] == [
+        "line-group line-0", "line-group line-0 line-dashed", "line-group line-1", "line-group line-1 line-dashed",
+    ]  # fmt: skip
+    assert [curve.label and curve.label.text for curve in found.curves] == ["1", None, "2", None]
+    assert [name for _, name in found.legend] == ["1: batch 128 and on", "2: b"]
+
+
 def matrix(num):
     return HeatMap(
         "m",

@@ -1,13 +1,18 @@
-"""Curves of runs over one another: accuracy over time and over epochs, and loss; those of one group look alike."""
+"""Curves of runs over one another: accuracy over time and over epochs, losses, and how training and validation part.
 
+Those of one group look alike.
+"""
+
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest
+from statistics import fmean
 from typing import Final
 
-from paceline.report.blocks import Block, Chart, Charts, Line
+from paceline.report.blocks import Block, Chart, Charts, Line, Paragraph
 from paceline.report.compare.read import Judged, Trained
 from paceline.report.compare.sentences import level
-from paceline.report.plot import MAX_LINES
+from paceline.report.plot import MAX_LINES, NUM_DISTINCT
 from paceline.report.sections import cells
 from paceline.report.sections.clock import clock_for
 from paceline.report.thin import Point, thin_points
@@ -19,15 +24,24 @@ _TITLES: Final = {
     "mean_class_accuracy": "Mean accuracy of classes",
 }
 
+_WHICH: Final = (
+    "The generalisation gap is the validation loss less the training loss. That of training is that of the steps since "
+    "the evaluation before, on images as they were augmented and with the label smoothing of the recipe; of a run with "
+    "train.eval_train=on it is that of training images, judged as validation images are."
+)
+
 Named = Sequence[tuple[str, Sequence[Trained]]]
 
 
 def curves(groups: Named, target: float | None, metric: str) -> Iterator[Block]:
     """Yield the charts of runs in named groups, and whether some runs are not drawn."""
     runs = _drawn(groups)
-    charts = [*_accuracies(runs, target, metric), *_losses(runs)]
+    gaps = [*_against_validation(groups, metric), *_gaps(runs)]
+    charts = [*_accuracies(runs, target, metric), *_losses(runs), *gaps]
     if charts:
         yield Charts(charts)
+        if gaps:
+            yield Paragraph(_WHICH)
     else:
         yield cells.missing("There is nothing to draw: no run was evaluated or logged a step.")
     num_runs = sum(len(members) for _, members in groups)
@@ -68,6 +82,91 @@ def _losses(runs: Sequence[tuple[str, Trained]]) -> Iterator[Chart]:
     lines = [line for line in drawn if line.points]
     if lines:
         yield Chart("Training loss", over, "cross-entropy", lines)
+    drawn = [_line(name, run, runs, _losses_over_epochs(run), marked=True) for name, run in runs]
+    lines = [line for line in drawn if line.points]
+    if lines:
+        yield Chart("Validation loss", "epoch", "cross-entropy", lines)
+
+
+def _against_validation(groups: Named, metric: str) -> Iterator[Chart]:
+    """Yield the learning curves of the first run of each group: validation drawn through, training dashed."""
+    first = [(name, members[0]) for name, members in groups if members][: MAX_LINES // 2]
+    note = "dashed: training" + (
+        "" if all(len(members) == 1 for _, members in groups) else ", of each group's first run"
+    )
+    lines = [
+        line
+        for name, run in first
+        for line in (
+            _of_group(name, "validation", _losses_over_epochs(run), marked=True),
+            _of_group(name, "training", _training_losses(run), dashed=True),
+        )
+        if line.points
+    ]
+    if _has_both(lines):
+        yield Chart("Training and validation loss", "epoch", "cross-entropy", lines, note=note)
+    lines = [
+        line
+        for name, run in first
+        for line in (
+            _of_group(name, "validation", _known(run, lambda each: 100 * each.accuracy), marked=True),
+            _of_group(name, "training", _known(run, _train_percent), dashed=True),
+        )
+        if line.points
+    ]
+    if _has_both(lines):
+        title = f"Training and validation, {_TITLES[metric].lower()}"
+        yield Chart(title, "epoch", "%", lines, low=None, note=note)
+
+
+def _gaps(runs: Sequence[tuple[str, Trained]]) -> Iterator[Chart]:
+    drawn = [_line(name, run, runs, _gap(run), marked=True) for name, run in runs]
+    lines = [line for line in drawn if line.points]
+    if lines:
+        yield Chart("Generalisation gap", "epoch", "cross-entropy", lines, rule=(0.0, "none"))
+
+
+def _gap(run: Trained) -> list[Point]:
+    """Return the validation loss less the training loss, at each evaluation of which both are known."""
+    steps = sorted(run.steps.line("epoch", "loss"))
+    begin, found = 0, []
+    for each in run.evals:
+        end = bisect_right(steps, each.epoch, key=lambda step: step[0])
+        since = [loss for _, loss in steps[begin:end]]
+        training = each.train_loss if each.train_loss is not None else fmean(since) if since else None
+        if each.epoch and each.loss is not None and training is not None:
+            found.append((each.epoch, each.loss - training))
+        begin = end
+    return found
+
+
+def _losses_over_epochs(run: Trained) -> list[Point]:
+    return _known(run, lambda each: each.loss)
+
+
+def _training_losses(run: Trained) -> Sequence[Point]:
+    """Return the loss of training images that were judged, and of the steps where none were."""
+    return _known(run, lambda each: each.train_loss) or run.steps.line("epoch", "loss")
+
+
+def _train_percent(each: Judged) -> float | None:
+    return None if each.train_accuracy is None else 100 * each.train_accuracy
+
+
+def _known(run: Trained, read: Callable[[Judged], float | None]) -> list[Point]:
+    """Return what evaluations have, over their epochs, where both are known."""
+    found = [(each.epoch, read(each)) for each in run.evals]
+    return [(epoch, value) for epoch, value in found if epoch and value is not None]
+
+
+def _has_both(lines: Sequence[Line]) -> bool:
+    """Return whether there are lines of training and of validation."""
+    return len({line.dashed for line in lines}) == 2
+
+
+def _of_group(group: str, what: str, points: Sequence[Point], *, marked: bool = False, dashed: bool = False) -> Line:
+    thinned = thin_points(points, _MAX_POINTS)
+    return Line(f"{group}, {what}", thinned, marked=marked, group=group, label=_short(group), dashed=dashed)
 
 
 def _line(
@@ -75,5 +174,11 @@ def _line(
 ) -> Line:
     """Return a run's curve, called after its group where it is drawn alone, and else after its seed as well."""
     is_alone = sum(other == name for other, _ in runs) == 1
-    told = name if is_alone or run.seed is None else f"{name}, seed {run.seed}"
-    return Line(told, thin_points(points, _MAX_POINTS), marked=marked, group=name)
+    seed = "" if is_alone or run.seed is None else f", seed {run.seed}"
+    label = _short(name) + (seed if len(runs) <= NUM_DISTINCT else "")
+    return Line(name + seed, thin_points(points, _MAX_POINTS), marked=marked, group=name, label=label)
+
+
+def _short(name: str) -> str:
+    """Return the number that a group's name begins with, which tells it apart where there is no room for the name."""
+    return name.partition(":")[0]

@@ -28,7 +28,8 @@ _FILES: Final = ("recipe.yaml", "result.json", "plan.json")
 class Judged:
     """An evaluation: the accuracy that is compared, 0 to 1, and after how much training; 0 where that is not known.
 
-    `loss` is None where it was no number.
+    `loss` is None where it was no number. `train_accuracy` and `train_loss` are those of training images that were
+    judged as the validation images were, which is so with `train.eval_train`; None without.
     """
 
     accuracy: float
@@ -36,6 +37,8 @@ class Judged:
     images_seen: float
     trained_s: float
     loss: float | None = None
+    train_accuracy: float | None = None
+    train_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,9 @@ def _judged(records: Iterable[dict[str, Any]], metric: str) -> Iterator[Judged]:
             epoch, images, trained_s = (
                 max(0.0, finite(record.get(key)) or 0.0) for key in ("epoch", "images_seen", "trained_s")
             )
-            yield Judged(accuracy, epoch, images, trained_s, finite(record.get("ema_loss", record.get("loss"))))
+            loss = finite(record.get("ema_loss", record.get("loss")))
+            training = finite(record.get(f"train_{metric}")), finite(record.get("train_loss"))
+            yield Judged(accuracy, epoch, images, trained_s, loss, *training)
 
 
 def _device(result: RunResult | None, machine: dict[str, Any], settings: dict[str, str]) -> tuple[str, bool]:

@@ -1,12 +1,27 @@
 """The page of a study of batches: how larger ones, warmed up and scaled in one way or another, train to a target."""
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 from paceline.core.experiments.scaling import BatchPoint, ScaleResult
 from paceline.core.interval import Interval
 from paceline.core.units import accuracy, count, number
-from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Figure, Line, Page, Paragraph, Section, Table
+from paceline.report.blocks import (
+    Block,
+    Cell,
+    Chart,
+    Charts,
+    Column,
+    Command,
+    Figure,
+    Line,
+    Page,
+    Paragraph,
+    Section,
+    Table,
+)
 from paceline.report.experiments.curves import measured, times
 from paceline.report.experiments.frame import MANY, Told
 from paceline.report.sections import cells, intervals
@@ -48,8 +63,24 @@ def batches_page(told: Told, result: ScaleResult) -> Page:
     if result.target is not None:
         facts.insert(0, ("target, top-1", cells.of_accuracy(result.target)))
     subtitle = ["batch sizes", f"recipe {result.recipe} {result.recipe_hash}"]
-    sections = [_batches(result), told.origin(result.command, facts, result.provenance, runs)]
+    sections = [_batches(result), _curves(told, result), told.origin(result.command, facts, result.provenance, runs)]
     return told.page("Study of batch sizes", _status(result), subtitle, _figures(result), sections)
+
+
+def curves_command(folder: Path, target: float | None) -> str:
+    """Return the command that lays the learning curves of a study's runs over one another, to paste into a shell."""
+    level = "" if target is None else f" --target {target:g}"
+    return f"paceline compare {shlex.quote(str(folder))}/trials/*{level} --out {shlex.quote(str(folder))}/curves.html"
+
+
+def _curves(told: Told, result: ScaleResult) -> Section | None:
+    """Return how to draw accuracy and loss of every run; None where no run was left."""
+    if not any(point.runs for point in result.batches):
+        return None
+    why = "Accuracy and loss of all runs over time and over epochs, and how training and validation part:"
+    return Section(
+        "curves", "Learning curves", [Paragraph(why), Command(clean(curves_command(told.path, result.target), 4000))]
+    )
 
 
 def _status(result: ScaleResult) -> tuple[str, Tone]:

@@ -1,5 +1,6 @@
 """A comparison as HTML and Markdown."""
 
+import math
 import re
 
 import pytest
@@ -34,10 +35,66 @@ def test_curves_of_all_runs_are_laid_over_one_another(made, page_of, tmp_path):
         "Top-1 accuracy over time",
         "Top-1 accuracy over epochs",
         "Training loss",
+        "Validation loss",
+        "Training and validation loss",
+        "Generalisation gap",
     ]
     assert [line.name for line in found[0].lines] == ["1: batch 128, seed 0", "1: batch 128, seed 1", "2: batch 64"]
     assert found[0].lines[0].points[-1] == (160.0, 80.0) and found[1].lines[0].points[-1] == (8.0, 80.0)
     assert found[0].rule == (60.0, "60 %")
+
+
+def test_validation_loss_is_drawn_over_epochs_and_against_the_training_loss(made, page_of, tmp_path):
+    """Made runs have a validation loss of 1 - accuracy, and steps whose loss falls as exp(-epoch)."""
+    first, second = (made.write(tmp_path / f"b{batch}", made.Made(batch)) for batch in (128, 64))
+    found = {chart.title: chart for chart in charts(page_of(first, second))}
+    assert dict(found["Validation loss"].lines[0].points) == {n: 1 - 0.8 * n / 8 for n in range(1, 9)}
+    both = found["Training and validation loss"]
+    assert [(line.name, line.dashed) for line in both.lines] == [
+        ("1: batch 128, validation", False), ("1: batch 128, training", True),
+        ("2: batch 64, validation", False), ("2: batch 64, training", True),
+    ]  # fmt: skip
+    assert both.note == "dashed: training"
+    assert dict(both.lines[1].points) == {n: math.exp(-n) for n in range(1, 9)}
+    gaps = dict(found["Generalisation gap"].lines[1].points)
+    assert gaps == {n: 1 - 0.8 * n / 8 - math.exp(-n) for n in range(1, 9)}
+
+
+def test_training_images_that_were_judged_are_what_validation_is_held_against(made, page_of, tmp_path):
+    found = {chart.title: chart for chart in charts(page_of(made.write(tmp_path / "a", made.Made(train_gap=0.125))))}
+    both = found["Training and validation, top-1 accuracy"]
+    validation, training = (dict(line.points) for line in both.lines)
+    assert training == pytest.approx({epoch: percent + 12.5 for epoch, percent in validation.items()})
+    assert dict(found["Generalisation gap"].lines[0].points) == pytest.approx(dict.fromkeys(range(1, 9), 0.125))
+
+
+def test_a_gap_is_over_the_steps_since_the_evaluation_before(made, page_of, tmp_path):
+    path = made.write(tmp_path / "a", made.Made())
+    steps = [{"step": n, "epoch": n / 4, "loss": 2.0 if n <= 4 else 1.0} for n in range(1, 9)]
+    made.lines(path / "steps.jsonl", steps)
+    made.lines(path / "evals.jsonl", [{"epoch": float(n), "trained_s": 1.0, "top1": 0.5, "loss": 3.0} for n in (1, 2)])
+    found = {chart.title: chart for chart in charts(page_of(path))}
+    assert dict(found["Generalisation gap"].lines[0].points) == {1.0: 1.0, 2.0: 2.0}
+
+
+def test_runs_without_a_training_loss_have_no_gap(made, page_of, tmp_path):
+    path = made.write(tmp_path / "a", made.Made())
+    (path / "steps.jsonl").unlink()
+    titles = [chart.title for chart in charts(page_of(path))]
+    assert "Validation loss" in titles and not {"Generalisation gap", "Training and validation loss"} & {*titles}
+
+
+def test_runs_whose_names_begin_alike_are_told_apart_in_a_chart(made, page_of, tmp_path):
+    paths = [made.write(tmp_path / warmup, made.Made(batch=1024, warmup=warmup)) for warmup in ("0ep", "8ep")]
+    text = to_html(page_of(*paths, made.write(tmp_path / "b", made.Made())))
+    (chart,) = re.findall(r"<figcaption><b>Validation loss</b>.*?</figure>", text, re.DOTALL)
+    assert re.findall(r"<text x[^>]*>(\d[^<]*)</text>", chart.split('<g class="curve', 1)[1]) == [
+        "1",
+        "2",
+        "3",
+    ]
+    names = [re.sub("<.*?>", "", each).strip() for each in re.findall(r"<li>(.*?)</li>", chart, re.DOTALL)]
+    assert names == ["1: batch 1024 without warm-up", "2: batch 1024 with warm-up", "3: batch 128"]
 
 
 def test_accuracy_of_classes_is_called_that(made, tmp_path):

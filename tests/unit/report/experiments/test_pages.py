@@ -259,10 +259,20 @@ def test_what_a_study_found_is_told_in_its_sentences(made, text_of):
     assert f"{said[0]} {made.EVIL}" in page
 
 
-def test_a_study_without_a_target_says_nothing_of_reaching_one(made, text_of):
+def test_a_study_names_the_command_that_draws_its_learning_curves(made, tmp_path):
+    folder = made.write_experiment(tmp_path / "a study", made.batches())
+    page = experiment_page(folder, made.batches())
+    (command,) = [block.text for section in page.sections if section.key == "curves" for block in section.blocks[1:]]
+    quoted = f"'{tmp_path}/a study'"
+    assert command == f"paceline compare {quoted}/trials/* --target 0.75 --out {quoted}/curves.html"
+    none = update(made.batches(), batches=[update(each, runs=()) for each in made.batches().batches])
+    assert not [section for section in experiment_page(folder, none).sections if section.key == "curves"]
+
+
+def test_a_study_without_a_target_says_nothing_of_reaching_one(made, text_of, tmp_path):
     result = made.batches()
     points = [update(point, reached=0, to_target_s=None, to_target_epochs=None) for point in result.batches]
-    page = words_of(text_of(update(result, batches=points, target=None)))
+    page = words_of(text_of(update(result, batches=points, target=None))).replace(str(tmp_path), "")
     assert "reached" not in page and "target" not in page and "400" in page
 
 
