@@ -8,6 +8,7 @@ from paceline.lab.trial import vary, words_of
 from paceline.measure.remedy import Settings, faster_data
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.patch import Patch
+from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
 DIGITS = load("digits").recipe
@@ -38,8 +39,9 @@ def presets() -> list[Recipe]:
 
 def test_every_move_over_every_shipped_recipe_fits_it_and_changes_it() -> None:
     num_moves = 0
-    for recipe in presets():
+    for preset in presets():
         for place in PLACES:
+            recipe = resolve_batch(preset, place.ranks)
             found = moves_for(recipe, place, judged("input-bound", "data.workers=3"), allow_batch=True)
             assert len({move.name for move in found}) == len(found)
             assert len({tuple(words_of(move.patch)) for move in found}) == len(found)
