@@ -80,14 +80,23 @@ def test_batch_norm_over_all_ranks_is_one_run_however_ranks_are_joined(
 ) -> None:
     words = [*WORDS, "model.norm=sync_batch", "train.precision=fp64", "train.clip_norm=1", "train.ema=on"]
     words += ["train.epochs=1", "optim.layer_decay=0.8", 'train.class_weights={"1": 5, "4": 2}']
-    words += ["data.augment=[pad_crop,{name: flip, mode: alternating},mixup]", "train.eval_train=on"]
-    found = {}
+    words += [
+        "data.augment=[pad_crop,{name: flip, mode: alternating},mixup]",
+        "train.eval_train=on",
+        "train.accuracy=on",
+    ]
+    found, counted = {}, {}
     for ranks in (1, 2):
         run = ["--run-dir", f"on-{ranks}", "--ranks", str(ranks), "--json", f"parallel.strategy={strategy}"]
         result = paceline(*words, *run).result
-        losses = [record["loss"] for record in lines_of(tmp_path / f"on-{ranks}" / "steps.jsonl")]
-        found[ranks] = (losses, result["eval"], result["ema"], result["train_eval"])
+        steps = lines_of(tmp_path / f"on-{ranks}" / "steps.jsonl")
+        found[ranks] = ([record["loss"] for record in steps], result["eval"], result["ema"], result["train_eval"])
+        (judged,) = lines_of(tmp_path / f"on-{ranks}" / "evals.jsonl")
+        counted[ranks] = [(each["top1"], each["top5"]) for each in steps] + [
+            (judged["batch_top1"], judged["batch_top5"])
+        ]
     # float64 rounds at 1e-16; batch norm of a narrow network makes more of it at every step.
     assert found[2][0] == pytest.approx(found[1][0], abs=1e-8)
+    assert counted[1] == counted[2] and len(counted[1]) == 13 and 0 < counted[1][-1][0] < counted[1][-1][1] <= 1
     for one, two in zip(found[1][1:], found[2][1:], strict=True):
         assert two == pytest.approx(one, abs=1e-6)

@@ -15,6 +15,7 @@ from paceline.measure.rate import Stopwatch
 from paceline.parallel.strategy import build_strategy
 from paceline.recipe.schema.parallel import Parallel
 from paceline.recipe.schema.train import Train
+from paceline.train.accuracy import NoAccuracy
 from paceline.train.average import NoAverage
 from paceline.train.guard import Reporter, build_guard
 from paceline.train.journal import Journal
@@ -89,7 +90,7 @@ def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dic
     )
     state, message, sink = TrainState(), "", Losses()
     plan: Any = SimpleNamespace(log_every=1, total_steps=STEPS, batch_size=16, steps_per_epoch=STEPS)
-    journal = Journal(plan, strategy, schedule, sink, sink, Stopwatch(0.0, lambda: 0.0), state)
+    journal = Journal(plan, strategy, schedule, sink, sink, Stopwatch(0.0, lambda: 0.0), NoAccuracy(), state)
     images, labels = torch.randn(8, 6, generator=torch.Generator().manual_seed(rank)), torch.arange(8) % 3
     for step in range(STEPS):
         is_bad = rank == BAD_RANK and step == BAD_STEP

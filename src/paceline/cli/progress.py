@@ -288,6 +288,8 @@ def _judgement(record: EvalRecord) -> str:
         parts += _accuracies("ema", report.ema, report.classes, with_top5=False)
     if report.train is not None:
         parts.append(f"train top1 {accuracy(report.train.top1)}")
+    if record.batch_top1 is not None:
+        parts.append(f"batches top1 {accuracy(record.batch_top1)}")
     if record.skipped:
         parts.append(f"{count(record.skipped, 'step')} skipped")
     parts.append(duration(record.trained_s))

@@ -6,6 +6,7 @@ anything is saved.
 
 import math
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -14,10 +15,11 @@ from paceline.data.batch import Batch
 from paceline.measure.rate import Stopwatch
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.plan import Plan
+from paceline.train.accuracy import BatchAccuracy, correct
 from paceline.train.cadence import Cadence
 from paceline.train.logsink import EvalRecord, LogSink, SampleTrace, StepRecord
 from paceline.train.schedule import Schedule
-from paceline.train.state import SinceEval, TrainState
+from paceline.train.state import Correct, SinceEval, TrainState
 
 
 class Journal:
@@ -35,6 +37,7 @@ class Journal:
         sink: LogSink,
         trace: SampleTrace,
         watch: Stopwatch,
+        accuracy: BatchAccuracy,
         state: TrainState,
     ) -> None:
         self._cadence = Cadence(plan.log_every, plan.total_steps)
@@ -45,6 +48,9 @@ class Journal:
         self._sink = sink
         self._trace = trace
         self._watch = watch
+        self._accuracy = accuracy
+        self._batches = 0  # that `accuracy` has counted since it was last looked at
+        self._since_log = state.since_log
         self._loss: Tensor | float = state.loss_sum
         self._steps = state.loss_steps
         self._skipped = state.skipped
@@ -62,6 +68,7 @@ class Journal:
             self._loss = self._loss + loss
             self._steps += 1
         self._skipped = state.skipped
+        self._batches += 1
         self._watch.add(self._batch_size)
         if self._cadence.due(state.step + 1):
             self._write(state)
@@ -71,6 +78,7 @@ class Journal:
         assert state.last is not None
         self._take_times(state)
         steps, train_s = state.since_eval.steps, state.since_eval.train_s
+        top1, top5 = state.since_eval.correct.shares
         self._sink.evaluated(
             EvalRecord(
                 state.step,
@@ -82,6 +90,8 @@ class Journal:
                 train_s=state.train_s,
                 epoch_s=train_s * self._steps_per_epoch / steps if steps else None,
                 images_per_s=steps * self._batch_size / train_s if train_s > 0 else None,
+                batch_top1=top1,
+                batch_top5=top5,
             )
         )
         self._since_eval = state.since_eval = SinceEval()
@@ -113,11 +123,22 @@ class Journal:
         self._trace.close()
 
     def _take_times(self, state: TrainState) -> None:
-        """Put the times so far into `state`, in a pause."""
+        """Put the times so far, and what was counted over all ranks, into `state`; in a pause."""
+        self._count()
+        state.since_log = self._since_log
         state.trained_s, state.train_s = self._watch.elapsed_s, self._watch.train_s
         before, (from_step, from_s) = self._since_eval, self._eval_from
         steps, train_s = before.steps + state.step - from_step, before.train_s + state.train_s - from_s
-        state.since_eval = SinceEval(steps, train_s)
+        state.since_eval = SinceEval(steps, train_s, before.correct)
+
+    def _count(self) -> None:
+        """Take what was counted on the device since the last time, over all ranks, each of which must call it."""
+        counts = self._accuracy.take()
+        if counts is not None:
+            found = correct(self._strategy.sum(counts), self._batches * self._batch_size)
+            self._since_log = self._since_log.plus(found)
+            self._since_eval = replace(self._since_eval, correct=self._since_eval.correct.plus(found))
+        self._batches = 0
 
     def _write(self, state: TrainState) -> None:
         """Write a record, unless it has no loss to tell: all its steps were skipped, or the run is about to end."""
@@ -127,6 +148,8 @@ class Journal:
         if not math.isfinite(loss):
             return
         step = state.step + 1
+        self._count()
+        top1, top5 = self._since_log.shares
         self._sink.step(
             StepRecord(
                 step=step,
@@ -136,6 +159,8 @@ class Journal:
                 lr=self._schedule.lr(state.updates),
                 images_per_s=self._watch.rate(),
                 trained_s=self._watch.elapsed_s,
+                top1=top1,
+                top5=top5,
             )
         )
-        self._loss, self._steps = 0.0, 0
+        self._loss, self._steps, self._since_log = 0.0, 0, Correct()

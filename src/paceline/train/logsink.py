@@ -6,7 +6,7 @@
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from paceline.core.results import EvalReport, EvalResult, RunResult
@@ -21,7 +21,10 @@ from paceline.train.sinks.lines import add, reopened
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A logged step: `loss` is the mean over all ranks since the last record; `images_per_s` likewise is global."""
+    """A logged step: `loss` is the mean over all ranks since the last record; `images_per_s` likewise is global.
+
+    `top1` and `top5` are of the images of those training batches; None unless `train.accuracy` is on.
+    """
 
     step: int
     epoch: float
@@ -30,6 +33,8 @@ class StepRecord:
     lr: float
     images_per_s: float
     trained_s: float
+    top1: float | None = None
+    top5: float | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class EvalRecord:
     `skipped` is how many of the steps had moved nothing. `train_s` is `trained_s` without evaluations and
     checkpoints. `epoch_s`, seconds of that per epoch, and `images_per_s` are of the training since the evaluation
     before: with one evaluation per epoch, of that epoch. They are None in rows of before they were recorded.
+    `batch_top1` and `batch_top5` are of the training batches since then; None unless `train.accuracy` is on.
     """
 
     step: int
@@ -50,6 +56,8 @@ class EvalRecord:
     train_s: float | None = None
     epoch_s: float | None = None
     images_per_s: float | None = None
+    batch_top1: float | None = None
+    batch_top5: float | None = None
 
 
 _PLACE = ("step", "epoch", "images_seen", "trained_s")
@@ -57,13 +65,21 @@ _RESULT = ("images", "top1", "top5", "loss", "ece", "mean_class_accuracy")
 _AVERAGED = tuple(f"ema_{name}" for name in _RESULT if name != "images")
 _TRAINED = ("train_top1", "train_loss", "gap")
 _SPEED = ("train_s", "epoch_s", "images_per_s")
+_OF_BATCHES = ("batch_top1", "batch_top5")
 
 
 def eval_columns(recipe: Recipe) -> tuple[str, ...]:
     """Return the keys of the evaluations of a run: of the weights as they are, and of what else `recipe` asks for."""
     is_averaged = recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
     sees_train = recipe.train.eval_train == "on"
-    return (*_PLACE, *_RESULT, *(_AVERAGED if is_averaged else ()), *(_TRAINED if sees_train else ()), *_SPEED)
+    return (
+        *_PLACE,
+        *_RESULT,
+        *(_AVERAGED if is_averaged else ()),
+        *(_TRAINED if sees_train else ()),
+        *_SPEED,
+        *(_OF_BATCHES if recipe.train.accuracy == "on" else ()),
+    )
 
 
 def eval_row(record: EvalRecord) -> dict[str, Any]:
@@ -76,7 +92,13 @@ def eval_row(record: EvalRecord) -> dict[str, Any]:
     if report.train is not None:
         train = report.train.model_dump(mode="json", include={"top1", "loss"})
         row |= {f"train_{name}": value for name, value in train.items()} | {"gap": report.gap}
-    return row | {name: getattr(record, name) for name in _SPEED}
+    row |= {name: getattr(record, name) for name in _SPEED}
+    return row if record.batch_top1 is None else row | {name: getattr(record, name) for name in _OF_BATCHES}
+
+
+def step_row(record: StepRecord) -> dict[str, Any]:
+    """Return a logged step as plain values for JSON, without what was not measured."""
+    return {name: value for name, value in asdict(record).items() if value is not None}
 
 
 def eval_record(row: Mapping[str, Any]) -> EvalRecord:
@@ -92,7 +114,7 @@ def eval_record(row: Mapping[str, Any]) -> EvalRecord:
         if "train_top1" in row
         else None,
     )
-    place = {name: row[name] for name in _PLACE} | {name: row.get(name) for name in _SPEED}
+    place = {name: row[name] for name in _PLACE} | {name: row.get(name) for name in (*_SPEED, *_OF_BATCHES)}
     return EvalRecord(**place, report=report)
 
 

@@ -34,6 +34,7 @@ from paceline.recipe.own import check_own_parts, own_parts
 from paceline.recipe.plan import resolve_batch, with_batch_size
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.parallel import Parallel
+from paceline.train.accuracy import BatchAccuracy, build_accuracy
 from paceline.train.average import build_average
 from paceline.train.averaged import averaged
 from paceline.train.bad_images import BadImages
@@ -271,8 +272,9 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
         job.met.share("opened", "yes")  # the others write into the folder that rank 0 has made
         job = replace(job, deadline=_deadline(parts, job, books))
         watch = Stopwatch(state.trained_s, train_before_s=state.train_s)
+        accuracy = build_accuracy(recipe.train.accuracy, parts.plan.num_classes, parts.device)
         trace = build_trace(recipe.log, job.rundir, world.rank, state.step)
-        journal = Journal(parts.plan, strategy, persistent.schedule, books.sinks, trace, watch, state)
+        journal = Journal(parts.plan, strategy, persistent.schedule, books.sinks, trace, watch, accuracy, state)
         agreement = build_agreement(world, 3, job.met.timeout)
         until_journal.pop_all()
     with contextlib.closing(journal):  # with the sinks, which are told of the result
@@ -283,7 +285,7 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
         ):
             loader = parts.train_loader(parts.placement(persistent.precision.dtype))
             meter = build_meter(parts, job.rundir, strategy, loader, books.sinks.warned)
-            trainer = _trainer(parts, ready, _Running(journal, agreement, meter), books, job)
+            trainer = _trainer(parts, ready, _Running(journal, accuracy, agreement, meter), books, job)
             job.whereabouts.where = lambda: (state.step, trainer.clock.where)
             status = trainer.fit(state)
             job.whereabouts.where = lambda: (state.step, FINISH)
@@ -380,6 +382,7 @@ class _Running:
     """What accompanies the steps of a rank: records, votes, and measurements."""
 
     journal: Journal
+    accuracy: BatchAccuracy
     agreement: Agreement
     meter: Meter
 
@@ -404,6 +407,7 @@ def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: 
         update=_update(parts, persistent, reporter),
         clock=clock,
         accumulate=recipe.train.accumulate,
+        accuracy=running.accuracy,
     )
     return Trainer(
         model=persistent.model,

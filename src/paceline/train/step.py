@@ -11,6 +11,7 @@ from paceline.data.finish import Finish
 from paceline.data.placement import Placement
 from paceline.measure import Clock
 from paceline.parallel.strategy import Strategy
+from paceline.train.accuracy import BatchAccuracy
 from paceline.train.precision import Precision
 from paceline.train.state import TrainState
 from paceline.train.update import Update
@@ -44,6 +45,7 @@ class PlainStep:
     update: Update
     clock: Clock
     accumulate: int
+    accuracy: BatchAccuracy
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
         """Return the mean loss."""
@@ -67,6 +69,7 @@ class PlainStep:
                         logits = self.replica(images)
                     with clock.stage("loss"):
                         loss = self.criterion(logits, targets) / self.accumulate
+                        self.accuracy.add(logits, targets)
                 with clock.stage("backward"):
                     self.precision.backward(loss)
             losses.append(loss.detach())

@@ -25,6 +25,7 @@ from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.train import captured, run
+from paceline.train.accuracy import BatchAccuracy, DeviceAccuracy, NoAccuracy
 from paceline.train.average import build_average
 from paceline.train.captured import WARM_STEPS, build_step, choose_graphs
 from paceline.train.graph import build_graphs
@@ -64,7 +65,7 @@ def recipe_of(*words: str) -> Recipe:
     return load("synthetic", Patch.parse([*SMALL, *words])).recipe
 
 
-def step_of(recipe: Recipe, graphs: RecordedGraphs) -> tuple[nn.Module, Step]:
+def step_of(recipe: Recipe, graphs: RecordedGraphs, accuracy: BatchAccuracy | None = None) -> tuple[nn.Module, Step]:
     """Return a small network and the step that moves it as `recipe` says."""
     torch.manual_seed(0)
     features = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(2)]
@@ -86,7 +87,9 @@ def step_of(recipe: Recipe, graphs: RecordedGraphs) -> tuple[nn.Module, Step]:
     weights = None if recipe.train.class_weights == "off" else torch.tensor([0.5, 2.0, 1.0, 0.25]).double()
     criterion = CrossEntropy(recipe.train.label_smoothing, weights)
     accumulate = recipe.train.accumulate
-    plain = PlainStep(model, criterion, precision, strategy, place, finish, update, NullClock(), accumulate)
+    plain = PlainStep(
+        model, criterion, precision, strategy, place, finish, update, NullClock(), accumulate, accuracy or NoAccuracy()
+    )
     return model, build_step(plain, graphs, ignore if isinstance(graphs, NeverCaptured) else pytest.fail)
 
 
@@ -137,6 +140,23 @@ def test_a_replayed_step_is_the_plain_step_to_the_last_bit(words: tuple[str, ...
     recipe, graphs = recipe_of(*words), RecordedGraphs()
     assert_equal(course(recipe, NeverCaptured()), course(recipe, graphs))
     assert len(graphs.made) == 1
+
+
+def test_a_replayed_step_counts_what_is_classified_correctly() -> None:
+    found = []
+    for graphs in (NeverCaptured(), RecordedGraphs()):
+        accuracy = DeviceAccuracy(4, CPU)
+        _, step = step_of(recipe_of("data.augment=[flip, mixup]", "optim.lr=0.5"), graphs, accuracy)
+        plain: Any = step._plain  # type: ignore[attr-defined]
+        num_draws = sum(each.num_draws for each in plain.finish.augments) + plain.finish.mix.num_draws
+        state = TrainState()
+        for number in range(STEPS):
+            torch.default_generator.manual_seed(number)
+            step(batch_of(number, 8, num_draws), state)
+            state.advance(8)
+        found.append(accuracy.take().tolist())
+    assert found[0] == found[1]
+    assert len(graphs.made) == 1 and sum(found[0]) == 8 * STEPS > found[0][0]
 
 
 @pytest.mark.parametrize(

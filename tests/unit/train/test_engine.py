@@ -248,6 +248,32 @@ def test_log_rows_have_what_readers_need(tmp_path: Path) -> None:
     assert judged["images_per_s"] == pytest.approx(120 / judged["train_s"])
 
 
+def test_accuracy_on_the_training_batches_is_that_of_their_logits_and_changes_no_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: of the logits and targets that the loss was given, every micro-batch of every step."""
+    words = ("data.augment=[flip, mixup]", "train.accumulate=3", "log.every=5st")
+    words = (*words, "train.eval_every=10st")
+    off = trained(tmp_path, "off", *words)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    forward = CrossEntropy.forward
+
+    def kept(self: CrossEntropy, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append((logits.detach().clone(), targets.clone()))
+        return forward(self, logits, targets)
+
+    monkeypatch.setattr(CrossEntropy, "forward", kept)
+    on = trained(tmp_path, "on", *words, "train.accuracy=on")
+    assert on.read_result().weights_sha256 == off.read_result().weights_sha256
+    is_right = [logits.argmax(1) == targets.argmax(1) for logits, targets in seen]
+    by_step = [torch.cat(is_right[3 * step : 3 * step + 3]).double().mean().item() for step in range(10)]
+    records, (judged,) = list(read_lines(on.steps)), read_lines(on.evals)
+    assert [each["top1"] for each in records] == pytest.approx([sum(by_step[:5]) / 5, sum(by_step[5:]) / 5])
+    assert judged["batch_top1"] == pytest.approx(sum(by_step) / 10)
+    assert judged["batch_top1"] <= judged["batch_top5"] <= 1
+    assert "top1" not in next(iter(read_lines(off.steps)))
+
+
 def test_a_logged_loss_is_the_mean_since_the_last_record(tmp_path: Path) -> None:
     every, fifth = losses(trained(tmp_path, "one")), losses(trained(tmp_path, "five", "log.every=5st"))
     assert fifth == pytest.approx([float(np.mean(every[:5])), float(np.mean(every[5:]))], rel=1e-5)

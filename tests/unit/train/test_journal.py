@@ -19,6 +19,7 @@ from paceline.parallel.single import SingleDevice
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import Plan
+from paceline.train.accuracy import BatchAccuracy, DeviceAccuracy, NoAccuracy
 from paceline.train.attempts import Spent
 from paceline.train.journal import Journal
 from paceline.train.logsink import EvalRecord, NoTrace, StepRecord
@@ -61,12 +62,14 @@ class Now:
         return self.value_s
 
 
-def journal(state: TrainState, sink: Kept, now: Callable[[], float] | None = None) -> Journal:
+def journal(
+    state: TrainState, sink: Kept, now: Callable[[], float] | None = None, accuracy: BatchAccuracy | None = None
+) -> Journal:
     """Return a journal whose learning rate in update n is n + 1."""
     schedule = SimpleNamespace(lr=lambda updates: updates + 1.0)
     ticks = iter(range(10_000))
     watch = Stopwatch(state.trained_s, now or (lambda: float(next(ticks))), train_before_s=state.train_s)
-    return Journal(PLAN, SingleDevice(), schedule, sink, NoTrace(), watch, state)
+    return Journal(PLAN, SingleDevice(), schedule, sink, NoTrace(), watch, accuracy or NoAccuracy(), state)
 
 
 def go(book: Journal, state: TrainState, losses: Sequence[float], skipped: Sequence[int] = ()) -> None:
@@ -185,3 +188,34 @@ def test_a_checkpoint_of_before_there_was_train_s_counts_by_the_clock() -> None:
     timed_run(TrainState.from_dict(values), sink, 4)
     (record,) = sink.evals
     assert (record.train_s, record.epoch_s, record.images_per_s) == (12.0 + 4.0, 16.0, 4.0)
+
+
+def counted_run(state: TrainState, sink: Kept, last_step: int) -> None:
+    """Train on 8 images a step, `step` % 9 of which are right and one more second, evaluated every 6 steps."""
+    accuracy = DeviceAccuracy(2, torch.device("cpu"))
+    book = journal(state, sink, accuracy=accuracy)
+    while state.step < last_step:
+        num_right = state.step % 9
+        labels = torch.zeros(8, dtype=torch.int64)
+        logits = torch.tensor([[1.0, 0.0] if image < num_right else [0.0, 1.0] for image in range(8)])
+        accuracy.add(logits, labels)
+        go(book, state, [1.0])
+        if state.step % 6 == 0:
+            state.evaluated(EvalReport(val=EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)))
+            book.evaluated(state)
+    book.settle(state)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 5, 6, 7, 11])
+def test_accuracy_on_the_training_batches_is_since_the_record_and_the_evaluation_before(cut: int) -> None:
+    whole, resumed, state = Kept(), Kept(), TrainState()
+    counted_run(TrainState(), whole, 12)
+    right = [step % 9 for step in range(12)]
+    assert [each.top1 for each in whole.steps] == [sum(right[:4]) / 32, sum(right[4:8]) / 32, sum(right[8:]) / 32]
+    assert [each.batch_top1 for each in whole.evals] == [sum(right[:6]) / 48, sum(right[6:]) / 48]
+    assert {each.top5 for each in whole.steps} | {each.batch_top5 for each in whole.evals} == {1.0}
+
+    counted_run(state, resumed, cut)
+    counted_run(TrainState.from_dict(state.to_dict()), resumed, 12)
+    assert [each.top1 for each in resumed.steps] == [each.top1 for each in whole.steps]
+    assert [each.batch_top1 for each in resumed.evals] == [each.batch_top1 for each in whole.evals]

@@ -8,7 +8,7 @@ from paceline.core.results import EvalReport, EvalResult
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.train.logsink import EvalRecord, eval_columns, eval_record, eval_row
+from paceline.train.logsink import EvalRecord, StepRecord, eval_columns, eval_record, eval_row, step_row
 
 PLAIN = ["step", "epoch", "images_seen", "trained_s", "images", "top1", "top5", "loss", "ece", "mean_class_accuracy"]
 AVERAGED = ["ema_top1", "ema_top5", "ema_loss", "ema_ece", "ema_mean_class_accuracy"]
@@ -52,6 +52,14 @@ def test_a_row_has_the_raw_weights_the_averaged_ones_and_the_gap() -> None:
         "train_top1": 0.75, "train_loss": 2.0, "gap": 0.25,
         "train_s": 1.25, "epoch_s": 2.5, "images_per_s": 25.6,
     }  # fmt: skip
+
+
+def test_accuracy_of_the_training_batches_has_columns_where_it_is_measured() -> None:
+    made = replace(record(4, EvalReport(val=judged(0.5))), batch_top1=0.25, batch_top5=0.75)
+    assert tuple(eval_row(made)) == eval_columns(recipe("train.accuracy=on"))
+    assert eval_record(eval_row(made)) == made
+    step = StepRecord(4, 0.5, 32, 1.0, 0.1, 100.0, 1.5)
+    assert set(step_row(replace(step, top1=0.25, top5=0.75))) - set(step_row(step)) == {"top1", "top5"}
 
 
 def test_what_was_not_asked_for_has_no_column() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paceline.core.results import EvalReport, EvalResult
 from paceline.train.attempts import Spent
 from paceline.train.cadence import Cadence
-from paceline.train.state import SinceEval, TrainState
+from paceline.train.state import Correct, SinceEval, TrainState
 
 SHARES = st.floats(0, 1)
 NUMBERS = st.floats(allow_nan=False)
@@ -44,7 +44,8 @@ STATES = st.builds(
     bad_images=st.lists(STEPS, max_size=5),
     spent=st.builds(Spent, TIMES, TIMES, TIMES),
     train_s=TIMES,
-    since_eval=st.builds(SinceEval, STEPS, TIMES),
+    since_eval=st.builds(SinceEval, STEPS, TIMES, st.builds(Correct, STEPS, STEPS, STEPS)),
+    since_log=st.builds(Correct, STEPS, STEPS, STEPS),
 )
 
 

@@ -115,6 +115,10 @@ class Train(Section):
     """How often to evaluate; the end of the run always is, unless off."""
     eval_train: Switch = "off"
     """Evaluate as many training images too, unchanged, and report the gap between the two accuracies."""
+    accuracy: Switch = "off"
+    """Measure top-1 and top-5 accuracy on the training batches themselves, as the loss is: on augmented images, in
+    training mode, by weights that move from batch to batch. The label of mixed images is the class with the largest
+    share. Nothing is evaluated for it, and the host waits for the device only where the loss is logged."""
     stop: Stop | Off = "off"
     """Target at which the run ends early."""
 

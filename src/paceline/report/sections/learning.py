@@ -24,6 +24,8 @@ _COLUMNS: Final = {
     "ema_loss": "averaged loss",
     "train_top1": "training top-1",
     "train_loss": "training loss",
+    "batch_top1": "batches' top-1",
+    "batch_top5": "batches' top-5",
     "trained_s": "trained",
     "train_s": "in steps",
     "epoch_s": "an epoch",
@@ -35,7 +37,7 @@ _NUM_EVALS = 500
 def learning(run: Run) -> Section:
     """Return the curves of the run, and its evaluations."""
     evals, steps = thin(run.evals), run.steps
-    charts = [*_accuracies(evals), *_losses(evals, steps), *_rate(run), *_speed(run)]
+    charts = [*_accuracies(evals, steps), *_losses(evals, steps), *_rate(run), *_speed(run)]
     blocks: list[Block] = [Charts(charts)] if charts else []
     blocks += [Paragraph(text) for text in _why_above(run, evals)]
     if not steps.num_records:
@@ -82,8 +84,10 @@ def _over(series: Series) -> str:
     return "epoch" if series.has("epoch") else "step"
 
 
-def _accuracies(evals: Series) -> list[Chart]:
-    lines = [
+def _accuracies(evals: Series, steps: Series) -> list[Chart]:
+    of_batches = [(x, 100 * y) for x, y in steps.line(_over(steps), "top1")] if steps.has("top1") else []
+    lines = [Line("training batches", of_batches)] if of_batches else []
+    lines += [
         Line(name, [(x, 100 * y) for x, y in evals.line(_over(evals), key)], marked=True)
         for key, name in _ACCURACIES.items()
         if evals.has(key)
@@ -92,7 +96,7 @@ def _accuracies(evals: Series) -> list[Chart]:
         return []
     judged = evals.extents["ema_top1" if evals.has("ema_top1") else "top1"] if evals.has("top1") else None
     note = f"last {accuracy(judged.last)}, best {accuracy(judged.highest)}" if judged else ""
-    return [Chart("Top-1 accuracy", _over(evals), "%", lines, low=None, note=note)]
+    return [Chart("Top-1 accuracy", _over(evals if evals.num_records else steps), "%", lines, low=None, note=note)]
 
 
 def _losses(evals: Series, steps: Series) -> list[Chart]:

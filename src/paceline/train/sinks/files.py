@@ -3,14 +3,13 @@
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 from paceline.core.files import open_text_to_write
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir, append_line, read_lines, write_atomic
 from paceline.measure.rate import unix_s
 from paceline.recipe.plan import Plan
-from paceline.train.logsink import EvalRecord, StepRecord, eval_row
+from paceline.train.logsink import EvalRecord, StepRecord, eval_row, step_row
 from paceline.train.sinks.lines import add, reopened
 
 
@@ -48,7 +47,7 @@ class FileSink:
 
     def step(self, record: StepRecord) -> None:
         """Append a line to `steps.jsonl`."""
-        add(self._steps, asdict(record))
+        add(self._steps, step_row(record))
 
     def evaluated(self, record: EvalRecord) -> None:
         """Append a line to `evals.jsonl` and a row to `metrics.csv`, and renew the tables of the classes."""

@@ -6,7 +6,7 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.schema.recipe import Recipe
 from paceline.recipe.yamlfile import write_text
 from paceline.train.logsink import EvalRecord, StepRecord
-from paceline.train.sinks.values import config
+from paceline.train.sinks.values import config, step_curves
 
 
 class TensorBoardSink:
@@ -24,10 +24,8 @@ class TensorBoardSink:
         self._writer.add_text("recipe", "".join(f"    {line}" for line in text.splitlines(keepends=True)), step)
 
     def step(self, record: StepRecord) -> None:
-        """Write loss, learning rate and images/s."""
-        self._scalars(
-            {"train/loss": record.loss, "train/lr": record.lr, "images_per_s": record.images_per_s}, record.step
-        )
+        """Write loss, learning rate, images/s and, where it is measured, accuracy on the training batches."""
+        self._scalars(step_curves(record), record.step)
 
     def evaluated(self, record: EvalRecord) -> None:
         """Write what came out: of the weights as they are, averaged, and on training images."""

@@ -13,15 +13,19 @@ Plain = str | int | float | bool | None
 
 
 def step_values(record: StepRecord) -> dict[str, float]:
-    """Return what a logged step has, by the names of its curves; the first three are those in TensorBoard."""
-    return {
-        "train/loss": record.loss,
-        "train/lr": record.lr,
-        "images_per_s": record.images_per_s,
+    """Return what a logged step has, by the names of its curves; what was not measured is left out."""
+    return step_curves(record) | {
         "train/epoch": record.epoch,
         "train/images_seen": record.images_seen,
         "train/trained_s": record.trained_s,
     }
+
+
+def step_curves(record: StepRecord) -> dict[str, float]:
+    """Return the curves of logged steps that are in TensorBoard too."""
+    curves = {"train/loss": record.loss, "train/lr": record.lr, "images_per_s": record.images_per_s}
+    measured = {"train/top1": record.top1, "train/top5": record.top5}
+    return curves | {name: value for name, value in measured.items() if value is not None}
 
 
 def eval_values(record: EvalRecord) -> dict[str, float]:
@@ -34,6 +38,8 @@ def eval_values(record: EvalRecord) -> dict[str, float]:
         "eval/train_s": record.train_s,
         "eval/epoch_s": record.epoch_s,
         "eval/images_per_s": record.images_per_s,
+        "eval/batch_top1": record.batch_top1,
+        "eval/batch_top5": record.batch_top5,
         **{f"val/{name}": value for name, value in report.val.model_dump().items()},
     }
     if report.ema is not None:

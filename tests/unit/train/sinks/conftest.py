@@ -50,7 +50,13 @@ def told() -> Told:
 @pytest.fixture
 def recipe() -> Callable[..., Recipe]:
     """Return what reads a recipe whose evaluations have all there is, with the sinks it is given."""
-    common = ("log.tensorboard=off", "data.batch_size=64", "train.ema.decay=0.9", "train.eval_train=on")
+    common = (
+        "log.tensorboard=off",
+        "data.batch_size=64",
+        "train.ema.decay=0.9",
+        "train.eval_train=on",
+        "train.accuracy=on",
+    )
 
     def make(*words: str) -> Recipe:
         return load("digits", Patch.parse([*common, *words])).recipe
@@ -67,7 +73,9 @@ def plan(recipe) -> Plan:
 @pytest.fixture
 def step() -> Callable[[int], StepRecord]:
     """Return what makes the record of a logged step."""
-    return lambda number: StepRecord(number, number / 10, 64 * number, 2.0 / number, 0.1, 1000.0, 0.5 * number)
+    return lambda number: StepRecord(
+        number, number / 10, 64 * number, 2.0 / number, 0.1, 1000.0, 0.5 * number, 0.375, 0.875
+    )
 
 
 @pytest.fixture
@@ -77,7 +85,7 @@ def evaluation() -> Callable[[int], EvalRecord]:
     report = EvalReport(
         val=val, ema=val.model_copy(update={"top1": 0.625}), train=val.model_copy(update={"top1": 0.75})
     )
-    speed = {"epoch_s": 3.75, "images_per_s": 170.0}
+    speed = {"epoch_s": 3.75, "images_per_s": 170.0, "batch_top1": 0.4375, "batch_top5": 0.9375}
     return lambda number: EvalRecord(
         number, number / 10, 64 * number, 0.5 * number + 0.25, report, skipped=1, train_s=0.375 * number, **speed
     )

@@ -1,6 +1,7 @@
 """The names that trackers show."""
 
 import json
+from dataclasses import replace
 
 from paceline.train.logsink import eval_row
 from paceline.train.sinks.values import config, eval_values, result_numbers, result_values, step_values
@@ -10,6 +11,7 @@ def test_a_step_has_all_that_its_line_has(step) -> None:
     assert step_values(step(4)) == {
         "train/loss": 0.5, "train/lr": 0.1, "images_per_s": 1000.0,
         "train/epoch": 0.4, "train/images_seen": 256, "train/trained_s": 2.0,
+        "train/top1": 0.375, "train/top5": 0.875,
     }  # fmt: skip
 
 
@@ -25,7 +27,8 @@ def test_an_evaluation_has_every_column_and_no_value_twice(evaluation) -> None:
     )
 
 
-def test_what_was_not_measured_is_left_out(evaluation) -> None:
+def test_what_was_not_measured_is_left_out(step, evaluation) -> None:
+    assert "train/top1" not in step_values(replace(step(4), top1=None, top5=None))
     record = evaluation(4)
     bare = record.report.model_copy(update={"ema": None, "train": None})
     object.__setattr__(record, "report", bare)
