@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.arguments import Json, Oversubscribe, OwnCode, Ranks, TaskNumber, Words, new_folder
+from paceline.core.errors import RecipeError
 
 
 def profile(
@@ -17,11 +18,31 @@ def profile(
     probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Measure what free data and such give.")] = True,
     trace: Annotated[bool, typer.Option("--trace", help="Write a Chrome trace of all ranks.")] = False,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Mark stages for Nsight Systems; prints its command.")] = False,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V,V", help="Measure each of these values of a field instead, without probes."),
+    ] = None,
     own_code: OwnCode = False,
     oversubscribe: Oversubscribe = False,
     as_json: Json = False,
 ) -> int:
     """Train for a few steps, and say where each second went and what would save it."""
+    if vary:
+        if trace or nvtx:
+            raise RecipeError(f"--{'trace' if trace else 'nvtx'}: slows down what --vary compares (leave one out)")
+        from paceline.cli.sweep import sweep
+
+        return sweep(
+            words or [],
+            ranks,
+            run_dir,
+            varied=vary,
+            steps=steps,
+            repeats=repeats,
+            own_code=own_code,
+            oversubscribe=oversubscribe,
+            as_json=as_json,
+        )
     from paceline.cli.profile import profile as work
 
     return work(

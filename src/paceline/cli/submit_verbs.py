@@ -219,7 +219,7 @@ def _measure(asked: Asked, shape: Shape) -> Prepared:
     if asked.verb == "scale":
         shape = _with_nodes(asked, shape)
         return Prepared(_over_nodes(asked, shape), shape, name, loaded.recipe, is_frozen, own_code=of_code)
-    goes_on = asked.verb != "profile"
+    goes_on = asked.verb != "profile" or asked.has_option("--vary")
     asked = _with_ranks(asked, shape)
     return Prepared(asked, shape, name, loaded.recipe, is_frozen, own_code=of_code, goes_on=goes_on)
 

@@ -61,7 +61,7 @@ def build_space(words: Sequence[str], recipe: Recipe, *, allow_batch: bool) -> S
         return FromVerdict(allow_batch)
     values: dict[str, tuple[Any, ...]] = {}
     for word in words:
-        path, chosen = _read(word)
+        path, chosen = read_values(word)
         _check(path, chosen, recipe, allow_batch=allow_batch)
         values[path] = (*values.get(path, ()), *chosen)
     return ByHand(values)
@@ -88,7 +88,8 @@ def _can_win(move: Move, result: RunResult) -> bool:
     return share >= 1 - 1 / WORTH
 
 
-def _read(word: str) -> tuple[str, tuple[Any, ...]]:
+def read_values(word: str) -> tuple[str, tuple[Any, ...]]:
+    """Return the dotted path and the values of a `KEY=V1,V2,...` word. Raise `RecipeError` where it has none."""
     path, equals, text = word.partition("=")
     found = read_value(f"[{text}]", "--vary") if equals and text else None
     if not path or not found:
@@ -97,7 +98,7 @@ def _read(word: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def _check(path: str, values: tuple[Any, ...], recipe: Recipe, *, allow_batch: bool) -> None:
-    fields = list(dict.fromkeys(field for value in values for field in _fields(path, value)))
+    fields = list(dict.fromkeys(field for value in values for field in fields_of(path, value)))
     for field in fields:
         if field.startswith(_FIXED):
             raise RecipeError(f"--vary: {field} is no setting to tune for speed (leave it out)")
@@ -108,16 +109,16 @@ def _check(path: str, values: tuple[Any, ...], recipe: Recipe, *, allow_batch: b
     for value in values:
         changed = vary(recipe, Patch(((path, value),)))
         is_other = changed.optim.name != recipe.optim.name  # which needs a rate and such of its own
-        for field in filter(learns, _fields(path, value)):
+        for field in filter(learns, fields_of(path, value)):
             if not (is_other and field.startswith("optim.")):
                 _refuse_learning(field)
 
 
-def _fields(path: str, value: Any) -> Iterator[str]:
+def fields_of(path: str, value: Any) -> Iterator[str]:
     """Yield the dotted paths of the fields that a value sets: a section is given as a mapping."""
     if isinstance(value, dict) and value:
         for key, each in value.items():
-            yield from _fields(f"{path}.{key}", each)
+            yield from fields_of(f"{path}.{key}", each)
     else:
         yield path
 

@@ -17,12 +17,13 @@ from paceline.core.experiments.ladder import LadderResult
 from paceline.core.experiments.prediction import PredictionResult
 from paceline.core.experiments.scaling import ScaleResult
 from paceline.core.experiments.sharing import write_beside_others
+from paceline.core.experiments.sweep import SweepResult
 from paceline.core.experiments.tuning import TuneResult
 from paceline.core.json_file import read_json, read_limited
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.core.runlock import LOCK
 
-Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult
+Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult | SweepResult
 RESULT: Final = "experiment.json"
 _ASKED: Final = "asked.json"
 _FORMERLY_ASKED: Final = ("paceline", "torch")

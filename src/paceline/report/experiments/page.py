@@ -4,6 +4,7 @@ from paceline.core.experiments.folder import Experiment, ExperimentDir
 from paceline.core.experiments.ladder import LadderResult
 from paceline.core.experiments.prediction import PredictionResult
 from paceline.core.experiments.scaling import ScaleResult
+from paceline.core.experiments.sweep import SweepResult
 from paceline.core.experiments.tuning import TuneResult
 from paceline.report.blocks import Page
 from paceline.report.experiments.batches import batches_page
@@ -11,6 +12,7 @@ from paceline.report.experiments.frame import Told
 from paceline.report.experiments.ladder import ladder_page
 from paceline.report.experiments.prediction import prediction_page
 from paceline.report.experiments.scaling import scale_page
+from paceline.report.experiments.sweep import sweep_page
 from paceline.report.experiments.tuning import tune_page
 from paceline.report.files import Reader
 
@@ -33,3 +35,5 @@ def experiment_page(folder: ExperimentDir, result: Experiment) -> Page:
             return prediction_page(told, result)
         case TuneResult():
             return tune_page(told, result)
+        case SweepResult():
+            return sweep_page(told, result)

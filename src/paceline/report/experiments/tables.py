@@ -16,6 +16,7 @@ from paceline.core.experiments.folder import Experiment, ExperimentDir
 from paceline.core.experiments.ladder import LadderResult, ParityResult, RungResult
 from paceline.core.experiments.prediction import PredictionResult
 from paceline.core.experiments.scaling import BatchPoint, ScalePoint, ScaleResult
+from paceline.core.experiments.sweep import SweepPoint, SweepResult
 from paceline.core.experiments.tuning import TriedResult, TuneResult
 from paceline.core.interval import Interval
 from paceline.core.rundir import write_atomic
@@ -23,6 +24,7 @@ from paceline.report.experiments.batches import summary as of_batches
 from paceline.report.experiments.ladder import summary as of_ladder
 from paceline.report.experiments.prediction import summary as of_prediction
 from paceline.report.experiments.scaling import summary as of_scaling
+from paceline.report.experiments.sweep import summary as of_sweep
 from paceline.report.experiments.tuning import summary as of_tuning
 from paceline.report.markdown import table_lines
 
@@ -62,6 +64,8 @@ def to_markdown_table(result: Experiment) -> str:
             table = of_prediction(result)
         case TuneResult():
             table = of_tuning(result)
+        case SweepResult():
+            table = of_sweep(result)
     return "\n".join([*table_lines(table), ""])
 
 
@@ -78,6 +82,8 @@ def columns_and_rows(result: Experiment) -> tuple[list[str], list[list[Field]]]:
             records = _predicted(result)
         case TuneResult():
             records = [_tried(tried) for tried in result.tried]
+        case SweepResult():
+            records = [_value(result.key, point) for point in result.points]
     columns = _columns(records)
     return columns, [[record.get(column) for column in columns] for record in records]
 
@@ -197,6 +203,22 @@ def _tried(tried: TriedResult) -> Record:
         **_interval("ratio", tried.ratio),
         **_parity(tried.parity),
         "explains": tried.explains,
+    }
+
+
+def _value(key: str, point: SweepPoint) -> Record:
+    return {
+        "key": key,
+        "value": point.value,
+        "batch_size": point.batch_size,
+        **_interval("images_per_s", point.images_per_s),
+        **_spread(point.spread),
+        "step_s": point.step_s,
+        "data_wait_s": point.data_wait_s,
+        "epoch_s": point.epoch_s,
+        "bottleneck": point.bottleneck,
+        "error": point.error,
+        **{f"stage_{name}_s": value for name, value in point.stages.items()},
     }
 
 

@@ -4,6 +4,7 @@ from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.ladder import LadderResult, ParityResult, RungResult
 from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult
 from paceline.core.experiments.scaling import BatchPoint, ScalePoint, ScaleResult
+from paceline.core.experiments.sweep import SweepPoint, SweepResult
 from paceline.core.experiments.tuning import TriedResult, TuneResult
 from paceline.core.interval import Interval
 
@@ -153,11 +154,28 @@ def tune():
     )  # fmt: skip
 
 
+def sweep(values=("0", "2", "8", EVIL), key="data.workers"):
+    """Return speeds over values, of which the last could not be measured."""
+    points = [
+        SweepPoint(value=value, patch=(f"{key}={value}",), batch_size=128, images_per_s=around(100.0 * (2 + index)),
+                   spread=(95.0 * (2 + index), 105.0 * (2 + index)), is_fastest=index == len(values) - 2,
+                   step_s=1.28 / (2 + index), data_wait_s=0.4 / (2 + index), epoch_s=500.0 / (2 + index),
+                   stages={"data_wait": 0.4 / (2 + index), "forward": 0.5 / (2 + index)}, bottleneck="input-bound",
+                   runs=(f"trials/{index}-1",))
+        for index, value in enumerate(values[:-1])
+    ]  # fmt: skip
+    failed = SweepPoint(value=values[-1], patch=(f"{key}={values[-1]}",), error=EVIL)
+    return SweepResult(
+        key=key, ranks=1, points=(*points, failed), fastest=values[-2], sentence=f"{values[-2]} is the fastest.",
+        wall_s=90.0, command=("paceline", "profile"), provenance=PROVENANCE, **FACTS,
+    )  # fmt: skip
+
+
 def all_results():
     """Return one result of each kind, by name."""
     return {
         "ladder": ladder(), "weak": scale(), "strong": scale("strong"), "batches": batches(),
-        "prediction": prediction(), "tune": tune(),
+        "prediction": prediction(), "tune": tune(), "sweep": sweep(),
     }  # fmt: skip
 
 

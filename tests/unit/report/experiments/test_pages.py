@@ -16,6 +16,7 @@ from paceline.report.blocks import Cell, Chart, Charts, Column, Line, Paragraph,
 from paceline.report.experiments.cut import Limit, cut
 from paceline.report.experiments.frame import Told
 from paceline.report.experiments.page import experiment_page
+from paceline.report.experiments.sweep import sweep_page
 from paceline.report.write import MAX_BYTES
 
 
@@ -441,3 +442,20 @@ def test_no_heading_of_a_scaling_page_is_repeated_by_its_first_chart(made, text_
     charts = re.findall(r"<figcaption><b>(.*?)</b>", text)
     assert "What a step waits for" in headings and charts
     assert not set(headings) & set(charts)
+
+
+def test_numbers_that_are_swept_are_a_curve_and_names_are_bars(made):
+    told = Told(Path("runs/profile-vary-digits"))
+    page = experiment_charts(sweep_page(told, made.sweep(("1", "2", "8", "64"))))
+    assert [chart.title for chart in page] == ["Speed", "Seconds of an epoch", "A step"]
+    assert [list(chart.lines[0].points) for chart in page[:2]] == [
+        [(1, 200), (2, 300), (8, 400)], [(1, 250), (2, 500 / 3), (8, 125)],
+    ]  # fmt: skip
+    assert all(chart.log_x for chart in page)
+    assert not any(chart.log_x for chart in experiment_charts(sweep_page(told, made.sweep(("0", "2", "8", "9")))))
+    assert experiment_charts(sweep_page(told, made.sweep(("native", "threads", "processes"), "data.loader"))) == []
+
+
+def experiment_charts(page):
+    blocks = [block for section in page.sections for block in section.blocks]
+    return [chart for block in blocks if isinstance(block, Charts) for chart in block.charts]

@@ -1,0 +1,36 @@
+"""Show a sweep: a table of values for a person, `experiment.json` for a program."""
+
+from collections.abc import Callable
+
+from paceline.cli.show import print_rows
+from paceline.cli.tables import print_table
+from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.experiments.sweep import SweepPoint, SweepResult
+from paceline.core.units import count, milliseconds, seconds
+from paceline.data.sources.places import printable
+
+
+def show_sweep(result: SweepResult, folder: ExperimentDir, *, as_json: bool) -> None:
+    """Print how fast each value was."""
+    if as_json:
+        print(result.model_dump_json(indent=2))
+        return
+    headings = ("value", "images/s", "from", "to", "a step", "data wait", "an epoch", "note")
+    title = f"{result.key} of {result.recipe}, on {count(result.ranks, 'rank')}"
+    print_table(title, headings, map(_row, result.points), words=("note",))
+    rows = [("fastest", result.sentence), ("table", printable(folder.markdown)), ("report", printable(folder.report))]
+    print_rows(rows, f"{count(result.repeats, 'run')} of {count(result.steps, 'counted step')} for each value")
+
+
+def _row(point: SweepPoint) -> tuple[str, ...]:
+    if point.images_per_s is None or point.spread is None:
+        return point.value, "", "", "", "", "", "", point.error
+    low, high = point.spread
+    note = ", ".join(filter(None, ("fastest" if point.is_fastest else "", point.bottleneck)))
+    rates = (f"{each:,.0f}" for each in (point.images_per_s.value, low, high))
+    times = (_told(point.step_s, milliseconds), _told(point.data_wait_s, milliseconds), _told(point.epoch_s, seconds))
+    return point.value, *rates, *times, note
+
+
+def _told(value_s: float | None, unit: Callable[[float], str]) -> str:
+    return "" if value_s is None else unit(value_s)

@@ -1,0 +1,150 @@
+"""`paceline profile --vary`: a short profile for each value of a setting, and which value is the fastest.
+
+The folder of a sweep holds one run directory a run; the same command goes on where it was stopped.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.experiment import LIMIT_S, STOPS, experiment, found_before, leave, refuse_ranks_of_others
+from paceline.cli.ranks import refuse_too_many
+from paceline.cli.show_sweep import show_sweep
+from paceline.cli.telling import telling
+from paceline.cli.words import count_ranks, refuse_length, split_words
+from paceline.core.console import progress_console
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.experiments.sweep import SweepResult
+from paceline.core.units import count
+from paceline.lab.earlier import Earlier
+from paceline.lab.measuring import measuring_patch
+from paceline.lab.runner import Runner, TrialError, interrupted_by
+from paceline.lab.sweep import Sweep, build_sweep, conclusion, to_points
+from paceline.lab.trial import Outcome, Trial, folder_name, vary, write_recipe
+from paceline.lab.turns import run_turns, there_and_back
+from paceline.recipe.consent import require_consent
+from paceline.recipe.load import Loaded, load
+from paceline.recipe.plan import resolve_batch
+from paceline.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be measured: `recipe` is the measured form of the one that was `loaded`."""
+
+    loaded: Loaded
+    recipe: Recipe
+    sweep: Sweep
+    ranks: int
+    steps: int
+    repeats: int
+    oversubscribe: bool
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """All that the runs depend on, as JSON has it."""
+        values = [trial.name for trial in self.sweep.trials]
+        length = {"ranks": self.ranks, "steps": self.steps, "repeats": self.repeats}
+        return {"verb": "profile --vary", "recipe": self.recipe.to_dict(), "values": values, **length}
+
+
+def sweep(
+    words: list[str],
+    ranks: str,
+    run_dir: Path | None,
+    *,
+    varied: Sequence[str],
+    steps: int,
+    repeats: int,
+    own_code: bool,
+    oversubscribe: bool,
+    as_json: bool,
+) -> int:
+    """Do what `paceline profile --vary` was asked for; return the exit code."""
+    name, said = split_words(words)
+    refuse_length(said, "a profile", to="profile")
+    refuse_ranks_of_others("profile --vary")
+    loaded = load(name, said)
+    require_consent(loaded, own_code=own_code)
+    if loaded.recipe.measure.trace != "off" or loaded.recipe.measure.nvtx != "off":
+        raise RecipeError("--vary: compares speeds, which a trace and NVTX ranges change (leave measure.* out)")
+    num_ranks = count_ranks(ranks, os.environ)
+    refuse_too_many(num_ranks, loaded.recipe.parallel.device, oversubscribe=oversubscribe)
+    loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
+    recipe = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said))
+    values = build_sweep(varied, recipe, num_ranks, repeats)
+    asked = _Asked(loaded, recipe, values, num_ranks, steps, repeats, oversubscribe)
+    with experiment(f"profile-vary-{loaded.name}", asked.plain, run_dir, as_json=as_json) as folder:
+        result = found_before(folder, SweepResult) or _measure(asked, folder, as_json=as_json)
+    show_sweep(result, folder, as_json=as_json)
+    return 0
+
+
+def _measure(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> SweepResult:
+    """Run all values, turn by turn, and write what they came to."""
+    from paceline.lab.cache import set_cache
+
+    trials, outcomes = asked.sweep.trials, []
+    write_recipe(asked.loaded.recipe, folder.recipe)
+    write_recipe(asked.recipe, folder.measured)
+    total = len(trials) * asked.repeats
+    with interrupted_by(*STOPS), telling(progress_console(as_json=as_json), total) as (begins, say):
+        say(f"{count(total, 'run')} of {count(asked.recipe.measure.warmup_steps + asked.steps, 'step')}")
+
+        def before(trial: Trial, repeat: int) -> None:
+            begins(trial, repeat)
+            with contextlib.suppress(PacelineError):  # which the run tells itself
+                set_cache(vary(asked.recipe, trial.patch), is_cold=False)  # or the first would read for all others
+
+        runner = Runner(
+            asked.recipe,
+            folder.measured,
+            asked.ranks,
+            place=lambda trial, repeat: folder.trials / folder_name(trial, asked.recipe, asked.ranks, repeat),
+            begins=before,
+            earlier=Earlier(folder.replaced, say),
+            limit_s=LIMIT_S,
+            oversubscribe=asked.oversubscribe,
+        )
+        for outcome in run_turns(lambda turn: there_and_back(trials, turn), asked.repeats, runner):
+            say(_line(outcome, asked.repeats))
+            outcomes.append(outcome)
+    result = _result(asked, outcomes)
+    leave(folder, result)
+    return result
+
+
+def _line(outcome: Outcome, repeats: int) -> str:
+    name = outcome.trial.name + (f", turn {outcome.repeat}" if repeats > 1 else "")
+    if outcome.result is None:
+        return f"{name}: failed: {outcome.error}"
+    return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"
+
+
+def _result(asked: _Asked, outcomes: Sequence[Outcome]) -> SweepResult:
+    """Return what it came to. Raise `TrialError` where every run has failed, as for one cause."""
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    if not results:
+        raise TrialError(outcomes[0].error, outcomes[0].code)
+    points = to_points(asked.sweep.trials, outcomes)
+    fastest, sentence = conclusion(points)
+    return SweepResult(
+        key=asked.sweep.key,
+        recipe=asked.loaded.name,
+        recipe_hash=asked.loaded.recipe.hash,
+        ranks=asked.ranks,
+        steps=asked.steps,
+        warmup_steps=asked.recipe.measure.warmup_steps,
+        repeats=asked.repeats,
+        points=points,
+        fastest=fastest,
+        sentence=sentence,
+        wall_s=sum(result.time.wall_s for result in results),
+        command=("paceline", *sys.argv[1:]),
+        provenance=results[0].provenance,
+    )
