@@ -275,7 +275,7 @@ def test_the_assessment_of_the_course_has_its_numbers():
     recipe = load("course/wideresnet-cifar10-assessment").recipe
     optim, stop = recipe.optim, recipe.train.stop
     assert (optim.betas, optim.weight_decay, optim.grad_averaging) == ((0.95, 0.0), 0.0, True)
-    assert recipe.train.eval_train == "on"
+    assert recipe.train.accuracy == "on"
     assert (recipe.schedule.warmup, recipe.train.epochs) == (Duration(5, "ep"), 40)
     assert (stop.top1, stop.patience) == (0.85, 2)
     assert [section.name for section in recipe.data.augment] == ["flip", "rotate", "affine", "color_jitter"]
