@@ -40,12 +40,14 @@ from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 
 _RECIPE: Final = "base.yaml"
-_NVTX: Final = Patch((("measure.nvtx", "on"),))
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be measured: `recipe` is the measured form of the one whose hash is `recipe_hash`."""
+    """What is to be measured: `recipe` is the measured form of the one whose hash is `recipe_hash`.
+
+    `nvtx` is what `measure.nvtx` is to be in a run for Nsight Systems, `off` where there is to be none.
+    """
 
     recipe_hash: str
     recipe: Recipe
@@ -55,7 +57,7 @@ class _Asked:
     probes: Sequence[Trial]
     aside: Sequence[Trial]
     left_out: Sequence[LeftOut]
-    nvtx: bool
+    nvtx: str
     oversubscribe: bool = False
 
     @property
@@ -91,8 +93,8 @@ def profile(
     num_ranks = ranks_to_start(ranks, world, loaded.recipe, oversubscribe=oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
     asks = loaded.recipe.measure
-    trace, nvtx = trace or asks.trace != "off", nvtx or asks.nvtx == "on"
-    _refuse_more_runs(world, repeats=repeats, trace=trace, nvtx=nvtx)
+    trace, marks = trace or asks.trace != "off", "on" if nvtx and asks.nvtx == "off" else asks.nvtx
+    _refuse_more_runs(world, repeats=repeats, trace=trace, nvtx=marks != "off")
     recipe = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said))
     divide_batch(recipe, num_ranks)
     trials, left_out = probes_of(recipe, num_ranks, repeats) if probes else ([], [])
@@ -105,7 +107,7 @@ def profile(
         probes=trials,
         aside=aside_trials(loaded.recipe, num_ranks, steps, said, trace=trace),
         left_out=left_out,
-        nvtx=nvtx,
+        nvtx=marks,
         oversubscribe=oversubscribe,
     )
     rundir = _rundir(loaded.name, run_dir, world)
@@ -226,7 +228,7 @@ def _conclude(asked: _Asked, outcomes: Sequence[Outcome], rundir: RunDir, *, as_
     )
     rundir.write_json(rundir.profile.name, found.to_dict())
     leave_report(rundir)
-    nsys = _nsys_command(asked, rundir) if asked.nvtx else ""
+    nsys = "" if asked.nvtx == "off" else _nsys_command(asked, rundir)
     show_profile(found, rundir, nsys=nsys, as_json=as_json)
 
 
@@ -246,7 +248,8 @@ def _nsys_command(asked: _Asked, rundir: RunDir) -> str:
         f"--output={rundir.path / 'nsys'}",
     )
     recipe_file, folder = str(rundir.path / _RECIPE), str(rundir.path / "probes" / "nsys-1")
-    program = ("paceline", "train", recipe_file, *words_of(_NVTX), *consent_words(asked.recipe))
+    marked = words_of(Patch((("measure.nvtx", asked.nvtx),)))
+    program = ("paceline", "train", recipe_file, *marked, *consent_words(asked.recipe))
     return shlex.join(("nsys", "profile", *options, *program, "--ranks", str(asked.ranks), "--run-dir", folder))
 
 

@@ -231,6 +231,7 @@ def test_json_is_what_profile_json_holds_and_nothing_else(capsys: pytest.Capture
     assert values["verdict"]["ceiling"] == "with free data: 3.0x"
     assert (values["recipe"], values["steps"], values["ranks"]) == ("ba9876543210", 40, 2)
     assert (values["communication"], values["timed_run"], values["trace_share"]) == (None, "", None)
+    assert values["host_to_device"] is None
 
 
 @pytest.mark.parametrize("word", ["train.steps=5", "train.epochs=2", "measure.clock=off"])
@@ -312,14 +313,17 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
         ask(tmp_path)
 
 
-def test_nsight_is_told_to_wait_for_the_range_and_to_let_the_run_end(outcomes, tmp_path, capsys, monkeypatch) -> None:
+@pytest.mark.parametrize("marks", ["on", "ops"])
+def test_nsight_is_told_to_wait_for_the_range_and_to_let_the_run_end(
+    outcomes, tmp_path, capsys, monkeypatch, marks: str
+) -> None:
     """The options are those of NVIDIA's user guide; what follows them is a training that this program starts."""
     monkeypatch.setenv("COLUMNS", "200")
     rundir = RunDir(tmp_path / "run")
     outcomes.append(Outcome(Trial("base"), 1, rundir, result()))
     monkeypatch.setattr("paceline.lab.profile.efficiency", lambda *args: {})
     monkeypatch.setattr(verb, "leave_report", lambda rundir: None)
-    assert ask(tmp_path, nvtx=True, as_json=False) == 0
+    assert ask(tmp_path, *(["measure.nvtx=ops"] if marks == "ops" else []), nvtx=marks == "on", as_json=False) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("nsys"))
     words = shlex.split(line)
     program = words.index("paceline")
@@ -327,4 +331,4 @@ def test_nsight_is_told_to_wait_for_the_range_and_to_let_the_run_end(outcomes, t
         *("nsys", "profile", "--trace=cuda,nvtx,osrt", "--capture-range=nvtx", "--nvtx-capture=PROFILE"),
         *("--capture-range-end=stop", "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0", f"--output={rundir.path}/nsys"),
     ]
-    assert words[program:][:4] == ["paceline", "train", f"{rundir.path}/base.yaml", "measure.nvtx=on"]
+    assert words[program:][:4] == ["paceline", "train", f"{rundir.path}/base.yaml", f"measure.nvtx={marks}"]

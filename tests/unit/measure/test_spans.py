@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -202,6 +203,26 @@ def test_the_capture_range_is_all_after_the_warmup(nvtx: FakeNvtx, warmup_steps:
     assert [line for line in nvtx.lines[first:] if "forward" in line] == ["start forward", "end forward"] * (
         3 - warmup_steps
     )
+
+
+def test_operations_are_marked_within_the_capture_range(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def emit_nvtx(*, enabled: bool) -> Iterator[None]:
+        assert enabled
+        nvtx.lines.append("mark operations")
+        yield
+        nvtx.lines.append("mark no more")
+
+    monkeypatch.setattr(torch.autograd.profiler, "emit_nvtx", emit_nvtx)
+    spans = NvtxSpans(1, marks_ops=True)
+    for _ in range(2):
+        spans.end_step()
+    spans.finish()
+    first = nvtx.lines.index(f"push {CAPTURE_RANGE}")
+    assert nvtx.lines[first:] == [
+        f"push {CAPTURE_RANGE}", "mark operations", "start step 1", "end step 1", "start step 2", "end step 2",
+        "mark no more", f"pop {CAPTURE_RANGE}",
+    ]  # fmt: skip
 
 
 def test_a_run_that_ends_within_the_warmup_captures_nothing(nvtx: FakeNvtx) -> None:

@@ -219,6 +219,7 @@ def test_the_name_of_a_variant_is_written_first(resolve):
             "has no effect with warmup_shape constant (set warmup_by=step)",
         ),
         (["train.eval_every=off", "train.eval_train=on"], "(set eval_every=1ep)"),
+        (["measure.nvtx=ops", "measure.trace=5"], "(set nvtx=on, or trace=off)"),
         (["optim.layer_decay=1.5"], "optim.layer_decay: 1.5 should be less than or equal to 1, or 'off'"),
         (["train.class_weights=even"], "is no weighting of classes (write balanced, off or {CLASS: WEIGHT})"),
         (["train.class_weights={}"], "{} names no class (write balanced, off or {CLASS: WEIGHT})"),

@@ -66,8 +66,9 @@ class Measure(Section):
     """ddp: also time each bucket of gradients on the wire. What of it is exposed is always timed."""
     trace: PositiveInt | Off = "off"
     """Steps after the warm-up of which each rank writes a Chrome trace; they are slower for it."""
-    nvtx: Switch = "off"
-    """Mark steps and stages as NVTX ranges, for Nsight Systems: `PROFILE` begins after the warm-up."""
+    nvtx: Switch | Literal["ops"] = "off"
+    """Mark steps and stages as NVTX ranges, for Nsight Systems: `PROFILE` begins after the warm-up. `ops` also marks
+    each operation in it, by torch's `emit_nvtx`; steps are slower for it."""
     telemetry: TimeDuration | Off = "5s"
     """How often CPU, memory, GPU, disk and network are looked at, where psutil is installed."""
 
@@ -76,6 +77,8 @@ class Measure(Section):
         for name in ("warmup_steps", "communication", "trace", "nvtx"):
             if self.clock == "off" and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with clock off (set clock=on)")
+        if self.nvtx == "ops" and self.trace != "off":
+            raise ValueError("nvtx=ops and trace both need torch's profiler, which is one (set nvtx=on, or trace=off)")
         return self
 
 
