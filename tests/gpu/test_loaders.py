@@ -121,6 +121,18 @@ def test_copies_on_a_side_stream_arrive_whole_while_the_gpu_computes(synchronisi
     assert bus.send((there,))[0] is there
 
 
+def test_copies_are_counted_and_timed_on_their_own_stream() -> None:
+    bus = SideStream(torch.device("cuda"), timed=True)
+    batch = torch.ones(64, 3, 128, 128, dtype=torch.uint8).pin_memory()
+    for _ in range(5):
+        bus.send((batch, torch.zeros(64, dtype=torch.int64)))
+    there = torch.ones(3, device="cuda")
+    assert bus.send((there,))[0] is there  # which is no copy
+    num_bytes, found = batch.nbytes + 64 * 8, bus.copied(skip=2)
+    assert (found.sends, found.bytes, found.copied_bytes) == (5, 5 * num_bytes, 5 * num_bytes)
+    assert found.timed_bytes == 3 * num_bytes and found.timed_s > 0
+
+
 class Photographs:
     """JPEGs in memory, of smooth colours."""
 

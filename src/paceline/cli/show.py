@@ -130,6 +130,8 @@ def _rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
     rows.append(("learning rate", result.lr))
     if result.account is not None:
         rows.append(("accounted", account_line(result.account)))
+    if result.host_to_device is not None and result.host_to_device.copied_bytes:
+        rows.append(("copy to device", str(result.host_to_device)))
     rows.append(("bottleneck", verdict_line(result.verdict)))
     if result.cpu is not None and result.starved is None and result.cpu.share >= _WORTH_A_WORD:
         rows.append(

@@ -100,6 +100,8 @@ def _rows(profile: Profile, rundir: RunDir) -> list[tuple[str, str]]:
     base, verdict = profile.base, profile.verdict
     low, high = base.spread
     rows = [("throughput", f"{base.images_per_s:,.0f} images/s ({low:,.0f} to {high:,.0f})")]
+    if profile.result.host_to_device is not None:
+        rows.append(("copy to device", str(profile.result.host_to_device)))
     rows += _cost(profile.cost)
     rows.append(("bottleneck", f"{verdict['bottleneck']}. {verdict['evidence']}"))
     if verdict.get("ceiling"):

@@ -137,6 +137,7 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values of `profile.json`."""
+        copied = self.result.host_to_device
         return {
             "schema_version": SCHEMA_VERSION,
             "recipe": self.recipe,
@@ -150,6 +151,7 @@ class Profile:
             "cost": self.cost,
             "communication": self.communication and self.communication.model_dump(mode="json"),
             "timed_run": self.timed_run,
+            "host_to_device": copied and copied.model_dump(mode="json"),
             "trace_share": self.trace_share,
             "verdict": self.verdict,
         }

@@ -17,6 +17,7 @@ from paceline.core.process import read_or_nothing
 from paceline.core.results import (
     CommunicationResult,
     CpuResult,
+    HostToDeviceResult,
     LoaderResult,
     MemoryResult,
     RankResult,
@@ -25,7 +26,9 @@ from paceline.core.results import (
 from paceline.core.rundir import RunDir
 from paceline.core.stages import EXPOSED, STAGES
 from paceline.core.world import World
+from paceline.data.bus import Copied
 from paceline.data.loader import Loader
+from paceline.data.placement import Placement
 from paceline.measure import Clock, ClockSummary, build_clock
 from paceline.measure.communication import communication
 from paceline.measure.contention import CpuTimes, RankCpu, contention
@@ -50,6 +53,7 @@ class Measured:
     cpu: CpuResult | None = None
     loader: LoaderResult | None = None
     communication: CommunicationResult | None = None
+    host_to_device: HostToDeviceResult | None = None
     ranks: tuple[RankResult, ...] = ()
     straggler: StragglerResult | None = None
     clock_offsets_s: tuple[float, ...] = ()
@@ -60,11 +64,15 @@ class Measured:
 class Meter:
     """The clock of a rank, the loader that it waits for, and how they are read out when the run is over.
 
-    `spans` are what is told of each stage beside the clock.
+    `spans` are what is told of each stage beside the clock. `place` brings the batches of the steps to the device, in
+    `accumulate` parts each; the first `warmup_steps` of them are not counted.
     """
 
     clock: Clock
     loader: Loader
+    place: Placement
+    accumulate: int
+    warmup_steps: int
     spans: Sequence[Spans]
     strategy: Strategy
     world: World
@@ -84,7 +92,8 @@ class Meter:
         ranks, straggler = self._compare(summary)
         offsets_s = self._clock_offsets() if self.is_traced else ()
         cpu, waited = self._cpu(summary), self._communication(summary)
-        return Measured(summary, memory, cpu, self.loader.stats(), waited, ranks, straggler, offsets_s)
+        copied = host_to_device(self.place.copied(self.warmup_steps * self.accumulate), self.accumulate)
+        return Measured(summary, memory, cpu, self.loader.stats(), waited, copied, ranks, straggler, offsets_s)
 
     def merge_traces(self, clock_offsets_s: Sequence[float]) -> None:
         """Put the ranks' traces that are in this folder on one time axis. For rank 0, when no rank waits for it."""
@@ -147,17 +156,32 @@ class Meter:
         return rows
 
 
+def host_to_device(copied: Copied, accumulate: int) -> HostToDeviceResult:
+    """Return what was copied for a step, whose batch is sent in `accumulate` parts."""
+    steps = copied.sends / accumulate
+    batch_bytes, copied_bytes = ((each / steps if steps else 0.0) for each in (copied.bytes, copied.copied_bytes))
+    rate = copied.timed_bytes / copied.timed_s if copied.timed_s > 0 else None
+    return HostToDeviceResult(
+        batch_bytes=batch_bytes,
+        copied_bytes=copied_bytes,
+        copy_s=copied_bytes / rate if rate else None,
+        bytes_per_s=rate,
+    )
+
+
 def trace_name(rank: int) -> str:
     """Return the name of the file that `rank` traces its steps to."""
     return f"rank{rank}.json.gz"
 
 
-def build_meter(parts: Parts, rundir: RunDir, strategy: Strategy, loader: Loader, warn: Callable[[str], None]) -> Meter:
+def build_meter(
+    parts: Parts, rundir: RunDir, strategy: Strategy, loader: Loader, place: Placement, warn: Callable[[str], None]
+) -> Meter:
     """Return what measures a run; its clock starts now, so build it last. The run directory is there."""
     measure, world = parts.recipe.measure, parts.world
     spans: list[Spans] = []
-    if measure.nvtx == "on":
-        spans.append(NvtxSpans(measure.warmup_steps))
+    if measure.nvtx != "off":
+        spans.append(NvtxSpans(measure.warmup_steps, marks_ops=measure.nvtx == "ops"))
     if measure.trace != "off":
         path = rundir.trace / trace_name(world.rank)
         with contextlib.suppress(OSError):
@@ -178,7 +202,8 @@ def build_meter(parts: Parts, rundir: RunDir, strategy: Strategy, loader: Loader
     if measure.clock == "on":
         strategy.listen(clock.turn, compiled=parts.recipe.train.compile != "off")
     is_traced = measure.trace != "off"
-    return Meter(clock, loader, spans, strategy, world, parts.device, rundir, is_traced, warn)
+    way = (place, parts.recipe.train.accumulate, measure.warmup_steps)
+    return Meter(clock, loader, *way, spans, strategy, world, parts.device, rundir, is_traced, warn)
 
 
 def _device_s(summary: ClockSummary, stage: str) -> float:

@@ -108,6 +108,7 @@ def summarise(
         cpu=measured.cpu,
         loader=measured.loader,
         communication=measured.communication,
+        host_to_device=measured.host_to_device,
         ranks=measured.ranks,
         straggler=measured.straggler,
         health=health,

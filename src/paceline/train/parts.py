@@ -132,9 +132,9 @@ class Parts:
         data, info = self.recipe.data, self.datasets.train.info
         return (info.mean if data.mean == "auto" else data.mean, info.std if data.std == "auto" else data.std)
 
-    def placement(self, dtype: torch.dtype) -> Placement:
-        """Return what brings batches to the device and normalises them there, to `dtype`."""
-        return self._placement(self.device, dtype)
+    def placement(self, dtype: torch.dtype, *, timed: bool = False) -> Placement:
+        """Return what brings batches to the device and normalises them there, to `dtype`; `timed` times copies."""
+        return self._placement(self.device, dtype, timed=timed)
 
     def train_loader(self, place: Placement) -> Loader:
         """Return this rank's part of the exact order, timed where the run is; `place` is for batches that stay."""
@@ -232,8 +232,8 @@ class Parts:
         place = self._placement(torch.device("cpu"), torch.float32)
         return torch.cat([place.normalise(batch.images) for batch in loader.batches(0, shard.num_batches)])
 
-    def _placement(self, device: torch.device, dtype: torch.dtype) -> Placement:
-        return Placement(device, dtype, *self.statistics, self.memory_format)
+    def _placement(self, device: torch.device, dtype: torch.dtype, *, timed: bool = False) -> Placement:
+        return Placement(device, dtype, *self.statistics, self.memory_format, timed=timed)
 
     @property
     def _loader_options(self) -> LoaderOptions:

@@ -231,7 +231,7 @@ def _ready(parts: Parts, met: Meeting, start_from: str) -> tuple[Parts, _Ready]:
     The first pass of each size is made ahead where it is unlike the others: compiling, and how ddp orders its buckets.
     """
     recipe, measure = parts.recipe, parts.recipe.measure
-    if measure.nvtx == "on":
+    if measure.nvtx != "off":
         require_nvtx()
     precision = parts.precision()
     model = parts.model(precision, is_new=not start_from)
@@ -284,7 +284,8 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
             open_telemetry(parts, job, strategy, books.sinks.warned) as telemetry,
         ):
             loader = parts.train_loader(parts.placement(persistent.precision.dtype))
-            meter = build_meter(parts, job.rundir, strategy, loader, books.sinks.warned)
+            place = parts.placement(persistent.precision.dtype, timed=recipe.measure.clock == "on")
+            meter = build_meter(parts, job.rundir, strategy, loader, place, books.sinks.warned)
             trainer = _trainer(parts, ready, _Running(journal, accuracy, agreement, meter), books, job)
             job.whereabouts.where = lambda: (state.step, trainer.clock.where)
             status = trainer.fit(state)
@@ -402,7 +403,7 @@ def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: 
         criterion=ready.criterion,
         precision=precision,
         strategy=strategy,
-        place=parts.placement(precision.dtype),
+        place=running.meter.place,
         finish=parts.finish(precision.dtype),
         update=_update(parts, persistent, reporter),
         clock=clock,

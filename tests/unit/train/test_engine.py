@@ -246,6 +246,8 @@ def test_log_rows_have_what_readers_need(tmp_path: Path) -> None:
     assert 0 < judged["train_s"] < judged["trained_s"]
     assert judged["epoch_s"] == pytest.approx(judged["train_s"] * 8 / 10)  # 10 steps were trained, 8 are an epoch
     assert judged["images_per_s"] == pytest.approx(120 / judged["train_s"])
+    copied = rundir.read_result().host_to_device
+    assert copied is not None and (copied.batch_bytes, copied.copied_bytes) == (12 * (3 * 8 * 8 + 8), 0)
 
 
 def test_accuracy_on_the_training_batches_is_that_of_their_logits_and_changes_no_weight(

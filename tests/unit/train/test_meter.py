@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
+from paceline.data.placement import Placement
 from paceline.measure import ClockSummary, StageTotal
 from paceline.train.meter import Measured, Meter
 
@@ -54,6 +55,9 @@ def read(tmp_path: Path):
         return Meter(
             clock=clock,
             loader=loader,
+            place=Placement(torch.device("cpu"), torch.float32, (0.5,), (0.25,), torch.contiguous_format),
+            accumulate=1,
+            warmup_steps=0,
             spans=(),
             strategy=strategy,
             world=World(world_size=2),

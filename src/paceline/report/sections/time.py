@@ -1,6 +1,6 @@
 """Where the time went: the whole process's wall clock, a step's stages, and beside them how its batches were made."""
 
-from paceline.core.results import AccountResult, LoaderResult, RunResult
+from paceline.core.results import AccountResult, HostToDeviceResult, LoaderResult, RunResult
 from paceline.core.units import count, milliseconds, number, seconds, share, size
 from paceline.report import parts
 from paceline.report.blocks import Bar, Block, Cell, Column, Facts, Paragraph, Part, Section, Table
@@ -98,7 +98,22 @@ def _stages(result: RunResult) -> list[Block]:
         [milliseconds(part * wall_s / steps) for part in (0.0, 0.5, 1.0)] if steps else ["0 %", "50 %", "100 %"],
         has_legend=False,
     )  # fmt: skip
-    return [bar, _stage_table(result, wall_s, steps)]
+    return [bar, _stage_table(result, wall_s, steps), *_copied(result.host_to_device)]
+
+
+def _copied(found: HostToDeviceResult | None) -> list[Block]:
+    """Return what batches bring from the host, and how fast; nothing in results of before it was recorded."""
+    if found is None:
+        return []
+    rows = [("from the host", cells.text(found))]
+    if found.bytes_per_s is not None and found.copy_s is not None:
+        rate = Cell(f"{number(found.bytes_per_s / 1e9)} GB/s", found.bytes_per_s)
+        rows += [
+            ("copied, a step", cells.of_bytes(found.copied_bytes)),
+            ("copying", cells.of_milliseconds(found.copy_s)),
+        ]
+        rows.append(("rate", rate))
+    return [Facts(rows, "Batches on their way to the device")]
 
 
 def _stage_table(result: RunResult, wall_s: float, steps: int) -> Table:
