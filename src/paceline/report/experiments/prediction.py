@@ -89,6 +89,7 @@ def _time(result: PredictionResult) -> Section:
     """Return time, speed-up and efficiency over ranks: what was measured, what is fitted to it, and what follows."""
     fitted_s = [(point.ranks, result.time_of(point) * point.fitted_s / point.time_s) for point in result.points]
     charts = [
+        *([_throughput(result)] if result.is_of_speeds else []),
         _chart("Time", "s", [
             _predictions(result, lambda each, time_s: time_s),
             plain("measured", [(point.ranks, _drawn(result.time_of(point))) for point in result.points]),
@@ -113,6 +114,18 @@ def _time(result: PredictionResult) -> Section:
     if any(point.efficiency is not None for point in result.points):
         blocks.append(Paragraph(efficiency_of(result)))
     return Section("time", "Time over ranks", [*blocks, summary(result)])
+
+
+def _throughput(result: PredictionResult) -> Chart:
+    """Return images/s over ranks, of points that are speeds."""
+    base = min(result.points, key=lambda point: point.ranks)
+    lines = [
+        _predictions(result, lambda each, time_s: each.images / time_s),
+        plain("measured", [(point.ranks, point.images / point.time_s) for point in result.points]),
+        plain("ideal", [(ranks, ranks / base.ranks * base.images / base.time_s) for ranks in _all_ranks(result)],
+              marked=False),
+    ]  # fmt: skip
+    return _chart("Throughput", "images/s", lines, log_y=True)
 
 
 def efficiency_of(result: PredictionResult) -> str:
