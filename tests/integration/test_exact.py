@@ -20,7 +20,8 @@ WORDS = (
     "log.tensorboard=off",
     "parallel.threads=1",
 )
-TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "paceline")
+LAUNCH = ("torch.distributed.launch", "--standalone", "--nproc_per_node=2", "-m", "paceline")
+"""torchrun by the name it had before, by which it writes --local-rank=N in front of the words too."""
 
 
 def trace(run: Path, ranks: int, lines_of) -> list[list[tuple[int, int]]]:
@@ -54,7 +55,7 @@ def test_one_two_and_three_ranks_and_torchrun_are_one_run(
     shas = {}
     # 12 images on each of 2 ranks are the same run as 24 over all of them.
     per_rank = [word.replace("data.batch_size=24", "data.rank_batch_size=12") for word in WORDS]
-    for name, ranks, program in (("two", 2, ()), ("three", 3, ()), ("torchrun", 2, TORCHRUN)):
+    for name, ranks, program in (("two", 2, ()), ("three", 3, ()), ("torchrun", 2, LAUNCH)):
         words = WORDS if program else (*(per_rank if ranks == 2 else WORDS), "--ranks", str(ranks))
         start = paceline_anew if program else paceline
         other = start(*words, "--run-dir", name, "--json", program=program).result

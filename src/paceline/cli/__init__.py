@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 import typer
@@ -13,7 +14,7 @@ import typer
 from paceline.cli import started  # noqa: F401  first, for it takes the time
 from paceline.cli.verbs import app
 from paceline.core.console import ConsoleLostError, progress_console, secure_console, undelivered
-from paceline.core.errors import PacelineError, PeerLostError
+from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.process import ignore_stop_signals
 from paceline.data.sources.places import printable
 from paceline.parallel.environ import end_with_launcher, world_from_environ
@@ -62,12 +63,27 @@ def _delivered(code: int) -> int:
 
 def _run() -> int:
     try:
+        sys.argv = without_local_rank(sys.argv, os.environ)
         code = completed(sys.argv[2:]) if sys.argv[1:2] == [COMPLETE] else app(standalone_mode=False)
         sys.stdout.flush()  # here a pipe that is closed is explained
     except BaseException as error:
         progress_console(as_json=False)  # the error decides the code: what is still buffered is dropped if it must be
         return _explained(error)
     return code if isinstance(code, int) else 0
+
+
+def without_local_rank(argv: list[str], environ: Mapping[str, str]) -> list[str]:
+    """Return `argv` without the `--local-rank=N` that `python -m torch.distributed.launch` writes before all else.
+
+    That launcher sets LOCAL_RANK too, which is what is read. Raise `WorldError` where the two differ.
+    """
+    option, _, rank = argv[1].partition("=") if len(argv) > 1 else ("", "", "")
+    if option not in ("--local-rank", "--local_rank") or not rank:
+        return argv
+    if environ.get("LOCAL_RANK") != rank:
+        known = environ.get("LOCAL_RANK", "not set")
+        raise WorldError(f"{option}: {rank}, but LOCAL_RANK is {known} (leave it out, and start ranks with torchrun)")
+    return [argv[0], *argv[2:]]
 
 
 def completed(words: list[str]) -> int:
@@ -97,7 +113,7 @@ def _explained(error: BaseException) -> int:
         case ConsoleLostError() | OSError(errno=errno.ENAMETOOLONG):
             return _refused_by_the_system(error)
         case _ if isinstance(error, _UsageError):
-            if error.format_message():  # without words the help was shown
+            if error.format_message() and _is_main():  # without words the help was shown
                 override = _override_for(error)
                 _complain(override or f"{error.format_message()} (see --help)")
             return 2

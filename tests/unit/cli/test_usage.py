@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from paceline.cli import _run
+from paceline.cli import _run, without_local_rank
+from paceline.core.errors import WorldError
 
 
 @pytest.mark.parametrize(
@@ -22,3 +23,15 @@ def test_a_field_that_is_written_as_an_option_is_told_as_a_field(words, says, mo
     monkeypatch.setattr(sys, "argv", ["paceline", *words.split()])
     assert _run() == 2
     assert capsys.readouterr().err.startswith(says)
+
+
+@pytest.mark.parametrize("option", ["--local-rank", "--local_rank"])
+def test_the_local_rank_that_torchs_old_launcher_writes_is_that_of_the_environment(option: str) -> None:
+    argv = ["paceline", f"{option}=1", "train", "digits"]
+    assert without_local_rank(argv, {"LOCAL_RANK": "1"}) == ["paceline", "train", "digits"]
+    with pytest.raises(WorldError, match=f"^{option}: 1, but LOCAL_RANK is 0 .leave it out, and start ranks with torc"):
+        without_local_rank(argv, {"LOCAL_RANK": "0"})
+    with pytest.raises(WorldError, match="LOCAL_RANK is not set"):
+        without_local_rank(argv, {})
+    for others in (["paceline"], ["paceline", "train", "--local-rank=1"]):
+        assert without_local_rank(others, {}) == others
