@@ -79,6 +79,9 @@ def _facts(asked: Asked, datasets: Datasets, splits: Sequence[Inspection], diges
 def _holds(split: Inspection) -> Iterator[str]:
     """Yield what the images of a split are: what a pack holds of them, and the formats of files."""
     kinds = {**split.kinds} or {**split.forms}
+    if not split.info.num_images:
+        yield "none"
+        return
     some = "" if split.looked_at >= split.info.num_images else f" (of {split.looked_at:,} that were looked at)"
     yield ", ".join(f"{held:,} {kind}" for kind, held in kinds.items()) + some if kinds else "none can be read"
     if split.kinds and split.forms:

@@ -142,7 +142,7 @@ def _lists(path: Path, overrides: list[str]) -> Iterator[tuple[str, str]]:
     if val is None:
         raise RecipeError(
             f"{printable(path)}: lists training images, and no list of validation images lies beside it "
-            f"(add data.source.val=FILE.csv)"
+            f"(add data.source.val=FILE.csv, or data.source.val=off to have none)"
         )
     yield "data.source.val", str(val)
 

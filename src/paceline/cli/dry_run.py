@@ -59,7 +59,8 @@ def _in_words(loaded: Loaded, plan: Plan, devices: str) -> Iterator[tuple[str, s
     """Yield what will be done, by name. The recipe itself is for `paceline recipes` to show."""
     yield "recipe", f"{loaded.name} {loaded.recipe.hash} (paceline recipes shows every field; --json has all of this)"
     yield "model", loaded.recipe.model.name
-    split = f"{plan.train_images:,} training and {plan.val_images:,} validation images"
+    val = f"{plan.val_images:,}" if plan.val_images else "no"
+    split = f"{plan.train_images:,} training and {val} validation images"
     yield "data", f"{loaded.recipe.data.source.name}, {split}, {plan.num_classes} classes, {plan.image_size} px"
     at_once = f", {plan.micro_batch} at once" if plan.micro_batch != plan.rank_batch else ""
     yield "batch", f"{plan.batch_size} images per step, {plan.rank_batch} per rank{at_once}"

@@ -151,6 +151,8 @@ def source_bytes(source: Source) -> float | None:
 
     None where that cannot be told without reading it.
     """
+    if not len(source):
+        return 0.0
     match source:
         case ArraySource(images=images):
             return images.nbytes

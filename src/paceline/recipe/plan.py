@@ -68,7 +68,10 @@ class Plan:
                 f"data.batch_size: {batch_size} is more than the {train.num_images} training images ({fix})"
             )
         if val.num_images == 0 and recipe.train.eval_every != "off":
-            raise DataError("data.source: the validation split is empty (set train.eval_every=off or name another)")
+            why = f": {val.notes[0]}" if val.notes else ""
+            raise DataError(
+                f"data.source: there are no validation images{why} (name some, or set train.eval_every=off)"
+            )
         _check_statistics(recipe, train)
         total_steps = _total_steps(recipe, steps_per_epoch)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from paceline.core.dataset import Source
-from paceline.core.errors import CheckpointError, PacelineError
+from paceline.core.errors import CheckpointError, DataError, PacelineError
 from paceline.core.health import findings, is_suspect
 from paceline.core.results import EvalReport, RunResult, Status
 from paceline.core.rundir import RunDir
@@ -152,6 +152,8 @@ def evaluate(
             if part.path in ("model", "data.source"):
                 part.load()
         parts = held.enter_context(_parts(recipe, met, read, train_ranks=1))
+        if not parts.plan.val_images:
+            raise DataError("data.source: there are no validation images to evaluate on (name some by data.source.*)")
         check_model(recipe.model, parts.plan)
         # The training batch need not divide over the ranks that evaluate, so the plan is that of one.
         if recipe.data.eval_batch_size == "auto":

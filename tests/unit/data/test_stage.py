@@ -87,7 +87,22 @@ def made(kind: str, tmp_path: Path) -> SourceSection:
             return manifest_of(root, root)
         case "manifest elsewhere":
             return manifest_of(root, tmp_path / "lists")
-    datasets = build_datasets(Folder(root=str(root)), may_download=False)
+        case "manifest, training alone":
+            return manifest_of(root, root).model_copy(update={"val": "off"})
+        case "folder of one image per class":
+            return alone(root)
+    kind, _, few = kind.partition(" of one")
+    section = alone(root) if few else Folder(root=str(root))
+    return packed(kind, build_datasets(section, may_download=False), out)
+
+
+def alone(root: Path) -> Folder:
+    """Return `root` with one image per class."""
+    shutil.rmtree(root)
+    return Folder(root=str(images_in(root, num=1)))
+
+
+def packed(kind: str, datasets: Datasets, out: Path) -> SourceSection:
     match kind:
         case "pack":
             pack(datasets, out.with_suffix(".pack"), PackOptions(), lambda done, total: None, 1)
@@ -135,9 +150,25 @@ KINDS = (
     "lmdb",
     "webdataset",
 )
+TRAINING_ALONE = (
+    "manifest, training alone",
+    "folder of one image per class",
+    "pack of one image per class",
+    "lmdb of one image per class",
+)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINING_ALONE)
+def test_a_source_without_validation_images_has_an_empty_split_and_says_why(kind: str, tmp_path: Path) -> None:
+    val = build_datasets(made(kind, tmp_path), may_download=False).val
+    why = "data.source.val names no list"
+    if kind != TRAINING_ALONE[0]:
+        why = f"{tmp_path / 'source'} has one image per class, so none is held out"
+    assert len(val) == val.info.num_images == 0
+    assert val.info.notes == (why,)
+
+
+@pytest.mark.parametrize("kind", (*KINDS, *TRAINING_ALONE))
 def test_every_kind_of_source_reads_the_same_samples_from_its_copy(kind: str, tmp_path: Path, top: Path) -> None:
     section = made(kind, tmp_path)
     before = samples(section)

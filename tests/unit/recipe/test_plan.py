@@ -310,9 +310,9 @@ def test_an_empty_validation_split_is_refused_unless_nothing_is_evaluated(plan):
     nothing = replace(VAL, num_images=0)
     with pytest.raises(DataError) as caught:
         plan(val=nothing)
-    assert str(caught.value) == (
-        "data.source: the validation split is empty (set train.eval_every=off or name another)"
-    )
+    assert str(caught.value) == ("data.source: there are no validation images (name some, or set train.eval_every=off)")
+    with pytest.raises(DataError, match=r"no validation images: photos has one image per class, so none is held"):
+        plan(val=replace(nothing, notes=("photos has one image per class, so none is held out",)))
     assert plan("train.eval_every=off", val=nothing).val_images == 0
 
 

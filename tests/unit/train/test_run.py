@@ -5,15 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from paceline.core.errors import RecipeError
+from paceline.core.errors import DataError, RecipeError
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.lab.trial import vary
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.train.job import Invocation
-from paceline.train.run import run
+from paceline.train.run import evaluate, run
 
 WORDS = (
     *("data.source.num_images=16", "data.source.num_val_images=8", "data.source.image_size=8", "data.batch_size=8"),
@@ -110,6 +111,24 @@ def test_where_a_run_is_compiled_each_size_of_images_that_is_to_come_is_compiled
     small = ("data.progressive={start_size: 4, multiple: 4, begin: 0%, end: 50%}", "train.epochs=4")
     train(tmp_path, Told(), "train.compile=default", "model.width=0.25", *small)
     assert (sizes, first[0]) == ([4, 8], 0)
+
+
+def test_a_run_that_is_never_evaluated_needs_no_validation_images(tmp_path: Path) -> None:
+    rows = ["path,label"]
+    for number in range(8):
+        Image.new("RGB", (8, 8), (30 * number, 0, 0)).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{number % 2}")
+    (tmp_path / "train.csv").write_text("\n".join(rows))
+    source = f"data.source={{name: manifest, train: {tmp_path / 'train.csv'}}}"
+    words = ["data.image_size=8", "data.batch_size=8", "model.width=0.1", "train={epochs: 1, eval_every: 'off'}"]
+    words += ["parallel.device=cpu", "data.workers=0", "data.augment=[]", "log.report=off"]
+    recipe = load("digits", Patch.parse([source, *words])).recipe
+    rundir = RunDir(tmp_path / "run")
+    result = run(recipe, World.single(), rundir, invocation=Invocation())
+    assert (result.status, result.steps, result.eval) == ("completed", 1, None)
+    (checkpoint,) = rundir.checkpoints.glob("step-*")
+    with pytest.raises(DataError, match=r"^data\.source: there are no validation images to evaluate on \(name some"):
+        evaluate(recipe, World.single(), checkpoint, own=recipe, say=print)
 
 
 def test_samples_of_ranks_that_a_resumed_run_lacks_are_cut_like_its_own(tmp_path: Path) -> None:

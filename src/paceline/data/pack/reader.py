@@ -161,7 +161,7 @@ def _source(index: Index, shards: Shards, split: Split) -> Source:
     source = PackSource(_info(index, split), index, shards)
     size = source.info.image_size
     columns = index.splits[split]
-    if size is None or columns.names or columns.kinds.any():
+    if size is None or not len(columns) or columns.names or columns.kinds.any():
         return source
     num_bytes = size[0] * size[1] * source.info.channels
     first = int(columns.offsets[0])

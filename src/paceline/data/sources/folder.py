@@ -22,7 +22,8 @@ VAL_FOLDERS = ("val", "valid", "validation", "test")
 def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
     """Return the images that `section` names. The training split's folders are the classes of both.
 
-    Raise `DataError` for folders that are missing, empty or in contradiction, and for files that can be seen to be no
+    Where there is no validation folder and one image per class, the validation split is empty. Raise `DataError` for
+    folders that are missing, empty or in contradiction, and for files that can be seen to be no
     images, before any is opened. With `skip_bad` such files are kept, for whoever reads them to skip.
     """
     train_root, val_root = folder_roots(section)
@@ -89,12 +90,8 @@ def folder_roots(section: Folder) -> tuple[Path, Path | None]:
 
 def _split(tree: ClassTree, section: Folder) -> tuple[ClassTree, ClassTree]:
     mask = held_out(tree.labels, tree.paths, fraction=section.val_fraction, seed=section.split_seed)
-    if not mask.any():
-        raise DataError(
-            f"{printable(tree.root)}: has one image a class, so none can be held out for validation; "
-            f"set data.source.val_root to a folder of validation images"
-        )
-    return _part(tree, ~mask), replace(_part(tree, mask), notes=())
+    notes = () if mask.any() else (f"{printable(tree.root)} has one image per class, so none is held out",)
+    return _part(tree, ~mask), replace(_part(tree, mask), notes=notes)
 
 
 def _part(tree: ClassTree, mask: NDArray[np.bool_]) -> ClassTree:

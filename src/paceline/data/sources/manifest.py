@@ -4,7 +4,7 @@ import csv
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -37,14 +37,20 @@ class _Listing:
 
 
 def load_manifest(section: Manifest, *, skip_bad: bool = False) -> Datasets:
-    """Return the files that the two lists of `section` name. The classes are the training list's labels, sorted.
+    """Return the files that the lists of `section` name. The classes are the training list's labels, sorted.
+
+    Without a validation list that split is empty.
 
     Labels that are whole numbers sort as numbers, others as text. Raise `DataError` for a list that is malformed,
     repeats a path or names files that are missing or cannot be read, and for a validation label that is not in the
     training list. With `skip_bad` such files are kept, for whoever reads them to skip, unless a list begins with
     nothing else.
     """
-    train, val = (_read_list(text, section.root, skip_bad=skip_bad) for text in (section.train, section.val))
+    train = _read_list(section.train, section.root, skip_bad=skip_bad)
+    if section.val == "off":
+        val = replace(train, paths=(), labels=())
+    else:
+        val = _read_list(section.val, section.root, skip_bad=skip_bad)
     class_names = _classes(train.labels)
     numbers = {name: number for number, name in enumerate(class_names)}
     unknown = next((label for label in val.labels if label not in numbers), None)
@@ -55,6 +61,8 @@ def load_manifest(section: Manifest, *, skip_bad: bool = False) -> Datasets:
         )
     shared = len(_full_paths(train) & _full_paths(val))
     notes = (f"{shared:,} of {len(val.paths):,} validation images are training images too",) if shared else ()
+    if section.val == "off":
+        notes = ("data.source.val names no list",)
     return Datasets(_source(train, "train", numbers, section), _source(val, "val", numbers, section, notes))
 
 

@@ -201,8 +201,8 @@ def _of_manifest(section: Manifest, *, skip_bad: bool) -> Inventory:
     datasets = load_manifest(section, skip_bad=skip_bad)
     train, val = datasets.train, datasets.val
     assert isinstance(train, EncodedSource) and isinstance(val, EncodedSource), "lists hold files"
-    lists = (expanded(section.train).absolute(), expanded(section.val).absolute())
-    for file, source in zip(lists, (train, val), strict=True):
+    lists = [expanded(text).absolute() for text in (section.train, section.val) if text != "off"]
+    for file, source in zip(lists, (train, val), strict=False):
         _refuse_outside(source, file)
     roots = list(dict.fromkeys((train.root, val.root)))
     is_auto = section.root == "auto"
@@ -210,7 +210,7 @@ def _of_manifest(section: Manifest, *, skip_bad: bool) -> Inventory:
     named = [f"{roots.index(str(file.parent)) if is_auto else f'list{n}'}/{file.name}" for n, file in enumerate(lists)]
 
     def section_at(copy: Path) -> SourceSection:
-        update = {"train": str(copy / named[0]), "val": str(copy / named[1])}
+        update = {split: str(copy / name) for split, name in zip(("train", "val"), named, strict=False)}
         return section.model_copy(update=update if is_auto else {**update, "root": str(copy / "0")})
 
     def pairs() -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from pydantic import Field, PositiveFloat, field_validator
 
 from paceline.core.urls import LEAVE_OUT, public_url, secret_in
 from paceline.recipe.schema.own import ByName, OwnPart
-from paceline.recipe.schema.section import Auto, Section
+from paceline.recipe.schema.section import Auto, Off, Section
 
 
 class Digits(Section):
@@ -85,8 +85,8 @@ class Manifest(Section):
     name: Literal["manifest"] = "manifest"
     train: str
     """List of the training split, `.csv` or `.pkl`."""
-    val: str
-    """List of the validation split, `.csv` or `.pkl`."""
+    val: Off | str = "off"
+    """List of the validation split, `.csv` or `.pkl`; not needed with `train.eval_every=off`."""
     root: str | Auto = "auto"
     """Folder that relative paths start from; `auto` is each list's own folder."""
     channels: Literal[1, 3] = 3

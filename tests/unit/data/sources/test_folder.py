@@ -234,9 +234,11 @@ def test_a_class_that_training_lacks_is_named_with_what_was_meant(grow, refusal)
     assert message.startswith(f"{root}/val/girafe: is a class that {root}/train lacks (did you mean 'giraffe'?)")
 
 
-def test_one_image_a_class_cannot_be_split(grow, refusal):
-    message = refusal(load_folder, Folder(root=str(grow({"cat": 1, "dog": 1}))))
-    assert "set data.source.val_root" in message
+def test_of_one_image_per_class_none_is_held_out(grow):
+    root = grow({"cat": 1, "dog": 1})
+    data = load_folder(Folder(root=str(root)))
+    assert (len(data.train), len(data.val)) == (2, 0)
+    assert data.val.info.notes == (f"{root} has one image per class, so none is held out",)
 
 
 @pytest.fixture
