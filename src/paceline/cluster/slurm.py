@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from paceline.cluster.job import Job
 from paceline.cluster.quoting import comment, directive, shell_command, shell_word
@@ -100,7 +100,7 @@ def _directives(job: Job, site: SlurmSite) -> list[str]:
         "constraint": _said(site.constraint),
         "nodes": str(job.nodes),
         "ntasks-per-node": str(job.ranks_per_node),
-        "cpus-per-task": _said(str(site.cpus_per_rank)),
+        "cpus-per-task": _said(str(_cpus(job, site))),
         "mem": _said(site.memory),
         site.gpu_option: _gpus(job, site),
         "time": None if site.time == "auto" else _clock(site.time),
@@ -160,11 +160,18 @@ def _environment(site: SlurmSite) -> list[str]:
     return lines + [f"export {name}={shell_word(value)}" for name, value in site.environ.items()]
 
 
+def _cpus(job: Job, site: SlurmSite) -> int | Literal["auto"]:
+    """Return the CPUs of each rank: as many as the site says, or its share of the node's."""
+    if site.cpus_per_rank != "auto" or site.cpus_per_node == "auto":
+        return site.cpus_per_rank
+    return max(1, site.cpus_per_node // job.ranks_per_node)
+
+
 def _ranks(job: Job, site: SlurmSite, python: str) -> list[str]:
     """Return the lines that start the program as ranks and wait for them."""
     options = ["--kill-on-bad-exit=1"]
-    if site.cpus_per_rank != "auto":
-        options.append(f"--cpus-per-task={site.cpus_per_rank}")
+    if _cpus(job, site) != "auto":
+        options.append(f"--cpus-per-task={_cpus(job, site)}")
     if site.container.runtime == "pyxis":
         options += [f"--container-image={site.container.image}", f"--container-workdir={job.folder}"]
         options.append(f"--container-mounts={','.join(_mounts(job, site.container))}")

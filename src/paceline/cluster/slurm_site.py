@@ -93,6 +93,8 @@ class SlurmSite(Section):
     """Longest that a job runs before Slurm ends it."""
     cpus_per_rank: PositiveInt | Auto = "auto"
     """CPUs of each rank, which its loader works on too; often 1 where the cluster decides."""
+    cpus_per_node: PositiveInt | Auto = "auto"
+    """CPUs of a node that is given whole, which its ranks share evenly; `cpus_per_rank` comes before it."""
     memory: Word = "auto"
     """Memory of a node, such as 64G; 0 is all of it."""
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"

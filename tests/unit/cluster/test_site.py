@@ -65,6 +65,15 @@ def test_juwels_booster_is_asked_as_its_documentation_says():
     assert "srun --kill-on-bad-exit=1 --cpus-per-task=24 python -P -m paceline train" in text
 
 
+@pytest.mark.parametrize(("ranks", "said", "cpus"), [(4, (), 24), (1, (), 96), (1, ("slurm.cpus_per_rank=12",), 12)])
+def test_the_ranks_of_a_whole_node_share_its_cpus(ranks: int, said: tuple[str, ...], cpus: int):
+    """The course's job of one GPU has all 96 CPUs, and each of four ranks 24."""
+    job = Job("name", ("train", "r.yaml"), Path("/run"), Path("/here"), ranks_per_node=ranks, gpus_per_node=ranks)
+    text = script(job, load_site("juwels-booster", said).slurm, "python")
+    assert f"\n#SBATCH --cpus-per-task={cpus}\n" in text
+    assert f"srun --kill-on-bad-exit=1 --cpus-per-task={cpus} " in text
+
+
 BAD = {
     "an unknown engine": ("lsf: {queue: a}", "site.yaml:1: lsf: is not a field (one of slurm, kubernetes)"),
     "a misspelt field": ("slurm:\n  acount: me", "site.yaml:2: slurm.acount: is not a field (did you mean 'account'?)"),
