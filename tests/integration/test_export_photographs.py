@@ -33,7 +33,7 @@ def check_top5(run: Path, files: list[Path], out: Path) -> None:
     for name, (needed, file) in FORMATS.items():
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{name} needs {needed} (pip install 'paceline[export]')")
-        form = build_form(name, classifier.recipe.model.name)
+        form = build_form(name, classifier.recipe.model)
         exported = export_classifier(classifier, form, out / file, with_preprocessing=False)
         assert exported.parity.of == "validation images"
         inputs = build_network(classifier, with_preprocessing=False).inputs(images)

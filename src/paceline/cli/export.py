@@ -23,7 +23,7 @@ def export(
 ) -> int:
     """Do what `paceline export` was asked for; return the exit code.
 
-    `format` is onnx, torch or safetensors, `out` the file or the folder, `checkpoint` last, best or a step's number.
+    `format` is one of `FormName`, `out` the file or the folder, `checkpoint` last, best or a step's number.
     `image_size` is given where it is to be another than in the run's evaluation.
     """
     from paceline.cli.show_export import show_export
@@ -32,10 +32,10 @@ def export(
     names = get_args(FormName)
     if format not in names:
         raise RecipeError(f"--format: {format!r} is not known{near_miss(format, names)} (use {', '.join(names)})")
-    if with_preprocessing and format == "safetensors":
-        raise RecipeError("--preprocessing: has no effect on safetensors, which hold weights alone (leave it out)")
+    if with_preprocessing and format in ("safetensors", "state_dict"):
+        raise RecipeError(f"--preprocessing: has no effect on {format}, which holds weights alone (leave it out)")
     run, out = RunDir.existing(run).path, expanded(str(out))
-    form = build_form(cast(FormName, format), load(str(run)).recipe.model.name)
+    form = build_form(cast(FormName, format), load(str(run)).recipe.model)
     check_place(out, form.suffix)
 
     from paceline.inference.classifier import at_size, load_classifier

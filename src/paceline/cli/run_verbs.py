@@ -110,7 +110,9 @@ def predict(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     out: Annotated[Path, typer.Option(metavar="PATH", help="File or, of safetensors, folder that is made.")],
-    format: Annotated[str, typer.Option(metavar="onnx|torch|safetensors", help="What it is written as.")] = "onnx",
+    format: Annotated[
+        str, typer.Option(metavar="onnx|torch|safetensors|state_dict", help="What it is written as.")
+    ] = "onnx",
     checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
     with_preprocessing: Annotated[
         bool, typer.Option("--preprocessing", help="Take uint8 images, and normalise in the file.")

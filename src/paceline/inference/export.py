@@ -20,8 +20,10 @@ from paceline.inference.onnx import Onnx
 from paceline.inference.parity import Parity, check, compare, sample_images
 from paceline.inference.program import Program
 from paceline.inference.record import Record, read_record
+from paceline.inference.state_dict import StateDict
+from paceline.recipe.schema.model import Model
 
-FormName = Literal["onnx", "torch", "safetensors"]
+FormName = Literal["onnx", "torch", "safetensors", "state_dict"]
 
 
 @dataclass(frozen=True)
@@ -35,21 +37,26 @@ class Exported:
     facts: tuple[tuple[str, str], ...]
 
 
-def build_form(name: FormName, model_name: str) -> Form:
-    """Return the form called `name`. Raise `RecipeError` where what it takes is not installed."""
+def build_form(name: FormName, section: Model) -> Form:
+    """Return the form called `name` of a network that a recipe's `section` describes.
+
+    Raise `RecipeError` where what it takes is not installed.
+    """
     match name:
         case "onnx":
             return Onnx()
         case "torch":
             return Program()
         case "safetensors":
-            return Hub(model_name)
+            return Hub(section.name)
+        case "state_dict":
+            return StateDict(section)
     assert_never(name)
 
 
 def check_place(out: Path, suffix: str) -> None:
     """Raise `RecipeError` for a file that is not called as its form is (`suffix`, empty for a folder), or is there."""
-    if out.suffix != suffix and (suffix or out.suffix in (".safetensors", ".onnx", ".pt2")):
+    if out.suffix != suffix and (suffix or out.suffix in (".safetensors", ".onnx", ".pt2", ".pth")):
         kind = f"a file ending in {suffix}" if suffix else "a folder"
         raise RecipeError(f"--out: {out} says something else than --format does (name {kind})")
     for place in {out, card_of(out, suffix)}:

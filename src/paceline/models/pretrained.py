@@ -31,7 +31,7 @@ def load_weights(model: nn.Module, path: str, name: str) -> str:
     The file is a state dict, or holds one under `state_dict` or `model`; the prefixes of DDP and `torch.compile`
     are taken off. Raise `RecipeError` for a file that cannot be read, and as `copy_weights` does.
     """
-    return copy_weights(model, _without_wrappers(_read(path)), path, name)
+    return copy_weights(model, _without_wrappers(read_weights(path)), path, name)
 
 
 def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name: str) -> str:
@@ -94,8 +94,8 @@ def _why_no_file(path: str) -> str:
     )
 
 
-def _read(path: str) -> Mapping[str, Tensor]:
-    """Return the tensors of a file by name."""
+def read_weights(path: str) -> Mapping[str, Tensor]:
+    """Return the tensors of a file by name. Raise `RecipeError` for one that cannot be read as weights alone."""
     file = weights_file(path)
     read = next(read for suffix, read in _READERS.items() if file.name.endswith(suffix))
     try:

@@ -1,0 +1,73 @@
+"""A `.pth` file of the network's state_dict, as `torch.save(model.state_dict(), path)` leaves it: weights alone.
+
+Its names are those of the library that has the network, so that a network of torchvision or timm loads it as its own.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.inference.classifier import Classifier
+from paceline.inference.form import quoted
+from paceline.inference.network import Network, Plain
+from paceline.inference.parity import Answer
+from paceline.models.pretrained import read_weights
+from paceline.models.zoo import build_model
+from paceline.recipe.schema.model import Model
+
+
+class StateDict:
+    """Write a state_dict, and load it into a new network of the run's `section`, with its classes and channels."""
+
+    suffix = ".pth"
+    library = "pytorch"
+    facts: tuple[tuple[str, str], ...] = (("reads", "torch.load(..., weights_only=True)"),)
+
+    def __init__(self, section: Model) -> None:
+        # Batch norms that ranks synchronise have the tensors of plain ones.
+        self._section = section.model_copy(update={"norm": "batch"}) if section.norm == "sync_batch" else section
+        self._num_classes, self._channels = 0, 3
+
+    def write(self, network: Network, classifier: Classifier, path: Path) -> None:
+        """Write the tensors by their names."""
+        assert network.layout == Plain.layout, "a state_dict holds weights alone"
+        self._num_classes, self._channels = len(classifier.classes), classifier.preprocessing.channels
+        torch.save(network.weights(), path)
+
+    def open(self, path: Path) -> Answer:
+        """Return a new network with the tensors of the file."""
+        model = build_model(self._section, num_classes=self._num_classes, channels=self._channels)
+        model.load_state_dict(read_weights(str(path)))
+        model.eval()
+
+        def answer(images: Tensor) -> Tensor:
+            with torch.inference_mode():
+                logits: Tensor = model(images)
+            return logits
+
+        return answer
+
+    def usage(self, name: str) -> str:
+        """Return lines that load the file."""
+        section = self._section.model_dump(mode="json", exclude_defaults=True, exclude={"weights", "memory_format"})
+        library, colon, network = self._section.name.partition(":")
+        if library == "torchvision" and colon and self._channels == 3:
+            return f"""\
+import torch
+from torchvision.models import get_model
+
+model = get_model({quoted(network)}, num_classes={self._num_classes})
+model.load_state_dict(torch.load({quoted(name)}, weights_only=True))
+logits = model.eval()(images)
+"""
+        return f"""\
+import torch
+
+from paceline.models.zoo import build_model
+from paceline.recipe.schema.model import Model
+
+model = build_model(Model(**{section!r}), num_classes={self._num_classes}, channels={self._channels})
+model.load_state_dict(torch.load({quoted(name)}, weights_only=True))
+logits = model.eval()(images)
+"""
