@@ -29,7 +29,7 @@ def show_ladder(result: LadderResult, folder: ExperimentDir, *, as_json: bool) -
     title = f"ladder {result.ladder}: {result.recipe}, {count(result.ranks, 'rank')}, batch {result.batch_size:,}"
     has_ranks = any(rung.ranks not in (None, result.ranks) for rung in result.rungs)
     headings = ("rung", *(["ranks"] if has_ranks else []), "images/s", "over the rung below", "over first", "")
-    print_table(title, headings, (_row(rung, has_ranks=has_ranks) for rung in result.rungs))
+    print_table(title, headings, (_row(rung, has_ranks=has_ranks) for rung in result.rungs), words=("",))
     measured = [rung for rung in result.rungs if rung.images_per_s is not None]
     _print_steps(measured)
     _print_times(result, measured)
