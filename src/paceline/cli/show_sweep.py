@@ -23,13 +23,12 @@ def show_sweep(result: SweepResult, folder: ExperimentDir, *, as_json: bool) -> 
 
 
 def _row(point: SweepPoint) -> tuple[str, ...]:
-    if point.images_per_s is None or point.spread is None:
+    if point.images_per_s is None:
         return point.value, "", "", "", "", "", "", point.error
-    low, high = point.spread
     note = ", ".join(filter(None, ("fastest" if point.is_fastest else "", point.bottleneck)))
-    rates = (f"{each:,.0f}" for each in (point.images_per_s.value, low, high))
+    rates = [f"{each:,.0f}" for each in (point.images_per_s.value, *(point.spread or ()))]
     times = (_told(point.step_s, milliseconds), _told(point.data_wait_s, milliseconds), _told(point.epoch_s, seconds))
-    return point.value, *rates, *times, note
+    return point.value, *rates, *([""] * (3 - len(rates))), *times, note
 
 
 def _told(value_s: float | None, unit: Callable[[float], str]) -> str:

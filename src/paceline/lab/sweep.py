@@ -69,9 +69,9 @@ def to_points(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> tuple[Swe
     """Return what was measured with each value, in order."""
     points = [_point(trial, outcomes) for trial in trials]
     best = _fastest(points)
-    if best is None or best.spread is None:
+    if best is None or best.images_per_s is None:
         return tuple(points)
-    lowest = best.spread[0]
+    lowest = best.spread[0] if best.spread else best.images_per_s.value
     fastest = [point is best or (point.spread is not None and point.spread[1] >= lowest) for point in points]
     return tuple(point.model_copy(update={"is_fastest": is_it}) for point, is_it in zip(points, fastest, strict=True))
 
@@ -114,7 +114,7 @@ def _measured(results: Sequence[RunResult]) -> dict[str, Any]:
     return {
         "batch_size": round(batch_size),
         "images_per_s": images_per_s,
-        "spread": first.throughput.spread if len(results) == 1 else (min(rates), max(rates)),
+        "spread": _spread(results, rates),
         "step_s": batch_size / images_per_s.value,
         "data_wait_s": stages.get(DATA_WAIT),
         "epoch_s": first.images_seen / first.epochs / images_per_s.value,
@@ -122,6 +122,13 @@ def _measured(results: Sequence[RunResult]) -> dict[str, Any]:
         "bottleneck": CPU_STARVED if starved else first.verdict.get("bottleneck", ""),
         "starved": starved,
     }
+
+
+def _spread(results: Sequence[RunResult], rates: Sequence[float]) -> tuple[float, float] | None:
+    """Return the lowest and highest rate, or of one run those of its windows; None where there is one window alone."""
+    if len(results) > 1:
+        return min(rates), max(rates)
+    return results[0].throughput.spread if results[0].throughput.n > 1 else None
 
 
 def _stage_s(result: RunResult, name: str) -> float:

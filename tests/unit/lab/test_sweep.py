@@ -76,6 +76,14 @@ def test_a_value_whose_spread_overlaps_is_not_told_from_the_fastest() -> None:
     assert conclusion(points)[1] == "4 is the fastest, 306 images/s; not to be told from it: 2."
 
 
+def test_one_window_of_one_run_has_no_spread() -> None:
+    sweep = build_sweep(["data.workers=0,2"], RECIPE, 1, 1)
+    short = [result(rate, (rate, rate), 64) for rate in (100.0, 101.0)]
+    alone = [each.model_copy(update={"throughput": each.throughput.model_copy(update={"n": 1})}) for each in short]
+    points = to_points(sweep.trials, outcomes(sweep, [(each,) for each in alone]))
+    assert [(each.spread, each.is_fastest) for each in points] == [(None, False), (None, True)]
+
+
 def test_a_value_that_failed_says_why_and_starved_runs_are_a_caution() -> None:
     sweep = build_sweep(["data.batch_size=64,128"], RECIPE, 1, 1)
     points = to_points(sweep.trials, outcomes(sweep, [(result(640.0, (600.0, 650.0), 64, starved=True),), None]))

@@ -12,10 +12,11 @@ class SweepPoint(Value):
     """A value, as it is written in `patch`, and what was measured with it.
 
     `images_per_s` is the mean over runs, all ranks together, and `spread` the lowest and the highest of them; of one
-    run the 10th and 90th percentile of its windows. `step_s` is a step at that speed and `epoch_s` an epoch of training
-    alone. `stages` are rank 0's device seconds of a step, and `data_wait_s` the one that waits. `is_fastest` holds for
-    the highest speed and for those whose spread overlaps with its. `error` says why nothing was measured, and `starved`
-    in how many of the runs other processes held the cores, "" where in none. `runs` are folders below the experiment's.
+    run the 10th and 90th percentile of its windows, None where it had one of them. `step_s` is a step at that speed and
+    `epoch_s` an epoch of training alone. `stages` are rank 0's device seconds of a step, and `data_wait_s` the one that
+    waits. `is_fastest` holds for the highest speed and for those whose spread overlaps with its. `error` says why
+    nothing was measured, and `starved` in how many of the runs other processes held the cores, "" where in none. `runs`
+    are folders below the experiment's.
     """
 
     value: str

@@ -90,7 +90,7 @@ def _charts(key: str, xs: Sequence[float], points: Sequence[SweepPoint]) -> list
     speed = measured("images/s", [(x, _bounded(point)) for x, point in pairs])
     epoch = plain("an epoch", [(x, point.epoch_s) for x, point in pairs])
     step = plain("a step", [(x, _ms(point.step_s)) for x, point in pairs])
-    wait = plain("of it waiting for data", [(x, _ms(point.data_wait_s)) for x, point in pairs])
+    wait = plain("data wait", [(x, _ms(point.data_wait_s)) for x, point in pairs])
     name = clean(key)
     return [
         Chart("Speed", name, "images/s", [speed], note="lowest and highest are drawn", log_x=log_x),
@@ -127,9 +127,9 @@ def _number(point: SweepPoint) -> float | None:
 
 
 def _bounded(point: SweepPoint) -> Interval:
-    """Return the speed with its spread as bounds."""
-    assert point.images_per_s is not None and point.spread is not None, point
-    low, high = point.spread
+    """Return the speed with its spread as bounds, where it has one."""
+    assert point.images_per_s is not None, point
+    low, high = point.spread or (None, None)
     return Interval(value=point.images_per_s.value, low=low, high=high)
 
 
