@@ -5,6 +5,7 @@ import pickle
 import re
 import shutil
 import struct
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +106,7 @@ def home(hand: Hand, tmp_path_factory) -> Path:
     (work / study / "points.csv").write_text(POINTS)
     (work / "benchmarks").symlink_to(ROOT / "benchmarks")
     shutil.copy(cat, work / "cat.jpg")
+    write_archive(work / "ILSVRC2012_img_train.tar", home / "photos" / "train")
     Image.new("L", (8, 8)).save(work / "seven.png")
     (home / "weights.py").write_text(WEIGHTS)
     for command in ("python ../weights.py", *leaving()):  # each has the hand's limit of time
@@ -182,6 +184,18 @@ def write_photographs(root: Path, draws: np.random.Generator) -> None:
             for each in range(number):
                 pixels = draws.integers(0, 128, (40, 48, 3)) + 60 * place
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{each}.jpg")
+
+
+def write_archive(path: Path, folder: Path) -> None:
+    """Write a few images of each class of `folder` as ImageNet's training set comes: a tar of a tar for each class."""
+    with tarfile.open(path, "w") as archive:
+        for each in sorted(folder.iterdir()):
+            of_class = path.with_name(f"{each.name}.tar")
+            with tarfile.open(of_class, "w") as inner:
+                for number in range(4):
+                    inner.add(each / f"{number}.jpg", f"{each.name}_{number}.JPEG")
+            archive.add(of_class, of_class.name)
+            of_class.unlink()
 
 
 def write_cifar(root: Path, draws: np.random.Generator) -> None:
