@@ -59,7 +59,7 @@ def test_there_is_a_page_for_each_that_the_index_names() -> None:
     index = (FOLDER / "coming-from" / "README.md").read_text()
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index))
     assert linked == {page.name for page in (FOLDER / "coming-from").glob("*.md")} - {"README.md"}
-    assert len(linked) == 8
+    assert len(linked) == 9
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
