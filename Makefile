@@ -22,7 +22,7 @@ UNITS := tests/unit tests/architecture
 NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
 PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume archives console data environment) \
   $(call NAMED,faults,checkpoints last_checkpoint links lmdb_kill orphans pack_kill recipes_and_names stage_kill) \
-  $(call NAMED,faults,system_faults torchrun) $(call NAMED,examples,examples) \
+  $(call NAMED,faults,system_faults torchrun) $(call NAMED,examples,examples minimal_ddp) \
   $(call NAMED,integration,compile completion emulated exact export_photographs failures frozen fuzz health kubernetes) \
   $(call NAMED,integration,ladder real_data release remote report_page resume same_samples trackers train) \
   $(call NAMED,numerics,agreement bad_numbers checkpoints judging many_ranks reducing remembering strategies) \
