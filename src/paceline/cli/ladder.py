@@ -34,6 +34,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.units import count
 from paceline.lab.earlier import Earlier
 from paceline.lab.ladder import Climbed, Climber, Here
+from paceline.lab.laying import settled_by
 from paceline.lab.measuring import FALLING, measuring_patch
 from paceline.lab.rungs import Ladder, ladder_names, load_ladder, require_consent_to_rungs
 from paceline.lab.runner import Runner, interrupted_by
@@ -137,7 +138,7 @@ def _ask(
     refuse_length(said, "a ladder", to="compare")
     refuse_ranks_of_others("ladder")
     for path, value in said.assignments:
-        if path in chosen.rungs[0].set:
+        if path in settled_by(chosen.rungs[0].set):
             fix = f"leave it out, or copy the ladder and change its rung {chosen.rungs[0].name!r}"
             raise RecipeError(f"{path}: {value} has no effect on ladder {chosen.name}, which sets it ({fix})")
     loaded = load(recipe or chosen.recipe, said)

@@ -1,5 +1,6 @@
 """Lay one patch over another so that what is said last holds, other variants of a section included. Pure."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from paceline.lab.trial import vary
@@ -24,12 +25,18 @@ def lay(recipe: Recipe, below: Patch, added: Patch) -> Patch:
         section, _, leaf = path.rpartition(".")
         if leaf == "name" and section in _VARIANTS and name != _variant(vary(recipe, below), section):
             below = without(below, section)
-    said = {path for path, _ in added.assignments}
-    for section, *names in EITHER:  # of two fields for one thing, what is said last holds
-        paths = {f"{section}.{name}" for name in names}
-        said |= paths if said & paths else set()
+    said = settled_by(path for path, _ in added.assignments)
     kept = (each for each in below.assignments if each[0] not in said)
     return Patch((*kept, *added.assignments))
+
+
+def settled_by(paths: Iterable[str]) -> set[str]:
+    """Return `paths`, and the fields that say the same as one of them in another unit (`EITHER`)."""
+    settled = set(paths)
+    for section, *names in EITHER:
+        either = {f"{section}.{name}" for name in names}
+        settled |= either if settled & either else set()
+    return settled
 
 
 def by_path(patch: Patch) -> Patch:

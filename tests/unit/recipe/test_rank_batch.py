@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.dataset import DatasetInfo
-from paceline.lab.laying import lay
+from paceline.lab.laying import lay, settled_by
 from paceline.lab.trial import vary
 from paceline.recipe.effects import thin_batch
 from paceline.recipe.layers import Layer, merge
@@ -65,6 +65,8 @@ def test_what_is_laid_over_a_patch_says_how_large_the_batch_is(resolve) -> None:
     whole, per_rank = Patch((("data.batch_size", 64),)), Patch((("seed", 3), ("data.rank_batch_size", 16)))
     assert lay(recipe, whole, per_rank) == per_rank
     assert lay(recipe, per_rank, whole) == Patch((("seed", 3), *whole.assignments))
+    both = {"data.batch_size", "data.rank_batch_size"}
+    assert [settled_by([each]) for each in (*both, "seed")] == [both, both, {"seed"}]
 
 
 def test_two_batches_may_be_given_where_they_agree(resolve, refusal) -> None:

@@ -72,7 +72,7 @@ def _data(run: Run, settings: dict[str, str]) -> str:
     """Return `cifar10, 50,000 training and 10,000 validation images, 10 classes`."""
     name = clean(settings.get("data.source.name", ""), 80)
     images = [
-        f"{number:,.0f} {split}"
+        f"{f'{number:,.0f}' if number else 'no'} {split}"
         for key, split in (("train_images", "training"), ("val_images", "validation"))
         if (number := finite(run.plan.get(key))) is not None
     ]
