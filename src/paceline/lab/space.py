@@ -102,7 +102,9 @@ def _check(path: str, values: tuple[Any, ...], recipe: Recipe, *, allow_batch: b
     for field in fields:
         if field.startswith(_FIXED):
             raise RecipeError(f"--vary: {field} is no setting to tune for speed (leave it out)")
-        if field in ("data.batch_size", "data.rank_batch_size") and not allow_batch:
+        if field == "data.rank_batch_size":
+            raise RecipeError(f"--vary: {field} is varied as data.batch_size, over all ranks (write that instead)")
+        if field == "data.batch_size" and not allow_batch:
             raise RecipeError(f"--vary: {field} changes what is trained (add --allow-batch, and the rate follows)")
         if field.startswith("schedule."):  # here, as what is measured has another one, which may lack the field
             _refuse_learning(field)

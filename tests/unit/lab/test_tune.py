@@ -351,6 +351,11 @@ def test_a_space_that_cannot_be_is_refused(word: str, message: str) -> None:
         by_hand(word)
 
 
+def test_a_batch_is_tuned_as_that_of_all_ranks() -> None:
+    with pytest.raises(RecipeError, match=r"^--vary: data\.rank_batch_size is varied as data\.batch_size, over all"):
+        build_space(["data.rank_batch_size=16,32"], MEASURED, allow_batch=True)
+
+
 def test_what_makes_a_step_of_an_optimizer_shorter_is_tuned() -> None:
     words = ["optim.implementation=loop,foreach", "optim.name=sgd,adam", "train.clip_norm=1,2"]
     assert isinstance(by_hand(*words), ByHand)
