@@ -121,7 +121,7 @@ def test_options_are_those_of_the_verb() -> None:
 
 
 def test_an_option_is_followed_by_the_words_it_takes() -> None:
-    assert found("export", "runs/digits-1", "--format", "") == ["onnx", "torch", "safetensors"]
+    assert found("export", "runs/digits-1", "--format", "") == ["onnx", "torch", "safetensors", "state_dict"]
     assert found("train", "--ranks", "") == ["auto"]
     assert found("train", "--run-dir", "") == []
 
