@@ -119,7 +119,8 @@ VARIANTS = [
         ["schedule.name=step", "schedule.final=0"],
         f"schedule.final: has no effect with step, only with {WITH_FINAL} (step has {OF_STEP}); 1 more like this",
     ),
-    (["data.source.name=manifest"], "data.source.train: is needed (set data.source.train=...); 1 more like this"),
+    (["data.source.name=manifest"], "data.source.train: is needed (set data.source.train=...)"),
+    (["data.source.name=webdataset"], "data.source.train: is needed (set data.source.train=...); 1 more like this"),
 ]
 
 NO_EFFECT = [

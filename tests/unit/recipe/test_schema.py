@@ -92,7 +92,7 @@ def test_every_default_is_valid():
 
 def test_only_what_cannot_be_guessed_is_required():
     required = {f"{name}.{key}" for name, section in SECTIONS.items() for key in section.get("required", [])}
-    lists = {f"{source}.{split}" for source in ("Manifest", "WebDataset") for split in ("train", "val")}
+    lists = {"Manifest.train", "WebDataset.train", "WebDataset.val"}
     places = {"Pack.root", "Lmdb.root", "HuggingFace.root"}
     own = {f"Own{part}.name" for part in ("Source", "Optim", "Augment", "Sink")}
     ours = {"Recipe.train", "Stop.top1", "Step.milestones", "Progressive.start_size"}
