@@ -22,6 +22,8 @@ _LOOK_S: Final = 0.5
 """How often a rank that waits for rank 0 looks whether another meeting has been called."""
 _LATER_S: Final = 5.0
 """How much longer than rank 0 the others wait for its word."""
+_TELL_S: Final = 2.0
+"""How long a rank 0 that gives up waits until the others have its word, as the store that has it may go with it."""
 _FILES: Final = 64
 _FILES_A_RANK: Final = 4
 """Connections: of gloo to each rank, and of each rank to the store where rank 0 hosts it, with some to spare."""
@@ -94,6 +96,12 @@ def _held(world: World, store: Store, timeout: timedelta, say: Say) -> str:
         _wait_for_all(world, store, timeout, say)
     missing = _missing(world, store)
     store.set(_MISSING, missing)
+    if missing:
+        gone = {*absent(store, [_here(rank) for rank in range(world.world_size)])}
+        told = [_told(rank) for rank in range(1, world.world_size) if _here(rank) not in gone]
+        with contextlib.suppress(dist.DistStoreError):  # one that came has ended meanwhile
+            if told:
+                store.wait(told, timedelta(seconds=_TELL_S))
     return missing
 
 
@@ -116,7 +124,10 @@ def _attended(world: World, store: Store, timeout_s: float) -> tuple[str, str]:
                 continue
             with contextlib.suppress(dist.DistStoreError):
                 meeting.wait([_MISSING], timedelta(seconds=_LOOK_S))
-                return _name(number), meeting.get(_MISSING).decode()
+                missing = meeting.get(_MISSING).decode()
+                if missing:
+                    meeting.set(_told(world.rank), "")
+                return _name(number), missing
     place = f"rank {world.rank} of {world.world_size}"
     raise _claimed(f"MASTER_ADDR: {place} met no rank 0 at {world.master_addr}, or lost it ({_fix(world)})")
 
@@ -159,6 +170,10 @@ def _name(meeting: int) -> str:
 
 def _here(rank: int) -> str:
     return f"here/{rank}"
+
+
+def _told(rank: int) -> str:
+    return f"told/{rank}"
 
 
 def _fix(world: World) -> str:

@@ -51,6 +51,19 @@ def test_the_other_ranks_hear_who_is_missing() -> None:
     assert not caught.value.is_claimed
 
 
+def test_rank_0_gives_up_when_the_others_have_heard_who_is_missing() -> None:
+    """The store may end with it, and a rank that had not read it would say that it met no rank 0."""
+    store = HashStore()
+    store.set("meeting1/here/1", "")
+    with ThreadPoolExecutor() as ranks:
+        main = ranks.submit(assemble, World(rank=0, world_size=3), store, SOON)
+        store.wait(["meeting1/missing"], timedelta(seconds=20))
+        with pytest.raises(TimeoutError):
+            main.exception(timeout=0.2)
+        store.set("meeting1/told/1", "")
+        assert "rank 2 did not come" in str(main.exception(timeout=1))
+
+
 def test_a_rank_that_meets_no_rank_0_says_so(monkeypatch) -> None:
     monkeypatch.setattr("paceline.parallel.rendezvous._LATER_S", 0.0)
     with pytest.raises(WorldError, match=r"^MASTER_ADDR: rank 1 of 3 met no rank 0 at 127\.0\.0\.1") as caught:
