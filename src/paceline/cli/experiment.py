@@ -13,15 +13,16 @@ from typing import Any, Final, TypeVar
 
 from paceline.cli.telling import Begins, Say, telling
 from paceline.core.console import progress_console
-from paceline.core.errors import RecipeError
+from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.folder import Experiment, ExperimentDir, open_experiment
 from paceline.core.experiments.sharing import task_locked
 from paceline.core.rundir import RunDir
 from paceline.data.sources.places import printable
 from paceline.lab.runner import interrupted_by
 from paceline.lab.tasks import Task
-from paceline.lab.trial import Outcome
+from paceline.lab.trial import Outcome, Trial, vary
 from paceline.parallel.environ import world_from_environ
+from paceline.recipe.schema import Recipe
 
 Result = TypeVar("Result", bound=Experiment)
 STOPS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -48,6 +49,21 @@ def experiment(name: str, asked: dict[str, Any], run_dir: Path | None, *, as_jso
     folder = _open(name, asked, run_dir, lambda line: print(line, file=out, flush=True))
     with RunDir(folder.path).lock(), _told_how_to_go_on(folder):
         yield folder
+
+
+def files_cached_before(recipe: Recipe, begins: Begins) -> Begins:
+    """Return what a runner calls before each trial of `recipe`: `begins`, and its files are read into memory.
+
+    Without that the first run would read them for all others.
+    """
+    from paceline.lab.cache import set_cache
+
+    def before(trial: Trial, repeat: int) -> None:
+        begins(trial, repeat)
+        with contextlib.suppress(PacelineError):  # which the run tells itself
+            set_cache(vary(recipe, trial.patch), is_cold=False)
+
+    return before
 
 
 def run_task(

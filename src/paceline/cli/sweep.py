@@ -3,7 +3,6 @@
 The folder of a sweep holds one run directory a run; the same command goes on where it was stopped.
 """
 
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -11,13 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.experiment import LIMIT_S, STOPS, experiment, found_before, leave, refuse_ranks_of_others
+from paceline.cli.experiment import (
+    LIMIT_S,
+    STOPS,
+    experiment,
+    files_cached_before,
+    found_before,
+    leave,
+    refuse_ranks_of_others,
+)
 from paceline.cli.ranks import refuse_too_many
 from paceline.cli.show_sweep import show_sweep
 from paceline.cli.telling import telling
 from paceline.cli.words import count_ranks, refuse_length, split_words
 from paceline.core.console import progress_console
-from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.sweep import SweepResult
 from paceline.core.units import count
@@ -25,7 +32,7 @@ from paceline.lab.earlier import Earlier
 from paceline.lab.measuring import measuring_patch
 from paceline.lab.runner import Runner, TrialError, interrupted_by
 from paceline.lab.sweep import Sweep, build_sweep, conclusion, to_points
-from paceline.lab.trial import Outcome, Trial, folder_name, vary, write_recipe
+from paceline.lab.trial import Outcome, folder_name, vary, write_recipe
 from paceline.lab.turns import run_turns, there_and_back
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Loaded, load
@@ -87,8 +94,6 @@ def sweep(
 
 def _measure(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> SweepResult:
     """Run all values, turn by turn, and write what they came to."""
-    from paceline.lab.cache import set_cache
-
     trials, outcomes = asked.sweep.trials, []
     write_recipe(asked.loaded.recipe, folder.recipe)
     write_recipe(asked.recipe, folder.measured)
@@ -96,17 +101,12 @@ def _measure(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> SweepRes
     with interrupted_by(*STOPS), telling(progress_console(as_json=as_json), total) as (begins, say):
         say(f"{count(total, 'run')} of {count(asked.recipe.measure.warmup_steps + asked.steps, 'step')}")
 
-        def before(trial: Trial, repeat: int) -> None:
-            begins(trial, repeat)
-            with contextlib.suppress(PacelineError):  # which the run tells itself
-                set_cache(vary(asked.recipe, trial.patch), is_cold=False)  # or the first would read for all others
-
         runner = Runner(
             asked.recipe,
             folder.measured,
             asked.ranks,
             place=lambda trial, repeat: folder.trials / folder_name(trial, asked.recipe, asked.ranks, repeat),
-            begins=before,
+            begins=files_cached_before(asked.recipe, begins),
             earlier=Earlier(folder.replaced, say),
             limit_s=LIMIT_S,
             oversubscribe=asked.oversubscribe,

@@ -3,14 +3,21 @@
 The folder of a search holds one run directory a run; the same command goes on where it was stopped.
 """
 
-import contextlib
 import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.experiment import LIMIT_S, STOPS, experiment, found_before, leave, refuse_ranks_of_others
+from paceline.cli.experiment import (
+    LIMIT_S,
+    STOPS,
+    experiment,
+    files_cached_before,
+    found_before,
+    leave,
+    refuse_ranks_of_others,
+)
 from paceline.cli.ranks import refuse_too_many
 from paceline.cli.show_tune import show_tune
 from paceline.cli.telling import telling
@@ -29,7 +36,7 @@ from paceline.lab.measuring import FALLING, measuring_patch
 from paceline.lab.runner import Runner, interrupted_by
 from paceline.lab.space import Space, build_space
 from paceline.lab.times import times
-from paceline.lab.trial import Trial, folder_name, vary, words_of, write_recipe
+from paceline.lab.trial import folder_name, vary, words_of, write_recipe
 from paceline.lab.tune import Found, Search
 from paceline.lab.tuned import tuned_text, write_tuned
 from paceline.recipe.consent import require_consent
@@ -152,8 +159,6 @@ def _ask(
 
 def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResult:
     """Search, and write the tuned recipe and what was found."""
-    from paceline.lab.cache import set_cache
-
     out = progress_console(as_json=as_json)
     write_recipe(asked.loaded.recipe, folder.recipe)
     write_recipe(asked.recipe, folder.measured)
@@ -161,17 +166,12 @@ def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResul
         most = "" if asked.budget is None else f"up to {count(asked.budget, 'run')}, "
         say(f"tuning {asked.loaded.name}: {most}{count(asked.repeats, 'pair')} of runs for what looks faster")
 
-        def before(trial: Trial, repeat: int) -> None:
-            begins(trial, repeat)
-            with contextlib.suppress(PacelineError):  # which the run tells itself
-                set_cache(vary(asked.recipe, trial.patch), is_cold=False)  # or the first would read for all others
-
         runner = Runner(
             asked.recipe,
             folder.measured,
             asked.ranks,
             place=lambda trial, repeat: folder.trials / folder_name(trial, asked.recipe, asked.ranks, repeat),
-            begins=before,
+            begins=files_cached_before(asked.recipe, begins),
             earlier=Earlier(folder.replaced, say),
             limit_s=LIMIT_S,
             oversubscribe=asked.oversubscribe,
