@@ -38,7 +38,7 @@ MODULES = (
     "paceline.train.run",
     "paceline.parallel.launch",
     "paceline.lab.runner",
-    "paceline.report",
+    "paceline.report.write",
     "jinja2",
     "torch._dynamo",
     "torch.distributed.fsdp",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.rundir import RunDir
-from paceline.report import write_report
+from paceline.report.write import write_report
 
 RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"
 RESULTS = RUNS.with_name("experiments") / "results.py"

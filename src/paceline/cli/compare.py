@@ -8,8 +8,10 @@ from paceline.cli.show_compare import show_comparison
 from paceline.core.class_table import printable
 from paceline.core.errors import PacelineError, RecipeError, near_miss
 from paceline.core.files import write_output
-from paceline.report.compare import CompareResult, Trained, build_page, compare_runs, read_trained
-from paceline.report.compare.read import METRICS
+from paceline.report.compare.judge import compare_runs
+from paceline.report.compare.page import build_page
+from paceline.report.compare.read import METRICS, Trained, read_trained
+from paceline.report.compare.result import CompareResult
 from paceline.report.compare.threshold import check, parse_thresholds
 from paceline.report.html import to_html
 from paceline.report.markdown import to_markdown

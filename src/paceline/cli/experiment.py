@@ -125,7 +125,7 @@ def found_before(folder: ExperimentDir, kind: type[Result]) -> Result | None:
 def leave(folder: ExperimentDir, result: Experiment) -> None:
     """Write tables, the result, which says that all is there, and the report; remove the data that were made."""
     from paceline.cli.report import leave_report
-    from paceline.report.experiments import write_tables
+    from paceline.report.experiments.tables import write_tables
 
     shutil.rmtree(folder.data, ignore_errors=True)
     write_tables(folder, result)

@@ -8,7 +8,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_output
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.data.sources.places import printable
-from paceline.report import report_text, write_report
+from paceline.report.write import report_text, write_report
 
 
 def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:

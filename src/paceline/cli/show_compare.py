@@ -7,9 +7,9 @@ from paceline.cli.tables import print_table
 from paceline.core.class_table import printable
 from paceline.core.units import count
 from paceline.report.blocks import Cell
-from paceline.report.compare import CompareResult, GroupResult, Trained
 from paceline.report.compare.page import ending, hours_heading, order, origin, reaching
-from paceline.report.compare.result import RunOutcome
+from paceline.report.compare.read import Trained
+from paceline.report.compare.result import CompareResult, GroupResult, RunOutcome
 from paceline.report.compare.sentences import called_metric, level
 from paceline.report.sections import cells
 from paceline.report.words import clean

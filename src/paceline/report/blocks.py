@@ -211,6 +211,9 @@ class Gallery:
     kind: ClassVar[str] = "gallery"
 
 
+Tone = Literal["good", "warning", "bad"]
+"""Colour that marks a status or a finding."""
+
 Block = Paragraph | Command | Table | Facts | Code | Charts | Bar | Bars | HeatMap | Gallery
 
 
@@ -253,7 +256,7 @@ class HealthFinding:
     advice: str
 
     @property
-    def tone(self) -> Literal["bad", "warning", "good"]:
+    def tone(self) -> Tone:
         """The colour that it is marked with."""
         match self.severity:
             case "error":
@@ -271,7 +274,7 @@ class Page:
     title: str
     subtitle: Sequence[str]
     status: str
-    tone: Literal["good", "warning", "bad"]
+    tone: Tone
     figures: Sequence[Figure]
     verdict: Verdict | None
     notices: Sequence[str]

@@ -45,7 +45,7 @@ def test_the_result_is_there_only_when_the_tables_are_and_data_are_gone(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("paceline.report.experiments.write_tables", killed)
+        patched.setattr("paceline.report.experiments.tables.write_tables", killed)
         leave(folder, RESULT)
     assert not folder.result.exists() and not folder.data.exists()
     leave(folder, RESULT)

@@ -212,7 +212,7 @@ def test_an_experiment_that_was_cut_off_repeats_no_run(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("paceline.report.experiments.write_tables", cut)
+        patched.setattr("paceline.report.experiments.tables.write_tables", cut)
         with pytest.raises(KeyboardInterrupt):
             scale(repeats=1)
     assert len(started) == 2

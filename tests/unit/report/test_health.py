@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.core.class_table import ClassCount, ClassTable
-from paceline.report import report_text, write_report
+from paceline.report.write import report_text, write_report
 
 FINDING = {
     "name": "one_class_predicted",

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from paceline import report
-from paceline.report import write_report
 from paceline.report.page import build_page
 from paceline.report.run import read_run
-from paceline.report.write import MAX_BYTES
+from paceline.report.write import MAX_BYTES, write_report
 
 IN_WORDS = {
     "throughput": {"spread", "n", "excluded_s"},

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.report import report_text
 from paceline.report.markdown import escaped
+from paceline.report.write import report_text
 
 
 @pytest.fixture(scope="module")

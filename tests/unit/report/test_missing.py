@@ -10,7 +10,7 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline.core.results import EvalResult
 from paceline.core.rundir import RunDir
-from paceline.report import report_text, write_report
+from paceline.report.write import report_text, write_report
 
 SAID = {
     "result.json": "The run has not finished, so its time is not accounted for",

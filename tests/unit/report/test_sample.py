@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.report import report_text
 from paceline.report.files import Reader
+from paceline.report.write import report_text
 
 MAX = 200
 

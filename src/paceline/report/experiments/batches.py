@@ -21,11 +21,11 @@ from paceline.report.blocks import (
     Paragraph,
     Section,
     Table,
+    Tone,
 )
 from paceline.report.experiments.curves import measured, times
 from paceline.report.experiments.frame import MANY, Told
 from paceline.report.sections import cells, intervals
-from paceline.report.sections.overview import Tone
 from paceline.report.words import clean
 
 _ANY: Final = "any"

@@ -23,11 +23,10 @@ from paceline.report.blocks import (
     Part,
     Section,
     Table,
+    Tone,
     Verdict,
 )
 from paceline.report.sections import cells, intervals
-from paceline.report.sections.origin import facts_of
-from paceline.report.sections.overview import Tone
 from paceline.report.words import clean, clean_lines, finite
 
 SURE: Final = "with 95 % confidence"
@@ -92,7 +91,7 @@ class Told:
             blocks += [Paragraph("The command:"), shell(command)]
         blocks += [Facts(facts, "What was measured")] if facts else []
         known = {key: value for key, value in provenance.items() if key not in _TOLD_ELSEWHERE}
-        blocks += [Facts(facts_of(known), "Machine and versions")] if known else []
+        blocks += [Facts(cells.facts_of(known), "Machine and versions")] if known else []
         blocks += [Code("Recipe that was varied (recipe.yaml)", clean_lines(self.recipe))] if self.recipe else []
         rows = [[intervals.sentence(name), Cell(clean(", ".join(places), 2000))] for name, places in runs if places]
         columns = [Column("measured", is_number=False), Column("folders", is_number=False)]

@@ -18,12 +18,12 @@ from paceline.report.blocks import (
     Part,
     Section,
     Table,
+    Tone,
 )
 from paceline.report.experiments.frame import MANY, Rate, Told, bounds_of, rates, verdict_of
 from paceline.report.experiments.parity import PARITY, parity_cells
 from paceline.report.experiments.take import take
 from paceline.report.sections import cells, intervals
-from paceline.report.sections.overview import Tone
 from paceline.report.words import clean
 
 _STATUS: Final = {"kept": "kept", "dropped": "dropped", "failed": "failed", "left_out": "left out"}

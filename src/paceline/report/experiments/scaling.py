@@ -7,11 +7,23 @@ from typing import Final
 from paceline.core.experiments.scaling import ScalePoint, ScaleResult
 from paceline.core.interval import Interval
 from paceline.core.units import count, share
-from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Figure, Line, Page, Paragraph, Section, Table
+from paceline.report.blocks import (
+    Block,
+    Cell,
+    Chart,
+    Charts,
+    Column,
+    Figure,
+    Line,
+    Page,
+    Paragraph,
+    Section,
+    Table,
+    Tone,
+)
 from paceline.report.experiments.curves import measured, plain, times
 from paceline.report.experiments.frame import MANY, SURE, Told
 from paceline.report.sections import cells, intervals
-from paceline.report.sections.overview import Tone
 from paceline.report.words import clean, finite
 
 _TITLES: Final = {"weak": "weak scaling", "strong": "strong scaling"}

@@ -7,11 +7,10 @@ from paceline.core.experiments.sweep import SweepPoint, SweepResult
 from paceline.core.interval import Interval
 from paceline.core.stages import spoken
 from paceline.core.units import count
-from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Figure, Page, Paragraph, Section, Table
+from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Figure, Page, Paragraph, Section, Table, Tone
 from paceline.report.experiments.curves import measured, plain
 from paceline.report.experiments.frame import MANY, Rate, Told, rates
 from paceline.report.sections import cells, intervals
-from paceline.report.sections.overview import Tone
 from paceline.report.words import clean, finite
 
 _WIDE: Final = 8

@@ -5,11 +5,10 @@ from typing import Final
 from paceline.core.experiments.tuning import TriedResult, TuneResult
 from paceline.core.interval import Interval
 from paceline.core.units import count
-from paceline.report.blocks import Block, Cell, Column, Figure, Page, Paragraph, Section, Table
+from paceline.report.blocks import Block, Cell, Column, Figure, Page, Paragraph, Section, Table, Tone
 from paceline.report.experiments.frame import MANY, Rate, Told, bounds_of, rates, shell, verdict_of
 from paceline.report.experiments.parity import PARITY, parity_cells
 from paceline.report.sections import cells, intervals
-from paceline.report.sections.overview import Tone
 from paceline.report.words import clean
 
 _STATUS: Final = {

@@ -1,8 +1,11 @@
 """Measured values as cells of a table: the text a reader sees, and beside it the number as it was measured."""
 
+import json
+from typing import Any
+
 from paceline.core.units import accuracy, milliseconds, number, seconds, share, size
 from paceline.report.blocks import Cell, Paragraph
-from paceline.report.words import clean, moment
+from paceline.report.words import clean, finite, moment
 
 
 def text(value: object, longest: int = 160) -> Cell:
@@ -58,3 +61,22 @@ def of_moment(unix_s: float | None) -> Cell:
 def missing(sentence: str) -> Paragraph:
     """Return a sentence that says what is not there, and why."""
     return Paragraph(sentence, is_missing=True)
+
+
+def facts_of(known: dict[str, Any]) -> list[tuple[str, Cell]]:
+    """Return what is known of a machine and its versions as names and values, whatever it is."""
+    return [(clean(key).replace("_", " "), of_value(key, value)) for key, value in list(known.items())[:60]]
+
+
+def of_value(key: str, value: Any) -> Cell:
+    """Return a value of a JSON file, as its key and type suggest."""
+    amount = finite(value)
+    if amount is not None and key.endswith("_bytes"):
+        return Cell(size(amount), amount)
+    if amount is not None and isinstance(value, int):
+        return count(amount)
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return text(", ".join(value), 300)
+    if isinstance(value, dict | list):
+        return text(json.dumps(value), 300)
+    return text("unknown" if value == "" else value, 300)

@@ -4,11 +4,11 @@ import json
 from typing import Any, Final
 
 from paceline.core.results import RunResult
-from paceline.core.units import count, size
+from paceline.core.units import count
 from paceline.report.blocks import Block, Cell, Code, Command, Facts, Paragraph, Section
 from paceline.report.run import Run
 from paceline.report.sections import cells
-from paceline.report.words import clean, clean_lines, finite
+from paceline.report.words import clean, clean_lines
 
 _TRAINED: Final = {
     "train_images": "training images",
@@ -28,7 +28,7 @@ def origin(run: Run) -> Section:
     if command:
         blocks += [Paragraph("The command:"), Command(command)]
     trained = _trained(run.result) if run.result is not None else []
-    planned = [(name, _value(key, run.plan[key])) for key, name in _TRAINED.items() if key in run.plan]
+    planned = [(name, cells.of_value(key, run.plan[key])) for key, name in _TRAINED.items() if key in run.plan]
     blocks.append(Facts([*trained, *planned], "What was trained"))
     machine = _machine(run)
     blocks.append(Facts(machine, "Machine and versions") if machine else cells.missing("machine.json is not there."))
@@ -72,22 +72,4 @@ def _machine(run: Run) -> list[tuple[str, Cell]]:
     known: dict[str, Any] = {**run.machine, **(run.result.provenance if run.result is not None else {})}
     for key in ("command", "telemetry_missing"):  # these are told elsewhere
         known.pop(key, None)
-    return facts_of(known)
-
-
-def facts_of(known: dict[str, Any]) -> list[tuple[str, Cell]]:
-    """Return what is known of a machine and its versions as names and values, whatever it is."""
-    return [(clean(key).replace("_", " "), _value(key, value)) for key, value in list(known.items())[:60]]
-
-
-def _value(key: str, value: Any) -> Cell:
-    amount = finite(value)
-    if amount is not None and key.endswith("_bytes"):
-        return Cell(size(amount), amount)
-    if amount is not None and isinstance(value, int):
-        return cells.count(amount)
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return cells.text(", ".join(value), 300)
-    if isinstance(value, dict | list):
-        return cells.text(json.dumps(value), 300)
-    return cells.text("unknown" if value == "" else value, 300)
+    return cells.facts_of(known)

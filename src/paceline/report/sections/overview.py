@@ -1,17 +1,16 @@
 """The top of the page: what was run, how it ended, the figures in large print, and the verdict."""
 
 import shlex
-from typing import Final, Literal
+from typing import Final
 
 from paceline.core.results import EvalResult, RunResult
 from paceline.core.units import accuracy, count, number, parameters, seconds, share
-from paceline.report.blocks import Cell, Figure, Verdict
+from paceline.report.blocks import Cell, Figure, Tone, Verdict
 from paceline.report.compare.settings import read_settings
 from paceline.report.run import Run
 from paceline.report.sections import cells
 from paceline.report.words import clean, finite, moment
 
-Tone = Literal["good", "warning", "bad"]
 _TONES: Final[dict[str, Tone]] = {
     "completed": "good",
     "target_reached": "good",

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.report.compare import compare_runs, read_trained
+from paceline.report.compare.judge import compare_runs
+from paceline.report.compare.read import read_trained
 
 
 @pytest.fixture(scope="session")

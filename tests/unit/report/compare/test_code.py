@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from paceline.report.compare import build_page, compare_runs, read_trained
+from paceline.report.compare.judge import compare_runs
+from paceline.report.compare.page import build_page
+from paceline.report.compare.read import read_trained
 from paceline.report.html import to_html
 
 NET = "nets:Mixer"

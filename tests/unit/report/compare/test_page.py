@@ -6,7 +6,9 @@ import re
 import pytest
 
 from paceline.report.blocks import Charts
-from paceline.report.compare import build_page, compare_runs, read_trained
+from paceline.report.compare.judge import compare_runs
+from paceline.report.compare.page import build_page
+from paceline.report.compare.read import read_trained
 from paceline.report.html import to_html
 from paceline.report.markdown import to_markdown
 from paceline.report.plot import MAX_LINES

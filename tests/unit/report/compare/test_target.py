@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.report.compare import read_trained
+from paceline.report.compare.read import read_trained
 from paceline.report.compare.target import chance_of, choose_target, near_chance
 
 

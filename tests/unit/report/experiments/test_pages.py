@@ -11,13 +11,12 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline.core.interval import Interval
 from paceline.core.rundir import RunDir
-from paceline.report import report_text, write_report
 from paceline.report.blocks import Cell, Chart, Charts, Column, Line, Paragraph, Section, Table
 from paceline.report.experiments.cut import Limit, cut
 from paceline.report.experiments.frame import Told
 from paceline.report.experiments.page import experiment_page
 from paceline.report.experiments.sweep import sweep_page
-from paceline.report.write import MAX_BYTES
+from paceline.report.write import MAX_BYTES, report_text, write_report
 
 
 def update(result, **more):
