@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.bad import ImageError
-from paceline.data.sources.places import printable
+from paceline.data.sources.places import printable as one_line
 from paceline.inference.classifier import Classifier
 from paceline.inference.listing import Unread
 
@@ -55,7 +55,7 @@ def _read(classifier: Classifier, path: Path | Unread) -> Picture | Unread:
     if isinstance(path, Unread):
         return path
     try:
-        return Picture(path, classifier.image(_content(path), printable(path)))
+        return Picture(path, classifier.image(_content(path), one_line(path)))
     except ImageError as error:
         return Unread(path, f"{error.reason}; remove it or replace it")
     except DataError as error:
