@@ -106,6 +106,7 @@ def home(hand: Hand, tmp_path_factory) -> Path:
     (work / study / "points.csv").write_text(POINTS)
     (work / "benchmarks").symlink_to(ROOT / "benchmarks")
     shutil.copy(cat, work / "cat.jpg")
+    write_list(work / "train_data.pkl", home / "photos" / "train")
     write_archive(work / "ILSVRC2012_img_train.tar", home / "photos" / "train")
     Image.new("L", (8, 8)).save(work / "seven.png")
     (home / "weights.py").write_text(WEIGHTS)
@@ -184,6 +185,12 @@ def write_photographs(root: Path, draws: np.random.Generator) -> None:
             for each in range(number):
                 pixels = draws.integers(0, 128, (40, 48, 3)) + 60 * place
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{each}.jpg")
+
+
+def write_list(path: Path, folder: Path) -> None:
+    """Write the images of each class of `folder` as JSC's course lists them: a pickled dict, path to label."""
+    classes = sorted(folder.iterdir())
+    path.write_bytes(pickle.dumps({str(each): label for label, of in enumerate(classes) for each in of.iterdir()}))
 
 
 def write_archive(path: Path, folder: Path) -> None:

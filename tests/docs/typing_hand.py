@@ -25,6 +25,7 @@ from .commands import PROGRAMS, Mark, typed_words
 MODULES = {"paceline": "paceline", "torchrun": "torch.distributed.run"}
 AT_ONCE = Path(__file__).with_name("at_once.py")
 NO_MARK = Mark()
+CORES = os.sched_getaffinity(0)
 POLL_S = 0.005
 LIMIT_S = 240
 STARTER = """\
@@ -87,7 +88,8 @@ class Hand:
         with call:
             message, files, _, _ = socket.recv_fds(call, 1 << 17, 3)
             request = json.loads(message)
-            if "STARTED_IN_TURN" not in request["environ"]:
+            is_typed = "STARTED_IN_TURN" not in request["environ"]
+            if is_typed:
                 self.typed.append(request["words"])
                 request["words"] = typed_words(request["words"], self.mark)
             if request["words"][:1] == ["-c"]:
@@ -97,7 +99,8 @@ class Hand:
                 self.running.add(pid)
                 # A core each, and so a thread each: threads of several programs on one core wait for one another.
                 with suppress(ProcessLookupError):  # it has ended already
-                    os.sched_setaffinity(pid, {next(self.cores)})
+                    is_ladder = is_typed and "ladder" in request["words"]  # it leaves out ranks that lack a core
+                    os.sched_setaffinity(pid, CORES if is_ladder else {next(self.cores)})
             for file in files:
                 os.close(file)
             while (code := self._code_of(pid)) is None:

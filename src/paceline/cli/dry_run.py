@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.core.limits import rank_cores
+from paceline.core.rundir import RunDir
 from paceline.core.units import count, duration
 from paceline.core.world import World
 from paceline.data.choice import choose_loader
@@ -18,15 +19,22 @@ from paceline.recipe.load import Loaded
 from paceline.recipe.own import check_own_parts
 from paceline.recipe.plan import Plan, resolve_batch
 from paceline.train.precision import build_precision, check_trained_model
+from paceline.train.resume import check_rundir, keep_batch
 from paceline.train.sinks.build import require_sinks
 from paceline.train.try_parts import try_parts
 
 
-def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
-    """Print what a run would do; return the exit code."""
+def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool, resumed: RunDir | None = None) -> int:
+    """Print what a run would do, or the run in `resumed` when it is resumed; return the exit code."""
     if not world.is_main:
         return 0
-    recipe = resolve_batch(loaded.recipe, ranks)
+    recipe = loaded.recipe
+    changes: list[str] = []
+    if resumed is not None and not loaded.is_said("data.rank_batch_size"):  # as the run itself: its batch stays
+        recipe, changes = keep_batch(recipe, resumed, ranks)
+    recipe = resolve_batch(recipe, ranks)
+    if resumed is not None:
+        changes = [*changes, *check_rundir(resumed, recipe, resume=True)]
     if world.launcher == "single":
         world = replace(world, world_size=ranks, local_world_size=ranks)
     check_own_parts(recipe)
@@ -42,7 +50,7 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool) -> int:
     cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
     thin = thin_batch(loaded.recipe, ranks, device.type)
-    notes = filter(None, [thin, *known, choice.note, outwaited(recipe, choice.workers), *tried])
+    notes = filter(None, [thin, *known, choice.note, outwaited(recipe, choice.workers), *tried, *changes])
     plan = replace(plan, notes=(*plan.notes, *notes))
     each = count(cores, "core")
     devices = f"{world.world_size} x {device.type}, {each} each, started by {world.launcher}"

@@ -62,7 +62,8 @@ def train(
     if dry_run:
         from paceline.cli.dry_run import dry_run as show
 
-        return show(loaded, world, num_ranks, as_json=as_json)
+        resumed_run = RunDir((run_dir or Path(name)).expanduser()) if resume else None
+        return show(loaded, world, num_ranks, as_json=as_json, resumed=resumed_run)
     rundir = choose_rundir(name, loaded, run_dir, world, resume=resume)
     try:
         if world.launcher == "single" and not as_json:  # a refusal is one line on stderr

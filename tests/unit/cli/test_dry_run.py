@@ -7,9 +7,11 @@ import pytest
 
 from paceline.cli.dry_run import dry_run
 from paceline.core.errors import DataError, RecipeError
+from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
+from paceline.train.resume import open_rundir
 
 SIXTEEN_BITS = ["model.name=torchvision:resnet18", "model.width=1.0", "train.precision=bf16"]
 
@@ -81,3 +83,23 @@ def test_a_dry_run_says_in_words_what_would_be_done_and_leaves_the_recipe_to_its
     assert said["batch"] == "64 images per step, 64 per rank, 32 at once"
     assert said["steps"] == "44: 2 epochs of 22; 30 images left out of each"
     assert said["devices"].startswith("1 x cpu") and len(said) < 15
+
+
+def test_a_dry_run_of_a_resumed_run_has_the_batch_that_it_goes_on_with(capsys, tmp_path):
+    """A preset with a batch per rank gives way to the run's batch; a batch on the command line does not."""
+    small = ["data.source.name=digits", "model.name=resnet18_cifar", "model.width=0.25", "parallel.device=cpu"]
+    small = [*small, "data.mean=auto", "data.std=auto"]
+    began = load("ddp-post/ddp", Patch.parse([*small, "data.rank_batch_size=auto", "data.batch_size=512"]))
+    run = RunDir(tmp_path / "run")
+    open_rundir(run, began.recipe, {})
+    again = load("ddp-post/ddp", Patch.parse([*small, "data.workers=0"]))
+    assert dry_run(again, World(), 1, as_json=False, resumed=run) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "batch: 512 images per step, 512 per rank" in lines
+    assert any("resumed on 1 rank with data.batch_size=512" in line for line in lines)
+    assert "note: resumed with data.workers=0, which was 10" in lines
+    assert dry_run(again, World(), 1, as_json=False) == 0
+    assert "batch: 256 images per step, 256 per rank" in capsys.readouterr().out.splitlines()
+    said = load("ddp-post/ddp", Patch.parse([*small, "data.rank_batch_size=64"]))
+    with pytest.raises(RecipeError, match=r"was started with data\.batch_size=512 \(now 64\)"):
+        dry_run(said, World(), 1, as_json=False, resumed=run)
