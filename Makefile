@@ -18,7 +18,7 @@ demo: $(READY) $(NATIVE)
 # programs and only looks at what comes of them, the longest first; then the rest, one after the other, which watches the
 # clock, or has hosts of its own. Where one part fails, the next is run all the same. A test in none of the lists is in
 # the rest. Threads that spin while they wait would keep the core from the other process.
-UNITS := tests/unit tests/architecture
+UNITS := tests/unit tests/architecture tests/golden
 NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
 PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume archives console data environment) \
   $(call NAMED,faults,checkpoints last_checkpoint links lmdb_kill orphans pack_kill recipes_and_names stage_kill) \

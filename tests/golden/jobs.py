@@ -1,0 +1,221 @@
+"""Run commands of a checkout: each in a process forked from one that has imported torch, several at once.
+
+A start of Python with torch takes 3 s, a fork nothing. Only packages of others are imported before the fork, so this
+needs to know nothing of how paceline's modules are called.
+"""
+
+import atexit
+import contextlib
+import importlib
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+LIBRARIES = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "torchvision.transforms.v2",
+    "numpy",
+    "PIL.Image",
+    "pydantic",
+    "rich.console",
+    "rich.progress",
+    "rich.table",
+    "ruamel.yaml",
+    "safetensors.torch",
+    "scipy.optimize",
+    "scipy.stats",
+    "sklearn.datasets",
+    "jinja2",
+    "typer",
+)
+TIMEOUT_S = 400
+POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command: `paceline WORDS`, or `python SCRIPT WORDS` where there is a script.
+
+    With `ranks`, that many processes are started as torchrun does; rank 0's output is kept. `disturb` is called with
+    the process number of the first again and again, until it returns True. `cores` is how many it keeps busy.
+    """
+
+    words: tuple[str, ...]
+    ranks: int = 0
+    script: str = ""
+    stdin: str = os.devnull
+    stdout: str = ""
+    disturb: Callable[[int], bool] | None = None
+    cores: int = 1
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command has ended: the exit code of each rank, and what it wrote."""
+
+    codes: list[int]
+    out: str
+    err: str
+
+
+Case = Generator[Job, Ended, None]
+"""Yields the jobs of one case, one after the other, and is sent how each has ended."""
+
+
+def import_libraries() -> None:
+    """Import what most commands need, where it is installed."""
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    assert not any(name.split(".")[0] == "paceline" for name in sys.modules)
+    assert threading.active_count() == 1, "threads do not survive a fork"
+
+
+def run_cases(cases: Iterable[Case], work: Path, cores: int) -> None:
+    """Run all cases in the folder `work`, as many jobs at once as there are cores."""
+    ready: list[tuple[Case, Job]] = [(case, next(case)) for case in cases]
+    running: list[_Running] = []
+    number = 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that jobs are ended too
+    try:
+        while ready or running:
+            free = cores - sum(each.cores for each in running)
+            # In order, so that a job that needs two cores gets them at some time.
+            while ready and (_cores_of(ready[0][1]) <= free or not running):
+                case, job = ready.pop(0)
+                number += 1
+                running.append(_Running.start(case, job, work, work / f"output/{number}"))
+                free -= _cores_of(job)
+            time.sleep(POLL_S)
+            for each in [each for each in running if each.is_over()]:
+                running.remove(each)
+                with contextlib.suppress(StopIteration):
+                    ready.insert(0, (each.case, each.case.send(each.ended())))
+    finally:
+        for each in running:
+            each.kill()
+
+
+def _cores_of(job: Job) -> int:
+    return max(job.cores, job.ranks)
+
+
+@dataclass
+class _Running:
+    case: Case
+    job: Job
+    output: Path
+    pids: list[int]
+    codes: dict[int, int] = field(default_factory=dict)
+    is_disturbed: bool = False
+    deadline_s: float = 0.0
+
+    @classmethod
+    def start(cls, case: Case, job: Job, work: Path, output: Path) -> "_Running":
+        output.parent.mkdir(exist_ok=True)
+        environs = _rank_environs(job.ranks) or [{}]
+        pids = [_fork(job, work, output, rank, environ) for rank, environ in enumerate(environs)]
+        return cls(case, job, output, pids, deadline_s=time.monotonic() + TIMEOUT_S)
+
+    @property
+    def cores(self) -> int:
+        return _cores_of(self.job)
+
+    def is_over(self) -> bool:
+        for pid in self.pids:
+            if pid not in self.codes:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    self.codes[pid] = os.waitstatus_to_exitcode(status)
+        if self.job.disturb and not self.is_disturbed and self.pids[0] not in self.codes:
+            self.is_disturbed = self.job.disturb(self.pids[0])
+        if time.monotonic() > self.deadline_s:
+            self.kill()
+        return len(self.codes) == len(self.pids)
+
+    def ended(self) -> Ended:
+        out = Path(f"{self.output}.out").read_text(errors="replace") if not self.job.stdout else ""
+        err = Path(f"{self.output}.err").read_text(errors="replace")
+        return Ended([self.codes[pid] for pid in self.pids], out, err)
+
+    def kill(self) -> None:
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def _rank_environs(ranks: int) -> list[dict[str, str]]:
+    if not ranks:
+        return []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    return [
+        {**shared, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
+        for rank in range(ranks)
+    ]
+
+
+def _fork(job: Job, work: Path, output: Path, rank: int, environ: dict[str, str]) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return pid
+    try:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.chdir(work)
+        ending = "" if rank == 0 else f".{rank}"
+        write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        files = (
+            os.open(job.stdin, os.O_RDONLY),
+            os.open(job.stdout or f"{output}.out{ending}", write),
+            os.open(f"{output}.err{ending}", write),
+        )
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        os.closerange(3, 1 << 16)
+        os.environ.update(environ)
+        _run(job)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(70)  # never back into what has forked
+
+
+def _run(job: Job) -> NoReturn:
+    """Do what Python does with a command line, and end as it does."""
+    sys.path[0] = str(Path(job.script).parent) if job.script else str(Path.cwd())
+    sys.argv = [job.script or "paceline", *job.words]
+    code: int | str | None = 0
+    try:
+        if job.script:
+            runpy.run_path(job.script, run_name="__main__")
+        else:
+            runpy.run_module("paceline", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if isinstance(code, str) else code or 0)
