@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.data.augment import Change
+from paceline.data.augment.protocol import Change
 from paceline.data.batch import Batch
 from paceline.data.laps import Laps, Work
 from paceline.data.pack.shards import check_mapped

@@ -6,7 +6,7 @@ from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import RecipeError
 from paceline.core.units import count, size
 from paceline.data import native_loader, processes, threads
-from paceline.data.augment import needs_host
+from paceline.data.augment.build import needs_host
 from paceline.data.native import MAX_SIDE, MAX_THREADS, WHAT_IS_LOST, Native, native
 from paceline.data.pack.format import KIND_RECORD
 from paceline.data.pack.reader import PackSource

@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as F
 
 from paceline.core.dataset import ArraySource
 from paceline.core.results import LoaderResult
-from paceline.data.augment import Augment
+from paceline.data.augment.protocol import Augment
 from paceline.data.batch import Batch
 from paceline.data.laps import Laps
 from paceline.data.schedule import Schedule

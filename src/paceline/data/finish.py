@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.data.augment import Augment, build_augments, split_augments
+from paceline.data.augment.build import build_augments, split_augments
+from paceline.data.augment.protocol import Augment
 from paceline.data.mix import Mixing, build_mixing
 from paceline.data.placement import Placed, Placement
 from paceline.recipe.schema.data import Data

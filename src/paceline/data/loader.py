@@ -13,7 +13,10 @@ import torch
 from paceline.core.dataset import ArraySource, Source
 from paceline.core.results import LoaderResult
 from paceline.core.units import Duration
-from paceline.data.augment import Augment, Change, Flip, Move, build_augments, fuse, split_augments
+from paceline.data.augment.build import build_augments, split_augments
+from paceline.data.augment.geometry import Flip
+from paceline.data.augment.move import Move, fuse
+from paceline.data.augment.protocol import Augment, Change
 from paceline.data.bad import Instead, build_instead
 from paceline.data.batch import Batch
 from paceline.data.batches import Batches

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.dataset import Source
-from paceline.data.augment import Flip
+from paceline.data.augment.geometry import Flip
 from paceline.data.pack.format import KIND_RECORD
 from paceline.data.pack.shards import Shards
 from paceline.data.schedule import Schedule

@@ -20,7 +20,7 @@ from torchvision.io import ImageReadMode
 
 from paceline.core.dataset import Sample, Source
 from paceline.core.errors import DataError, RecipeError
-from paceline.data.augment import Augment
+from paceline.data.augment.protocol import Augment
 from paceline.data.decode import MAX_PIXELS, decode, orientation
 from paceline.data.jpeg import jpeg_header
 from paceline.data.laps import Laps

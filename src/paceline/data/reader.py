@@ -10,7 +10,7 @@ from torchvision.transforms.v2 import functional as F
 
 from paceline.core.dataset import Source
 from paceline.core.errors import DataError
-from paceline.data.augment import Move
+from paceline.data.augment.move import Move
 from paceline.data.bad import BadImage, Instead
 from paceline.data.decode import decode
 from paceline.data.laps import Laps

@@ -6,9 +6,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from paceline.data.augment import Augment, build_augments, needs_host, split_augments
+from paceline.data.augment.build import build_augments, needs_host, split_augments
 from paceline.data.augment.colour import ColorJitter, adjust_hue
 from paceline.data.augment.geometry import Flip, PadCrop, Turn
+from paceline.data.augment.protocol import Augment
 from paceline.recipe.schema.data import Data
 
 ALL = Data(

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from paceline.core.dataset import ArraySource, DatasetInfo
-from paceline.data.augment import Augment, build_augments, split_augments
+from paceline.data.augment.build import build_augments, split_augments
+from paceline.data.augment.protocol import Augment
 from paceline.data.batch import Batch
 from paceline.data.device_loader import DeviceLoader, reside
 from paceline.data.inline import InlineLoader

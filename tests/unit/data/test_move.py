@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.data.augment import Augment, Flip, Move, fuse
-from paceline.data.augment.geometry import PadCrop, Turn
+from paceline.data.augment.geometry import Flip, PadCrop, Turn
+from paceline.data.augment.move import Move, fuse
+from paceline.data.augment.protocol import Augment
 from paceline.data.native import Native, native
 
 TURN = Turn(15.0, 0.0, (1.0, 1.0), "nearest")

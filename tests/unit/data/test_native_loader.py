@@ -19,7 +19,8 @@ from torchvision.transforms.v2 import functional as F
 from paceline.core.dataset import DatasetInfo, Sample
 from paceline.core.errors import DataError, WatchError
 from paceline.core.units import Duration
-from paceline.data.augment import Flip, build_augments
+from paceline.data.augment.build import build_augments
+from paceline.data.augment.geometry import Flip
 from paceline.data.bad import build_instead
 from paceline.data.batch import Batch
 from paceline.data.batches import Batches

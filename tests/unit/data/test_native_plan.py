@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paceline.core.dataset import DatasetInfo, Sample
-from paceline.data.augment import Flip
+from paceline.data.augment.geometry import Flip
 from paceline.data.native_plan import Planned, Planner
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.data.schedule import EvalSchedule, TrainSchedule

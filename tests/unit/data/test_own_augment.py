@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.core.errors import RecipeError
-from paceline.data.augment import build_augments, needs_host
+from paceline.data.augment.build import build_augments, needs_host
 from paceline.data.finish import build_finish
 from paceline.data.placement import Placed, Placement
 from paceline.recipe.schema.augment import Flip, OwnAugment
