@@ -17,7 +17,7 @@ else:
     def __getattr__(name):
         # The version alone, when somebody asks: a checkout has to ask git, and an installed package its metadata.
         if name == "__version__":
-            return import_module(f"{__name__}.core.version").version()
+            return import_module("paceline.core.version").version()
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -49,7 +49,7 @@ def train(
     what a user can mend.
     """
     # Not an import statement, as all over the package `__version__` is read from here: that would be a circle.
-    work: Callable[..., RunResult] = import_module(f"{__name__}.cli.script").train
+    work: Callable[..., RunResult] = import_module("paceline.cli.script").train
     return work(recipe, overrides, model, source, run_dir, resume=resume, own_code=own_code)
 
 
@@ -66,4 +66,4 @@ class _Package(ModuleType):
 
 # The first import of a module in the package `train` binds its name here, in place of the function: so both are one.
 _train = train
-import_module(f"{__name__}.train").__class__ = _Package
+import_module("paceline.train").__class__ = _Package

@@ -3,16 +3,20 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cli.show import print_rows
 from paceline.core.class_table import printable
 from paceline.core.units import size
-from paceline.inference.export import Exported
-from paceline.inference.parity import TOLERANCE
+
+if TYPE_CHECKING:  # imports torch
+    from paceline.inference.export import Exported
 
 
-def show_export(exported: Exported, checkpoint: Path, *, format: str, as_json: bool) -> None:
+def show_export(exported: "Exported", checkpoint: Path, *, format: str, as_json: bool) -> None:
     """Print where a classifier of `checkpoint` was written, in which form, and how it compares with PyTorch."""
+    from paceline.inference.parity import TOLERANCE
+
     parity = exported.parity
     if as_json:
         told = {

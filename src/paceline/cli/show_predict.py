@@ -7,16 +7,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.tables import print_table
 from paceline.core.csv_cells import to_cell
 from paceline.core.units import count, share
 from paceline.data.sources.places import printable
 from paceline.inference.listing import Unread
-from paceline.inference.ranking import Guess, Prediction
 
-Show = Callable[[Prediction | Unread], None]
+if TYPE_CHECKING:  # imports torch
+    from paceline.inference.ranking import Guess, Prediction
+
+Show = Callable[["Prediction | Unread"], None]
 _DIGITS = 6
 
 
@@ -38,7 +40,7 @@ def build_show(format: str, checkpoint: Path, top: int) -> contextlib.AbstractCo
     return _csv(top)
 
 
-def row_of(each: Prediction | Unread) -> dict[str, Any]:
+def row_of(each: "Prediction | Unread") -> dict[str, Any]:
     """Return a prediction as plain values: {image, predictions: [{class, probability}]}, or {image, error}.
 
     `image` is the path itself: JSON has a way to write any, of which `os.fsencode` makes its bytes again.
@@ -55,7 +57,7 @@ def _document(checkpoint: Path) -> Iterator[Show]:
     """Print one JSON object when all is done."""
     rows: list[dict[str, Any]] = []
 
-    def show(each: Prediction | Unread) -> None:
+    def show(each: "Prediction | Unread") -> None:
         _complain(each)
         rows.append(row_of(each))
 
@@ -70,7 +72,7 @@ def _document(checkpoint: Path) -> Iterator[Show]:
 def _lines() -> Iterator[Show]:
     """Print a JSON object a line."""
 
-    def show(each: Prediction | Unread) -> None:
+    def show(each: "Prediction | Unread") -> None:
         _complain(each)
         print(json.dumps(row_of(each), allow_nan=False), flush=True)
 
@@ -84,7 +86,7 @@ def _csv(top: int) -> Iterator[Show]:
     pairs = ((f"class_{number}", f"probability_{number}") for number in range(1, top + 1))
     table.writerow(["image", *(column for pair in pairs for column in pair), "error"])
 
-    def show(each: Prediction | Unread) -> None:
+    def show(each: "Prediction | Unread") -> None:
         _complain(each)
         name = to_cell(os.fspath(each.path))
         if isinstance(each, Unread):
@@ -106,7 +108,7 @@ def _table(checkpoint: Path) -> Iterator[Show]:
     found: list[Prediction] = []
     with console.status("") if console.is_terminal else contextlib.nullcontext() as status:
 
-        def show(each: Prediction | Unread) -> None:
+        def show(each: "Prediction | Unread") -> None:
             if isinstance(each, Unread):
                 console.print(_complaint(each), soft_wrap=True)
                 return
@@ -119,7 +121,7 @@ def _table(checkpoint: Path) -> Iterator[Show]:
         _print(found, f"{printable(checkpoint.parent.parent.name)}, {checkpoint.name}")
 
 
-def _print(found: list[Prediction], title: str) -> None:
+def _print(found: list["Prediction"], title: str) -> None:
     if len(found) == 1:
         rows = [[printable(guess.name), share(guess.probability)] for guess in found[0].guesses]
         print_table(f"{printable(found[0].path)} ({title})", ("class", "probability"), rows)
@@ -137,16 +139,16 @@ def _print(found: list[Prediction], title: str) -> None:
                 words=("class", "then"))  # fmt: skip
 
 
-def _others(guesses: tuple[Guess, ...]) -> str:
+def _others(guesses: tuple["Guess", ...]) -> str:
     return ", ".join(f"{printable(guess.name)} {share(guess.probability)}" for guess in guesses)
 
 
-def _rounded(guess: Guess) -> float:
+def _rounded(guess: "Guess") -> float:
     """Return the probability to as many digits as float32 has for certain."""
     return float(f"{guess.probability:.{_DIGITS}g}")
 
 
-def _complain(each: Prediction | Unread) -> None:
+def _complain(each: "Prediction | Unread") -> None:
     if isinstance(each, Unread):
         print(_complaint(each), file=sys.stderr, flush=True)
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.show import print_rows, print_stages
 from paceline.cli.tables import print_table
@@ -11,10 +11,12 @@ from paceline.core.rundir import RunDir
 from paceline.core.stages import spoken
 from paceline.core.units import count, flops, milliseconds, number, seconds, share, size
 from paceline.data.sources.places import printable
-from paceline.lab.profile import Probed, Profile, Rate
+
+if TYPE_CHECKING:  # imports torch
+    from paceline.lab.profile import Probed, Profile, Rate
 
 
-def show_profile(profile: Profile, rundir: RunDir, *, nsys: str, as_json: bool) -> None:
+def show_profile(profile: "Profile", rundir: RunDir, *, nsys: str, as_json: bool) -> None:
     """Print what was found; `nsys` is the command for Nsight Systems, where it was asked for."""
     if as_json:
         print(json.dumps(profile.to_dict(), indent=2))
@@ -81,7 +83,7 @@ def _straggler(found: StragglerResult | None) -> Iterable[tuple[str, str]]:
     yield "waiting for the latest", f"{milliseconds(found.lost_s)} a step ({share(found.share)}): {whom}"
 
 
-def _print_probes(base: Rate, probes: Sequence[Probed]) -> None:
+def _print_probes(base: "Rate", probes: Sequence["Probed"]) -> None:
     rows = [("base", *_rate(base), "1.00x", "nothing")]
     for probe in probes:
         spread = probe.ratio_spread
@@ -92,11 +94,11 @@ def _print_probes(base: Rate, probes: Sequence[Probed]) -> None:
     print_table(f"with a part of the work for free ({turns})", headings, rows, words=("free",))
 
 
-def _rate(rate: Rate) -> tuple[str, str, str]:
+def _rate(rate: "Rate") -> tuple[str, str, str]:
     return f"{rate.images_per_s:,.0f}", f"{rate.spread[0]:,.0f}", f"{rate.spread[1]:,.0f}"
 
 
-def _rows(profile: Profile, rundir: RunDir) -> list[tuple[str, str]]:
+def _rows(profile: "Profile", rundir: RunDir) -> list[tuple[str, str]]:
     base, verdict = profile.base, profile.verdict
     low, high = base.spread
     rows = [("throughput", f"{base.images_per_s:,.0f} images/s ({low:,.0f} to {high:,.0f})")]
