@@ -1,19 +1,19 @@
-"""Find the classifier of a network, whoever wrote it: the layers that give the logits."""
+"""Find the classifier of a model: the layers that compute the logits."""
 
 from torch import Tensor, nn
 
 
 def filters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of the linear and convolutional layers by the layers' names: the classifier's is the last."""
+    """Return the weights of linear and convolutional layers by layer name; the classifier's is the last."""
     layers = (each for each in model.named_modules() if isinstance(each[1], nn.Linear | nn.Conv2d))
     return {name: module.weight for name, module in layers}
 
 
 def classifier_of(model: nn.Module, num_classes: int) -> tuple[str, ...]:
-    """Return the names of the layers that give the `num_classes` logits, none where they cannot be told.
+    """Return the names of the layers that compute the `num_classes` logits, or () if unknown.
 
-    That is the last linear or convolutional layer, and those beside it that have as many outputs and dimensions, such
-    as the second head of a distilled transformer.
+    These are the last linear or convolutional layer and siblings with as many outputs and dimensions, such as the
+    second head of a distilled transformer.
     """
     weights = filters(model)
     last = next(reversed(weights), None)
@@ -24,5 +24,5 @@ def classifier_of(model: nn.Module, num_classes: int) -> tuple[str, ...]:
 
 
 def _place(name: str) -> str:
-    """Return the module that a layer is in. timm's `head_dist.linear` is one of its `head`."""
+    """Return the parent module of a layer; timm's `head_dist.linear` counts as part of its `head`."""
     return name.rpartition(".")[0].replace("_dist", "")

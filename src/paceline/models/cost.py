@@ -1,19 +1,18 @@
-"""What a network costs an image: FLOPs, parameters, and what it moves through memory. Counted, never run.
+"""Count the FLOPs, parameters and memory traffic of a model per image, without computing anything.
 
-The model runs once each way on the `meta` device, whose tensors have shapes and no data, and every operation is
-written down. Torch counts FLOPs (`FlopCounterMode`: matrix products, convolutions and attention, 2 FLOP a
-multiply-add). How much is moved is a model of kernels as a good compiler makes them, "fused":
+The model runs one forward and backward pass on the `meta` device. Torch counts FLOPs (`FlopCounterMode`: matrix
+products, convolutions and attention, 2 FLOP per multiply-add). Memory traffic is modeled for fused kernels:
 
-- a product or convolution reads what goes in and writes what comes out; its backward does so twice, once for the
-  gradient of the input and once for that of the weights;
-- a normalisation takes two passes each way, as its statistics are of the whole batch (Ioffe and Szegedy 2015, arXiv
-  1502.03167): forward reads, reads again and writes; backward reads two, reads two again and writes;
-- what is done element by element (ReLU, GELU, scaling) is folded into its neighbours; of a sum or product of two
-  activations, the smaller one is one more read, and so is a gradient that is added to another;
-- views move nothing; everything else (pooling, concatenating, softmax) reads what goes in and writes what comes out.
+- a product or convolution reads its inputs and writes its output; its backward does so twice, for the gradients of
+  input and weights;
+- a norm takes two passes each way, as its statistics need the whole batch (Ioffe and Szegedy 2015, arXiv 1502.03167):
+  forward reads twice and writes once, backward reads two tensors twice and writes once;
+- pointwise operations (ReLU, GELU, scaling) are fused into their neighbors; a sum or product of two activations reads
+  the smaller one once more, and so does gradient accumulation;
+- views move nothing; everything else (pooling, concatenation, softmax) reads its inputs and writes its outputs.
 
-Weights are left out, as they are moved once a batch, not once an image, and so is the optimizer. Nothing stays in a
-cache between two kernels.
+Weights and the optimizer are left out: they are moved once per batch, not per image. No data stays in a cache between
+two kernels.
 """
 
 import copy
@@ -31,7 +30,7 @@ aten = torch.ops.aten
 
 
 class Kernel(NamedTuple):
-    """One kernel's FLOPs, and the elements that it reads and writes; both of an image."""
+    """FLOPs of one kernel, and the elements it reads and writes, per image."""
 
     flops: float
     elements: float
@@ -39,7 +38,7 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """What a network has and does for an image: `forward`, and `training`, which is forward and backward."""
+    """Parameters of a model and its kernels per image: `forward`, and `training`, which is forward and backward."""
 
     params: int
     forward: tuple[Kernel, ...]
@@ -57,18 +56,18 @@ class Cost:
 
     @property
     def training_elements(self) -> float:
-        """Elements moved in the forward and backward pass: times 2 bytes each in bf16, or 4 in fp32."""
+        """Elements moved in the forward and backward pass; multiply by 2 bytes in bf16 or 4 in fp32."""
         return fsum(kernel.elements for kernel in self.training)
 
 
 def cost_of(model: nn.Module, channels: int, height: int, width: int) -> Cost:
-    """Return what `model` costs for an image of that size. The model itself, on whatever device, is left as it is.
+    """Return the cost of `model` for an image of `height` x `width`. The model itself is not changed.
 
-    It is counted for training, as torch counts gradients: the first layer needs none of its input. Not for a model
-    whose norms are synchronised or whose weights are sharded: count it before.
+    Counted in training mode, without a gradient of the images. Call it before norms are synchronized or weights
+    sharded.
     """
     on_meta = _on_meta(model).train()
-    # What does not grow with the batch is of the weights: the difference of two batches is what an image adds.
+    # Cost that does not grow with the batch belongs to the weights, so an image costs the difference of two batches.
     few, more = (_record(on_meta, torch.empty(number, channels, height, width, device="meta")) for number in (2, 3))
     assert [len(each) for each in few] == [len(each) for each in more], "the operations depend on the size of the batch"
     forward, backward = (_difference(*each) for each in zip(few, more, strict=True))
@@ -82,7 +81,7 @@ def _difference(few: list[Kernel], more: list[Kernel]) -> tuple[Kernel, ...]:
 
 
 def _on_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of the model whose parameters and buffers have no data; none is copied on the way."""
+    """Return a copy of the model on the meta device; no data is copied."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
@@ -93,7 +92,7 @@ def _on_meta(model: nn.Module) -> nn.Module:
 
 def _record(model: nn.Module, images: Tensor) -> tuple[list[Kernel], list[Kernel]]:
     """Return the kernels of the forward and of the backward pass of a batch."""
-    model.zero_grad()  # a gradient that is there already would be added to
+    model.zero_grad()  # else gradients would be accumulated
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
         with _Recorder(counter) as forward:
             logits = model(images)
@@ -103,7 +102,7 @@ def _record(model: nn.Module, images: Tensor) -> tuple[list[Kernel], list[Kernel
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Write down the kernels of every operation below autograd."""
+    """Record the kernels of every operation below autograd."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -147,14 +146,12 @@ def _kernels(func: Any, args: Any, out: Any, flops: float) -> list[Kernel]:
 
 
 def _convolution_backward(args: Any, out: Any) -> list[Kernel]:
-    """Return the kernels of the gradients of input and weights, where asked for: each does as much as forward did.
-
-    Torch's own count of it takes a grouped convolution for one that is not (40 times too much for EfficientNet).
-    """
+    """Return the kernels of the requested gradients of input and weights; each costs as much as forward."""
+    # Torch's count ignores groups in backward, which is 40 times too much for EfficientNet.
     gradient, images, weight, is_transposed = args[0], args[1], args[2], args[7]
-    spread = images if is_transposed else gradient
-    kernel = Kernel(2 * spread.numel() * weight[0].numel(), gradient.numel() + images.numel())
-    return [kernel for asked in out[:2] if asked is not None]
+    output_side = images if is_transposed else gradient
+    kernel = Kernel(2 * output_side.numel() * weight[0].numel(), gradient.numel() + images.numel())
+    return [kernel for requested in out[:2] if requested is not None]
 
 
 def _sizes(values: Any) -> list[int]:

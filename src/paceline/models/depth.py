@@ -1,17 +1,15 @@
-"""Number the layers of a network from its input to its classifier, for learning rates that fall towards the input.
+"""Number the layers of a model from input to classifier, for layer-wise learning rates.
 
-A network of timm's says itself which parameters are one layer (its `group_matcher`), and that is taken over, so that
-scales are those of timm's `--layer-decay`. Any other is numbered by one rule:
+timm models name their layers themselves (`group_matcher`), so scales match timm's `--layer-decay`. Rules for all
+others, in the order of `named_parameters`:
 
-- A **block** is an outermost module that has modules in it and whose class the network has more than one of: a residual
-  block, a transformer's. A list of modules is no block: `Sequential`, `ModuleList` and `ModuleDict` themselves, and
-  what derives from one and holds nothing but modules of one class that have modules in them, as a stage may be.
-- A **layer** is a block, or outside of blocks a module that holds a weight of two dimensions or more. Norms and biases
-  outside of blocks belong to the layer before them.
-- Where there are blocks, all before the first is one layer, the stem with tokens and embeddings of positions, and all
-  after the last is one, the classifier with the norm before it, as in BEiT.
-
-The order is that in which modules are defined, as in `named_parameters`.
+- A block is an outermost module with children whose class occurs more than once, such as a residual or transformer
+  block. Containers are not blocks: `Sequential`, `ModuleList`, `ModuleDict`, and subclasses that hold only modules of
+  one class with children, such as a stage.
+- A layer is a block, or outside of blocks a module with a weight of two or more dimensions. Norms and biases outside
+  of blocks belong to the layer before them.
+- Everything before the first block is one layer (stem, tokens, position embeddings), and everything after the last
+  block is one layer (norm and classifier), as in BEiT.
 
 Clark et al. 2020, ELECTRA (arXiv 2003.10555), section A.2; Bao et al. 2021, BEiT (arXiv 2106.08254), section 3.
 """
@@ -28,29 +26,29 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @runtime_checkable
 class _OfTimm(Protocol):
-    """A network that says how its parameters are grouped into layers."""
+    """A model that defines how its parameters are grouped into layers."""
 
     group_matcher: Callable[..., Any]
 
 
 def number_layers(model: nn.Module) -> dict[str, int]:
-    """Return the layer of every parameter of `model` by its name, from 0 at the input; the highest is the classifier's.
+    """Return the layer number of every parameter of `model` by name: 0 at the input, the highest at the classifier.
 
-    To be asked before `model` is sharded, which gives its modules other classes.
+    Call it before sharding, which changes the classes of modules.
     """
     if isinstance(model, _OfTimm):
         from timm.models import group_parameters
 
-        found: Mapping[str, int] = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
-        return dict(found)
+        groups: Mapping[str, int] = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
+        return dict(groups)
     return _joined(list(_pieces(model)))
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Parameters that are in one layer, by their `names`: those of a block, or of a module outside of blocks.
+    """Names of parameters of one layer: of a block, or of a module outside of blocks.
 
-    `is_wide` where one of them has two dimensions or more.
+    `is_wide` if one of them has two or more dimensions.
     """
 
     names: tuple[str, ...]
@@ -71,9 +69,9 @@ def _pieces(model: nn.Module) -> Iterator[_Piece]:
 
     def walk(module: nn.Module, path: str) -> Iterator[_Piece]:
         is_block = module is not model and _has_modules(module) and classes[type(module)] > 1 and not _is_list(module)
-        own = list(new(module, path, recurse=is_block))
-        if own:
-            yield _Piece(tuple(name for name, _ in own), is_block, any(each.ndim > 1 for _, each in own))
+        parameters = list(new(module, path, recurse=is_block))
+        if parameters:
+            yield _Piece(tuple(name for name, _ in parameters), is_block, any(each.ndim > 1 for _, each in parameters))
         for name, child in () if is_block else module.named_children():
             yield from walk(child, f"{path}.{name}".lstrip("."))
 
@@ -87,19 +85,21 @@ def _has_modules(module: nn.Module) -> bool:
 def _is_list(module: nn.Module) -> bool:
     if not isinstance(module, _LISTS):
         return False
-    held = [child for child in module.children() if next(child.parameters(), None) is not None]
-    return type(module) in _LISTS or (len({type(child) for child in held}) == 1 and all(map(_has_modules, held)))
+    children = [child for child in module.children() if next(child.parameters(), None) is not None]
+    return type(module) in _LISTS or (
+        len({type(child) for child in children}) == 1 and all(map(_has_modules, children))
+    )
 
 
 def _joined(pieces: list[_Piece]) -> dict[str, int]:
-    """Return the layers that pieces come to."""
-    blocks = [place for place, piece in enumerate(pieces) if piece.is_block]
+    """Return the layer number of each parameter."""
+    blocks = [index for index, piece in enumerate(pieces) if piece.is_block]
     first, last = (blocks[0], blocks[-1]) if blocks else (0, len(pieces))
     numbers: dict[str, int] = {}
     layer = 0
-    for place, piece in enumerate(pieces):
-        begins = piece.is_wide and first < place <= last
-        if piece.is_block or begins or place == last + 1:
+    for index, piece in enumerate(pieces):
+        begins = piece.is_wide and first < index <= last
+        if piece.is_block or begins or index == last + 1:
             layer += bool(numbers)
         numbers.update(dict.fromkeys(piece.names, layer))
     return numbers

@@ -1,13 +1,13 @@
-"""A probe of what the model costs: next to no computation, and all the rest of a step as it is."""
+"""A probe that replaces the model: next to no computation, with the rest of the step unchanged."""
 
 from torch import Tensor, nn
 
 
 class Empty(nn.Module):
-    """Average each channel over the image, and map the averages to classes by one linear layer.
+    """Average each channel over the image and classify the averages by one linear layer.
 
-    Maps images, float [N, channels, H, W] of any size, to logits, float [N, num_classes]. It has weights, so that
-    optimizer, gradients and checkpoints have something to do; a channel's mean says little about what is on the image.
+    Maps images, float [N, channels, H, W], to logits, float [N, num_classes]. Its weights give the optimizer, DDP and
+    checkpoints something to process.
     """
 
     def __init__(self, *, num_classes: int, channels: int) -> None:

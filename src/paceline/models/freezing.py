@@ -1,7 +1,7 @@
-"""Leave parameters as they are (`model.freeze`), and keep the modules still that have no others.
+"""Freeze parameters (`model.freeze`), and keep fully frozen modules in evaluation mode.
 
-What is frozen asks for no gradient, so neither the optimizer, nor its weight decay, nor ddp has a part in it. A module
-whose parameters are all frozen stays in evaluation mode, where the running statistics of batch norm do not move.
+Frozen parameters have `requires_grad=False`, so the optimizer, weight decay and DDP skip them. In evaluation mode the
+running statistics of a frozen BatchNorm do not change.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,10 +16,10 @@ from paceline.recipe.schema.own import is_own_model
 
 
 def freeze(section: Model, model: nn.Module, num_classes: int) -> None:
-    """Let nothing train the parameters of `model` that `section.freeze` names, in place.
+    """Freeze the parameters of `model` that `section.freeze` names, in place.
 
-    Raise `RecipeError` for what names none, where no parameter is left to train, and for `backbone` where
-    it cannot be told what the classifier is.
+    Raise `RecipeError` for a pattern that matches nothing, if no parameter is left to train, and for `backbone` if the
+    classifier cannot be identified.
     """
     if section.freeze == "off":
         return
@@ -34,11 +34,13 @@ def freeze(section: Model, model: nn.Module, num_classes: int) -> None:
     for parameter in frozen:
         parameter.requires_grad_(False)
     if not any(parameter.requires_grad for _, parameter in named):
-        raise RecipeError(f"model.freeze: {_said(section)} freezes all that {section.name} has to train (leave some)")
+        raise RecipeError(
+            f"model.freeze: {_said(section)} freezes every parameter of {section.name} (leave some to train)"
+        )
 
 
 def set_training(section: Model, model: nn.Module, num_classes: int) -> None:
-    """Put `model` into training mode, in place, by its own `train()`, and what is frozen back into evaluation mode."""
+    """Put `model` into training mode by its own `train()`, in place, and its frozen modules into evaluation mode."""
     model.train()
     if section.freeze == "off":
         return
@@ -49,19 +51,19 @@ def set_training(section: Model, model: nn.Module, num_classes: int) -> None:
 
 
 def what_is_trained(section: Model, model: nn.Module) -> str | None:
-    """Say how many parameters of how many are trained; None where `section` freezes none."""
+    """Return a sentence with the number of trained parameters, or None if `section` freezes none."""
     if section.freeze == "off":
         return None
     parameters = list(model.parameters())
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     total = sum(parameter.numel() for parameter in parameters)
     drawn = section.weights == "off" and not is_own_model(section.name)
-    more = "; the others stay as they are drawn (set model.weights)" if drawn else ""
+    more = "; the others keep their random initial values (set model.weights)" if drawn else ""
     return f"model.freeze: {trained:,} parameters of {total:,} are trained{more}"
 
 
 def _frozen(section: Model, model: nn.Module, num_classes: int) -> Callable[[str], bool]:
-    """Return what tells of a tensor's name whether it is frozen."""
+    """Return a predicate on tensor names: True if the tensor is frozen."""
     if section.freeze != "backbone":
         return lambda name: any(fnmatchcase(name, pattern) for pattern in section.freeze)
     classifier = classifier_of(model, num_classes)
@@ -86,7 +88,7 @@ def _check_patterns(section: Model, names: Iterable[str]) -> None:
 
 
 def _meant_by(pattern: str, names: list[str]) -> str:
-    """Return what to write in place of `pattern`, which is none of `names`."""
+    """Return a hint at what to write in place of `pattern`, which matches none of `names`."""
     if any(name.startswith(f"{pattern}.") for name in names):
         return f" (write '{pattern}.*')"
     if pattern in ("off", "backbone"):
@@ -95,7 +97,7 @@ def _meant_by(pattern: str, names: list[str]) -> str:
 
 
 def _stands_still(path: str, module: nn.Module, is_frozen: Callable[[str], bool]) -> bool:
-    """Whether nothing in `module` is trained. One that has no parameters is judged by its buffers' names."""
+    """Return whether nothing in `module` is trained, judging a module without parameters by its buffers' names."""
     parameters = list(module.parameters())
     if parameters:
         return not any(parameter.requires_grad for parameter in parameters)

@@ -1,7 +1,4 @@
-"""Normalisation layers, and what follows from their choice for convolutions: bias and initial weights.
-
-Does not decide where a layer goes; that is each network's own file.
-"""
+"""Normalization layers, and convolutions whose bias and initialization match them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,16 +10,14 @@ NormName = Literal["batch", "sync_batch", "group", "none"]
 NormLayer = Callable[[int], nn.Module]
 
 MAX_GROUPS = 32
-"""Groups that work best in Wu and He 2018, Group Normalization (arXiv 1803.08494), table 3."""
+"""Best number of groups in Wu and He 2018, Group Normalization (arXiv 1803.08494), table 3."""
 
 
 def build_norm(norm: NormName) -> NormLayer:
-    """Return what makes the normalisation of a number of channels: [N, C, H, W] to the same shape.
-
-    `sync_batch` is the batch norm of one process: only where ranks are known can it learn to count over them.
-    """
+    """Return a function from a number of channels to the normalization layer, [N, C, H, W] to the same shape."""
     match norm:
         case "batch" | "sync_batch":
+            # `parallel` converts sync_batch to SyncBatchNorm later, when the ranks are known.
             return nn.BatchNorm2d
         case "group":
             return lambda channels: nn.GroupNorm(num_groups(channels), channels)
@@ -31,22 +26,16 @@ def build_norm(norm: NormName) -> NormLayer:
 
 
 def num_groups(channels: int) -> int:
-    """Return the largest group count, `MAX_GROUPS` at most, that divides `channels`."""
+    """Return the largest number of groups, at most `MAX_GROUPS`, that divides `channels`."""
     return next(groups for groups in range(MAX_GROUPS, 0, -1) if channels % groups == 0)
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The material of a residual network: a normalisation, and convolutions that suit it.
+    """Builds the layers of a residual network: norms, and convolutions that match them.
 
-    A convolution has a bias exactly when no normalisation shifts its output. Biases start at 0 and filters are
-    drawn as in He et al. 2015, Delving Deep into Rectifiers (arXiv 1502.01852). With a normalisation they are
-    N(0, 2 / fan_out), fan_out = out_channels * kernel_size ** 2, which keeps the gradient's variance on the way
-    back. Without one nothing rescales activations on the way forward, so they are N(0, 2 / fan_in): by fan_out
-    a stem of few inputs and many outputs makes the image vanish, and the network hardly learns.
-
-    With `zero_init_residual` every residual branch starts at zero, so a block starts as its shortcut: Goyal et
-    al. 2017, Accurate, Large Minibatch SGD (arXiv 1706.02677), section 5.1.
+    With `zero_init_residual` every residual branch starts at zero, as in Goyal et al. 2017, Accurate, Large Minibatch
+    SGD (arXiv 1706.02677), section 5.1.
     """
 
     norm: NormLayer
@@ -54,8 +43,15 @@ class Layers:
     zero_init_residual: bool = False
 
     def conv(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Conv2d:
-        """Return an initialised convolution whose padding keeps the image's size at stride 1."""
+        """Return a convolution that keeps the image size at stride 1, initialized as in He et al. 2015 (arXiv
+        1502.01852).
+
+        It has a bias only without normalization. Biases start at 0. Weights are N(0, 2 / fan_out) with normalization
+        and N(0, 2 / fan_in) without.
+        """
         conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=not self.is_normalised)
+        # fan_out preserves the gradient's variance in the backward pass. Without a norm nothing rescales activations,
+        # and fan_out would shrink them in a stem with few inputs and many outputs, so use fan_in.
         mode: Literal["fan_in", "fan_out"] = "fan_out" if self.is_normalised else "fan_in"
         nn.init.kaiming_normal_(conv.weight, mode=mode, nonlinearity="relu")
         if conv.bias is not None:
@@ -63,20 +59,17 @@ class Layers:
         return conv
 
     def last_conv(self, in_channels: int, out_channels: int, kernel_size: int) -> nn.Conv2d:
-        """Return the convolution that ends a residual branch: all zero when nothing is normalised.
-
-        Without normalisation each block adds its branch's variance to its input's, so activations grow
-        exponentially with depth. Branches that start at zero make every block start as its shortcut, as in
-        Fixup, Zhang et al. 2019 (arXiv 1901.09321), whose scaled-down first convolutions and scalar biases
-        and multipliers are left out.
-        """
+        """Return the last convolution of a residual branch: all zero without normalization."""
         conv = self.conv(in_channels, out_channels, kernel_size)
+        # Without norms each block adds its branch's variance, so activations grow exponentially with depth. Zero
+        # branches make each block start as its shortcut, as in Fixup, Zhang et al. 2019 (arXiv 1901.09321); its scaled
+        # first convolutions and scalar biases and multipliers are left out.
         if not self.is_normalised:
             nn.init.zeros_(conv.weight)
         return conv
 
     def last_norm(self, channels: int) -> nn.Module:
-        """Return the normalisation that ends a residual branch: of scale 0 when branches shall start at zero."""
+        """Return the last norm of a residual branch, with scale 0 if `zero_init_residual`."""
         norm = self.norm(channels)
         if self.zero_init_residual:
             nn.init.zeros_(norm.get_parameter("weight"))
@@ -84,11 +77,11 @@ class Layers:
 
 
 def build_layers(norm: NormName, *, zero_init_residual: bool = False) -> Layers:
-    """Return the normalisation called `norm` and its convolutions."""
+    """Return the layer factory for `norm`."""
     assert not (zero_init_residual and norm == "none"), "the schema refuses it: such branches start at zero anyway"
     return Layers(build_norm(norm), norm != "none", zero_init_residual)
 
 
 def scaled(channels: int, width: float) -> int:
-    """Return `channels` times `width`, rounded, and one at least."""
+    """Return `channels` times `width`, rounded, at least 1."""
     return max(1, round(channels * width))

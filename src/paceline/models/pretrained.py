@@ -1,8 +1,6 @@
-"""Pretrained weights: read a file of tensors, and copy tensors into a network that may differ at its ends.
+"""Load pretrained weights from safetensors, `.pth`, `.pt` and `.pth.tar` files.
 
-Reads safetensors, and torch's `.pth`, `.pt` and `.pth.tar` through `weights_only`, which rebuilds tensors and plain
-containers and calls nothing else. Does not download, and does not rename tensors from one code base's names to
-another's.
+Torch files are read with `weights_only`. Nothing is downloaded, and tensors are not renamed between code bases.
 """
 
 import os
@@ -20,26 +18,26 @@ from paceline.models.classifier import filters
 _NESTS = ("state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")
 _COUNTER = "num_batches_tracked"
-"""Files from before torch 0.4.1, torchvision's first resnets among them, lack it; nothing of ours reads it."""
+"""Missing in files from before torch 0.4.1, such as torchvision's first ResNets; paceline does not read it."""
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
-"""Further outputs of torchvision's googlenet and inception_v3, which are built without them."""
+"""Auxiliary classifiers of torchvision's googlenet and inception_v3, which are built without them."""
 
 
 def load_weights(model: nn.Module, path: str, name: str) -> str:
-    """Copy the tensors of the file at `path` into `model`, called `name`, in place; return what was loaded.
+    """Copy the tensors of the file at `path` into `model`, called `name`, in place; return a summary.
 
-    The file is a state dict, or holds one under `state_dict` or `model`; the prefixes of DDP and `torch.compile`
-    are taken off. Raise `RecipeError` for a file that cannot be read, and as `copy_weights` does.
+    The file is a state dict, or holds one under `state_dict` or `model`; the prefixes of DDP and `torch.compile` are
+    removed. Raise `RecipeError` for an unreadable file, and as `copy_weights` does.
     """
     return copy_weights(model, _without_wrappers(read_weights(path)), path, name)
 
 
 def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name: str) -> str:
-    """Copy the tensors `given`, which are from `path`, into `model`, called `name`, in place; return what was copied.
+    """Copy the tensors `given`, read from `path`, into `model`, called `name`, in place; return a summary.
 
-    A classifier for another number of classes keeps its fresh weights. For a model of one channel, a first convolution
-    of more is summed over them: a grey image is one whose channels are equal. Tensors take the model's dtype and
-    device. Raise `RecipeError` for any other difference; `model` is then unchanged.
+    A classifier with another number of classes keeps its initial weights. For a model of one input channel the filters
+    of the first convolution are summed over channels. Tensors get the model's dtype and device. Raise `RecipeError` for
+    any other difference; `model` is then unchanged.
     """
     wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(_COUNTER)}
     given = {key: tensor for key, tensor in given.items() if not key.endswith(_COUNTER)}
@@ -50,7 +48,7 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
             raise RecipeError(f"model.weights: {path}: has no {key!r} {hint}")
     for key in given:
         if key not in wanted:
-            raise RecipeError(f"model.weights: {path}: has {key!r}, which the model has not {hint}")
+            raise RecipeError(f"model.weights: {path}: has {key!r}, which the model lacks {hint}")
     summed = _sum_input_channels(model, given)
     fresh = _fresh_classifier(model, given)
     _check_trained(model, fresh)
@@ -66,10 +64,10 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
 
 
 def weights_file(path: str) -> Path:
-    """Return the file of weights that `path` names, without opening it.
+    """Return the path of the weights file that `path` names, without opening it.
 
-    Raise `RecipeError` if there is none, or if its name is not that of a kind that is read; for a URL or the name of
-    published weights with the commands that fetch them, as nothing is downloaded.
+    Raise `RecipeError` if there is none or its suffix is not supported. For a URL or the name of published weights the
+    error has the commands that fetch them.
     """
     file = Path(os.path.expanduser(path))  # noqa: PTH111 - the method raises where there is no home
     if not file.is_file():
@@ -95,13 +93,13 @@ def _why_no_file(path: str) -> str:
 
 
 def read_weights(path: str) -> Mapping[str, Tensor]:
-    """Return the tensors of a file by name. Raise `RecipeError` for one that cannot be read as weights alone."""
+    """Return the tensors of a file by name. Raise `RecipeError` if it cannot be read as weights."""
     file = weights_file(path)
     read = next(read for suffix, read in _READERS.items() if file.name.endswith(suffix))
     try:
         content = read(file)
     except Exception as error:
-        # Whatever a broken, foreign or hostile file makes the readers raise.
+        # A broken or hostile file can make the readers raise anything.
         raise RecipeError(
             f"model.weights: {path}: cannot be read as weights, {type(error).__name__} "
             "(give a .safetensors, or a .pth of nothing but a state dict)"
@@ -130,29 +128,33 @@ def _state_dict(content: object, path: str) -> Mapping[str, Tensor]:
 
 
 def _without_wrappers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = dict(tensors)
-    while prefix := next((each for each in _PREFIXES if found and all(key.startswith(each) for key in found)), None):
-        found = {key.removeprefix(prefix): tensor for key, tensor in found.items()}
-    return found
+    stripped = dict(tensors)
+    while prefix := next(
+        (each for each in _PREFIXES if stripped and all(key.startswith(each) for key in stripped)), None
+    ):
+        stripped = {key.removeprefix(prefix): tensor for key, tensor in stripped.items()}
+    return stripped
 
 
 def _sum_input_channels(model: nn.Module, given: dict[str, Tensor]) -> list[str]:
-    """Make `given` fit a first convolution of one channel, in place, and say so."""
+    """Sum the first convolution in `given` over its channels, in place, if the model takes one channel."""
     for name, module in model.named_modules():
         if not isinstance(module, nn.Conv2d):
             continue
         filters = given.get(f"{name}.weight", module.weight)
         if module.in_channels != 1 or filters.ndim != 4 or filters.shape[1] == 1:
             break
+        # A gray image equals a color image with equal channels, so summing gives the same output.
         given[f"{name}.weight"] = filters.sum(dim=1, keepdim=True)
         return [f"the first convolution is summed over {filters.shape[1]} channels"]
     return []
 
 
 def _fresh_classifier(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the tensors that keep their fresh weights, each with why: those of a classifier of other classes.
+    """Return the tensors that keep their initial weights, those of a classifier of other classes, each with the reason.
 
-    The classifier is the last linear or convolutional layer, and others that change its number of outputs as it does.
+    The classifier is the last linear or convolutional layer, and others whose number of outputs changes in the same
+    way.
     """
     layers = {name: weight for name, weight in filters(model).items() if f"{name}.weight" in given}
     outputs = {
@@ -169,7 +171,7 @@ def _fresh_classifier(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str
 
 
 def _check_trained(model: nn.Module, fresh: Mapping[str, str]) -> None:
-    """Refuse to freeze what starts fresh: it would stay as it was drawn."""
+    """Refuse to freeze a tensor that keeps its initial random weights."""
     for name, parameter in model.named_parameters():
         if name in fresh and not parameter.requires_grad:
             raise RecipeError(f"model.freeze: {fresh[name]}, but {name!r} is frozen (leave it out of model.freeze)")

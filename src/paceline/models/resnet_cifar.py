@@ -1,8 +1,8 @@
-"""Residual networks for small images: a stem of stride 1 and no pooling, so the first stage sees every pixel.
+"""ResNets for small images: a stem of stride 1 without pooling.
 
-He et al. 2015, Deep Residual Learning for Image Recognition (arXiv 1512.03385). Blocks and strides are
-torchvision's: a bottleneck strides in its 3x3 convolution. The stem's kernel tells `resnet*_cifar` (3x3) from
-`resnet50_nersc` (7x7).
+He et al. 2015, Deep Residual Learning for Image Recognition (arXiv 1512.03385). Blocks and strides are torchvision's: a
+bottleneck block has its stride in the 3x3 convolution. The stem's kernel is 3x3 in `resnet*_cifar` and 7x7 in
+`resnet50_nersc`.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,10 +72,10 @@ def _shortcut(layers: Layers, in_channels: int, out_channels: int, stride: int) 
 
 
 class ResNet(nn.Module):
-    """A residual network of four stages; each but the first halves the image.
+    """A ResNet of four stages; each but the first halves the image.
 
-    Maps images, float [N, channels, H, W], to logits, float [N, num_classes]. `depths` counts the blocks of
-    each stage. The classifier keeps torch's initialisation, U(-1, 1) / sqrt(features).
+    Maps images, float [N, channels, H, W], to logits, float [N, num_classes]. `depths` are the blocks per stage. The
+    classifier keeps torch's initialization, U(-1, 1) / sqrt(features).
     """
 
     def __init__(
@@ -112,6 +112,6 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of `images`."""
         features = self.stages(self.stem(images))
-        # A mean and not AdaptiveAvgPool2d, whose backward is not deterministic on CUDA.
+        # Not AdaptiveAvgPool2d: its backward pass is not deterministic on CUDA.
         logits: Tensor = self.classifier(features.mean(dim=(2, 3)))
         return logits

@@ -1,8 +1,8 @@
-"""Networks made to reach an accuracy on CIFAR-10 in the least time: whitened patches, then three wide blocks.
+"""The airbench networks, which reach an accuracy on CIFAR-10 in the least time: patch whitening and three wide blocks.
 
-The networks of Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU (arXiv 2404.00498), with constants from
-the author's code (github.com/KellerJordan/cifar10-airbench, legacy/airbench94.py, 95 and 96). How they are
-trained there (optimizer, augmentation, lookahead) is a recipe's matter.
+Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU (arXiv 2404.00498), with constants from the author's code
+(github.com/KellerJordan/cifar10-airbench, legacy/airbench94.py, 95 and 96). Optimizer, augmentation and lookahead are
+set by the recipe.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,11 @@ LOGIT_SCALE = 1 / 9
 
 
 class SpeedNet(nn.Module):
-    """A whitening convolution, three blocks of `block_channels` times `width`, and a maximum over the image.
+    """A whitening convolution, three blocks of `block_channels` times `width`, and a global max-pooling.
 
-    Maps images, float [N, channels, H, W] with H and W of 9 at least, to logits, float [N, num_classes], scaled by
-    1/9. The paper pools by 3 at the end, which at 28 to 33 pixels is the maximum over the image; other sizes have
-    it too. Each 3x3 convolution starts as the identity on its inputs, in its first filters, and with torch's
-    default initialisation in the rest (section 3.3). Normalisations have a fixed scale of 1 and learn a bias.
+    Maps images, float [N, channels, H, W] with H and W of 9 at least, to logits, float [N, num_classes], scaled by 1/9.
+    The first filters of each 3x3 convolution start as the identity on its inputs, the rest with torch's default
+    initialization (section 3.3). Norms have a fixed scale of 1 and a learned bias.
     """
 
     def __init__(
@@ -54,16 +53,15 @@ class SpeedNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of `images`."""
         features = self.blocks(F.gelu(self.whitening(images)))
+        # The paper max-pools by 3, which is global at 28 to 33 px; here it is global at every size.
         logits: Tensor = self.classifier(largest(features))
         return logits * LOGIT_SCALE
 
 
 def largest(features: Tensor) -> Tensor:
-    """Return the largest value of each channel: [N, C, H, W] to [N, C].
-
-    Pooling keeps where it was. `amax` would look for it again in its backward pass, where compiled code has computed
-    the features anew, without rounding them to 16 bits as the largest was: none is equal to it, and 0 / 0 is NaN.
-    """
+    """Return the largest value of each channel: [N, C, H, W] to [N, C]."""
+    # max_pool2d remembers the index of the maximum. The backward pass of `amax` searches for it again; compiled code
+    # recomputes the features without rounding them to 16 bits, finds no equal value, and 0 / 0 is NaN.
     return F.max_pool2d(features, features.shape[2:]).flatten(1)
 
 
@@ -87,7 +85,7 @@ class ResidualPair(nn.Module):
 
 
 def _block(layers: Layers, in_channels: int, channels: int, drop_path: float, *, is_residual: bool) -> nn.Sequential:
-    """Return a block that halves the image: one convolution before the pooling, and one, or a residual pair, after."""
+    """Return a block that halves the image: a convolution and pooling, then a convolution or a residual pair."""
     block = nn.Sequential(_conv(layers, in_channels, channels), nn.MaxPool2d(2), layers.norm(channels), nn.GELU())
     if is_residual:
         return block.append(ResidualPair(layers, channels, drop_path))
@@ -97,7 +95,8 @@ def _block(layers: Layers, in_channels: int, channels: int, drop_path: float, *,
 def _conv(layers: Layers, in_channels: int, out_channels: int) -> nn.Conv2d:
     conv = layers.conv(in_channels, out_channels, 3)
     if layers.is_normalised:
-        # Norms hide the filters' scale from the output, but not from the step size: the published one is torch's.
+        # A norm hides the scale of the filters from the output but not from the effective step size, so use the
+        # published scale, torch's default.
         conv.reset_parameters()
     with torch.no_grad():
         nn.init.dirac_(conv.weight[:in_channels])
@@ -111,7 +110,7 @@ def _build_layers(norm: NormName, batch_norm_momentum: float) -> Layers:
 
 
 def _unscaled(norm: NormLayer) -> NormLayer:
-    """Return what makes the same normalisation with its scale fixed at 1; one that has none stays."""
+    """Return a function that builds the same norm with its scale fixed at 1, if it has one."""
 
     def build(channels: int) -> nn.Module:
         module = norm(channels)

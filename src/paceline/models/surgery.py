@@ -1,4 +1,4 @@
-"""Changes to a network that someone else defined."""
+"""In-place changes to models that other libraries define."""
 
 import torch
 from torch import Tensor, nn
@@ -9,13 +9,9 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def adapt_input_channels(model: nn.Module, channels: int) -> None:
-    """Replace the first convolution of `model`, in place, by one that reads `channels` channels.
+    """Replace the first convolution of `model`, in place, by one with `channels` input channels.
 
-    Kernel, stride, padding, bias, device and dtype stay. New filters, float [out_channels, channels, kH, kW],
-    are drawn from the old ones' values, with repetition: that keeps the distribution the network was
-    initialised with, without knowing which it was. The scale is exact for schemes that count outputs (ResNet,
-    VGG, EfficientNet); one that counts inputs would multiply it by sqrt(old_channels / channels). Meant for
-    untrained networks.
+    Kernel size, stride, padding, bias, device and dtype are kept. Meant for untrained models.
     """
     name, conv = next((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
     if conv.in_channels == channels:
@@ -34,6 +30,9 @@ def adapt_input_channels(model: nn.Module, channels: int) -> None:
         dtype=conv.weight.dtype,
     )
     with torch.no_grad():
+        # Resampling the old weights keeps the distribution of the initialization without knowing its scheme. The scale
+        # is exact for schemes by fan-out (ResNet, VGG, EfficientNet). A scheme by fan-in would differ by a factor of
+        # sqrt(old_channels / channels).
         replacement.weight.copy_(_resample(conv.weight, replacement.weight.shape))
     if conv.bias is not None:
         replacement.bias = conv.bias
@@ -47,9 +46,9 @@ def _resample(weight: Tensor, shape: torch.Size) -> Tensor:
 
 
 def set_drop_path(model: nn.Module, drop_path: float) -> bool:
-    """Scale the stochastic depth of a torchvision `model`, in place, so that `drop_path` is its largest probability.
+    """Scale the stochastic depth of a torchvision `model`, in place, so that its largest probability is `drop_path`.
 
-    The other branches keep their proportion to it. Return False for a model without.
+    Return False if the model has none.
     """
     from torchvision.ops import StochasticDepth
 
@@ -63,13 +62,13 @@ def set_drop_path(model: nn.Module, drop_path: float) -> bool:
 
 
 def check_can_synchronise(model: nn.Module, name: str) -> None:
-    """Raise `RecipeError` when the batch norms of `model`, called `name`, cannot be made to count over all ranks."""
+    """Raise `RecipeError` if the BatchNorm layers of `model`, called `name`, cannot be converted to SyncBatchNorm."""
     batch_norms = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
     if not batch_norms:
         raise RecipeError(
             f"model.norm: sync_batch has no effect on {name}, which has no batch norms (set model.norm=batch)"
         )
-    # timm's BatchNormAct2d is a batch norm and its activation in one; exchanging the norm would lose the activation.
+    # timm's BatchNormAct2d includes the activation, which replacing the norm would lose.
     if any(type(module) not in _BATCH_NORMS for module in batch_norms):
         raise RecipeError(
             f"model.norm: sync_batch cannot replace the batch norms of {name}, which hold activations too "

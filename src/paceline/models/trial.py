@@ -1,7 +1,4 @@
-"""Try a network before anything is allocated: on torch's meta device, where tensors have shapes and no contents.
-
-A user's own network may do what that device cannot, such as look at a value; then it is tried on the CPU.
-"""
+"""Validate a model before training: a trial forward pass on the meta device, or on the CPU for plugins that need it."""
 
 import contextlib
 import warnings
@@ -23,45 +20,44 @@ from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.own import is_own_model
 
 _FEW: Final = 2
-"""Images that a network is tried with on the CPU."""
+"""Images per trial batch on the CPU."""
 
 
 _FEW_INPUTS: Final = 16
-"""Channels that the AVX-512 kernel of the gradient takes at once; the one for AVX2 takes 8."""
+"""Channels that oneDNN's AVX-512 kernel of the gradient processes at once; 8 with AVX2."""
 
 
 def choose_memory_format(
     section: Model, device: torch.device, *, num_classes: int, channels: int
 ) -> torch.memory_format:
-    """Return the layout of images and filters of the network that `section` names: `auto` is resolved for `device`.
+    """Resolve `model.memory_format` for `device`.
 
-    `auto` is channels_last, but contiguous on a CPU for a network that `overflowing_gradients` names a layer of. The
-    network is built to see its layers. One that cannot be built is channels_last: `check_model` refuses it.
+    `auto` is channels_last, except on a CPU for models that `overflowing_gradients` lists layers of. A model that
+    cannot be built is channels_last, as `check_model` refuses it later.
     """
     if section.memory_format != "auto":
         return torch.contiguous_format if section.memory_format == "contiguous" else torch.channels_last
     if device.type != "cpu":
         return torch.channels_last
-    for where in (torch.device("meta"), device):
-        # A user's own network may do what the meta device cannot.
+    for build_device in (torch.device("meta"), device):
+        # A plugin may do what the meta device cannot, such as read a value.
         with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with where:
+            with build_device:
                 model = build_model(section, num_classes=num_classes, channels=channels)
             return torch.contiguous_format if overflowing_gradients(model) else torch.channels_last
     return torch.channels_last
 
 
 def overflowing_gradients(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the convolutions whose filters' gradient, in channels_last on a CPU, corrupts the heap.
+    """Return the convolutions whose weight gradient, in channels_last on a CPU, corrupts the heap.
 
-    These are 1x1 convolutions in one group, without padding, with a stride and fewer than 16 input channels. For their
-    gradient oneDNN copies the images to a buffer of `inputs` numbers per pixel and steps through it by 16 (AVX-512) or
-    8 (AVX2): https://github.com/uxlfoundation/oneDNN/issues/6035. Seen with torch 2.15. Whether a size
-    of images leads to a crash depends on what lies behind the buffer, so no size is taken to be safe. The forward pass,
-    the gradient of the images, 16-bit types and contiguous tensors are sound. benchmarks/channels_last.py shows all
-    of this with torch alone.
+    These are 1x1 convolutions in one group, without padding, with a stride and fewer than 16 input channels.
     """
+    # oneDNN copies the images to a buffer of `inputs` numbers per pixel and steps through it by 16 (AVX-512) or 8
+    # (AVX2): https://github.com/uxlfoundation/oneDNN/issues/6035, seen with torch 2.15. A crash depends on what lies
+    # behind the buffer, so no image size is safe. The forward pass, the gradient of the images, 16-bit types and
+    # contiguous tensors are correct. benchmarks/channels_last.py reproduces it with torch alone.
     return tuple(name for name, module in model.named_modules() if _overflows(module))
 
 
@@ -75,14 +71,13 @@ def _overflows(module: nn.Module) -> bool:
 def check_model(
     section: Model, plan: Plan, *, half_on_cpu: str = "", fp32_on_cpu: bool = False, compile_mode: str = "off"
 ) -> tuple[str, ...]:
-    """Return what a user should know of the network, in sentences, where it can be trained.
+    """Return notes about the model, as sentences, if it can be trained.
 
-    Raise `RecipeError` in one line when the network cannot take the images of `plan`, or gives no logits for them.
-
-    Every size of training images is tried in training and the size of evaluation in evaluation. Also refuse a layout
-    that the network has no use for and, where it is to be trained on a CPU in the 16 bits that are called
-    `half_on_cpu`, filters whose gradient is wrong there. With `fp32_on_cpu` it is to be trained on a CPU in 32 bits:
-    refuse channels_last where the gradient of a filter corrupts memory, and compiling, which always lays out so.
+    Runs a trial batch of each training size in training mode, and of the evaluation size in evaluation mode.
+    `half_on_cpu` names the 16-bit precision of training on a CPU, "" for others; `fp32_on_cpu` is True for training on
+    a CPU in 32 bits. Raise `RecipeError` in one line if the model cannot take the images of `plan` or returns no
+    logits, if the memory format has no effect, and for convolutions whose gradient is wrong or corrupts memory on a
+    CPU.
     """
     check = partial(_check, half_on_cpu=half_on_cpu, fp32_on_cpu=fp32_on_cpu, compile_mode=compile_mode)
     try:
@@ -90,9 +85,9 @@ def check_model(
     except RecipeError:
         if not is_own_model(section.name):
             raise
-        few = replace(plan, micro_batch=min(plan.micro_batch, _FEW), eval_batch=min(plan.eval_batch, _FEW))
+        small_plan = replace(plan, micro_batch=min(plan.micro_batch, _FEW), eval_batch=min(plan.eval_batch, _FEW))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            return check(section, few, torch.device("cpu"))
+            return check(section, small_plan, torch.device("cpu"))
 
 
 def _check(
@@ -115,24 +110,25 @@ def _check(
 
 
 def _undone(section: Model, names: Sequence[str]) -> str | None:
-    """Say of which modules the network itself ended training mode while it was made, without effect on training."""
+    """Return a note on modules that the plugin put into evaluation mode in its constructor, which training undoes."""
     if not names:
         return None
     which = f"{names[0] or 'itself'} and {len(names) - 1} more modules" if names[1:] else names[0] or "itself"
     return (
-        f"model.name: {section.name} puts {which} into evaluation mode as it is made, and training puts all back "
+        f"model.name: {section.name} puts {which} into evaluation mode in its constructor, and training undoes that "
         "(do so in train(), or set model.freeze)"
     )
 
 
 class _Strides(TorchFunctionMode):
-    """Refuse convolutions whose filters' gradient oneDNN makes of memory that nobody has written.
+    """Refuse convolutions whose weight gradient oneDNN computes from uninitialized memory.
 
-    In 16 bits, on CPUs with AVX-512, that is so for filters of more than one pixel where the map is smaller than the
-    stride: seen with torch 2.11 and 2.15, of maps of 1 to 8 pixels and strides of 1 to 4 for all that are such and for
-    no others. Mostly such numbers look like any others. All CPUs refuse it, so that a recipe is the same on each.
+    Affects 16-bit training on CPUs with AVX-512, for kernels of more than one pixel on maps smaller than the stride.
+    All CPUs refuse it, so that a recipe is valid on each of them.
     """
 
+    # Seen with torch 2.11 and 2.15, for exactly these of all maps of 1 to 8 pixels and strides of 1 to 4. The wrong
+    # numbers mostly look plausible.
     def __init__(self, precision: str) -> None:
         super().__init__()
         self._precision = precision
@@ -144,11 +140,11 @@ class _Strides(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = kwargs or {}
+        keywords = kwargs or {}
         if func is torch.conv2d:
-            named: dict[str, Any] = {**dict(zip(("input", "weight", "bias", "stride"), args, strict=False)), **given}
+            named: dict[str, Any] = {**dict(zip(("input", "weight", "bias", "stride"), args, strict=False)), **keywords}
             self._look(named["input"], named["weight"], named.get("stride", 1))
-        return func(*args, **given)
+        return func(*args, **keywords)
 
     def _look(self, images: Tensor, weight: Tensor, stride: int | Sequence[int]) -> None:
         strides = (stride, stride) if isinstance(stride, int) else stride
@@ -163,7 +159,7 @@ class _Strides(TorchFunctionMode):
 
 
 def check_memory_format(section: Model, model: nn.Module) -> None:
-    """Raise `RecipeError` when channels_last is asked for by name and `model` has no 2-D convolution to profit."""
+    """Raise `RecipeError` for an explicit channels_last if `model` has no 2-D convolution."""
     has_conv = any(isinstance(module, nn.Conv2d) for module in model.modules())
     if section.memory_format == "channels_last" and not has_conv:
         raise RecipeError(
@@ -173,13 +169,13 @@ def check_memory_format(section: Model, model: nn.Module) -> None:
 
 
 def _check_gradients(section: Model, model: nn.Module, compile_mode: str) -> None:
-    """Raise `RecipeError` where a filter that is trained would have its gradient computed beyond a buffer."""
-    found = [name for name in overflowing_gradients(model) if model.get_submodule(name).weight.requires_grad]
-    if not found or (section.memory_format != "channels_last" and compile_mode == "off"):
+    """Raise `RecipeError` for a trained filter whose gradient would be computed beyond a buffer."""
+    names = [name for name in overflowing_gradients(model) if model.get_submodule(name).weight.requires_grad]
+    if not names or (section.memory_format != "channels_last" and compile_mode == "off"):
         return
-    layer = model.get_submodule(found[0])
-    what = f"{found[0]}, a 1x1 convolution of {layer.in_channels} channels with a stride"
-    why = f"corrupts memory on a CPU, in the gradient of {what} (a bug of torch's oneDNN below {_FEW_INPUTS} channels"
+    layer = model.get_submodule(names[0])
+    text = f"{names[0]}, a 1x1 convolution of {layer.in_channels} channels with a stride"
+    why = f"corrupts memory on a CPU, in the gradient of {text} (a bug of torch's oneDNN below {_FEW_INPUTS} channels"
     if compile_mode != "off":  # torch.compile turns what is contiguous into channels_last
         raise RecipeError(f"train.compile: {compile_mode} {why}; set train.compile=off)")
     raise RecipeError(f"model.memory_format: channels_last {why}; set model.memory_format=auto)")
@@ -197,14 +193,14 @@ def _try(section: Model, model: nn.Module, shape: tuple[int, ...], num_classes: 
         return
     given = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
     raise RecipeError(
-        f"model.name: {section.name} gives {given} for images {list(shape)}, not logits {list(wanted)} (have it return "
-        f"one number a class)"
+        f"model.name: {section.name} gives {given} for images {list(shape)}, not logits {list(wanted)} (return "
+        f"one number per class)"
     )
 
 
 @contextlib.contextmanager
 def _refusal(section: Model, shape: tuple[int, ...]) -> Iterator[None]:
-    """Turn whatever a network raises at a batch of `shape` into one line."""
+    """Context manager: convert any exception of a model at a batch of `shape` into a one-line `RecipeError`."""
     try:
         yield
     except PacelineError:
@@ -216,10 +212,10 @@ def _refusal(section: Model, shape: tuple[int, ...]) -> Iterator[None]:
 
 
 def build_on(section: Model, plan: Plan, device: torch.device) -> nn.Module:
-    """Build the network for the images and classes of `plan`; on the meta device it holds shapes and no weights."""
+    """Build the model for the images and classes of `plan`; on the meta device it has shapes and no data."""
     try:
         with device, warnings.catch_warnings():
-            # A network that reads its own weights, one warning a tensor: here there is nothing to copy them to.
+            # A plugin that loads its own weights causes a warning per tensor on the meta device.
             warnings.filterwarnings("ignore", r"for .*: copying from a non-meta parameter in the checkpoint")
             return build_model(section, num_classes=plan.num_classes, channels=plan.channels)
     except NotImplementedError:

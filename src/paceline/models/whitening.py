@@ -1,7 +1,7 @@
 """A first convolution whose fixed filters whiten 2x2 patches of the training images.
 
 Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU (arXiv 2404.00498), section 3.2, after Page 2018, How to
-Train Your ResNet. Does not fetch images: who builds a model asks `wants_data`, and gives them to `fit_to_data`.
+Train Your ResNet.
 """
 
 import torch
@@ -10,16 +10,15 @@ from torch.nn import functional as F
 
 KERNEL_SIZE = 2
 EPS = 5e-4
-"""Added to the eigenvalues, so that directions of hardly any variance are not blown up; from the author's code."""
+"""Added to the eigenvalues so that low-variance directions are not amplified; from the author's code."""
 _IMAGES_AT_ONCE = 256
 
 
 class Whitening(nn.Module):
-    """Convolve, without padding, with patch-whitening filters and their negatives, and add a learnt bias.
+    """Convolve, without padding, with patch-whitening filters and their negatives, and add a learned bias.
 
-    [N, channels, H, W] to [N, 8 * channels, H - 1, W - 1]. Filters are not trained. Until `fit` they are random, in
-    torch's default distribution, so the layer works on shapes and made-up data too. Unlike the paper's, the bias is
-    trained to the end and not for the first three epochs alone.
+    [N, channels, H, W] to [N, 8 * channels, H - 1, W - 1]. Filters are not trained, and random until `fit` is called.
+    Unlike in the paper, the bias is trained to the end and not for three epochs only.
     """
 
     def __init__(self, channels: int) -> None:
@@ -37,7 +36,7 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:
-        """Take the filters from normalised `images`, float [N, channels, H, W]."""
+        """Compute the filters from normalized `images`, float [N, channels, H, W]."""
         self._set(whitening_filters(images))
 
     @torch.no_grad()
@@ -46,14 +45,14 @@ class Whitening(nn.Module):
 
 
 def whitening_filters(images: Tensor) -> Tensor:
-    """Return filters that make the 2x2 patches of `images` uncorrelated, with variance 1, largest variance first.
+    """Return filters that decorrelate the 2x2 patches of `images` to variance 1, largest variance first.
 
-    float [N, C, H, W] to float64 [4 C, C, 2, 2], on the CPU. Filter i is v_i / sqrt(e_i + EPS), of eigenvalues e and
-    eigenvectors v of the patches' second moments: normalised images have a mean of nearly 0, and as in the author's
-    code (github.com/KellerJordan/cifar10-airbench) it is not taken off. Moments are summed in float64 where the
-    images are, so devices differ in bits that float32 hardly shows.
+    float [N, C, H, W] to float64 [4 C, C, 2, 2], on the CPU. Filter i is v_i / sqrt(e_i + EPS), with eigenvalues e and
+    eigenvectors v of the second moments of the patches.
     """
     size = images.shape[1] * KERNEL_SIZE**2
+    # The mean is not subtracted, as in the author's code (github.com/KellerJordan/cifar10-airbench): it is nearly 0 for
+    # normalized images. float64 keeps differences between devices below what float32 resolves.
     moments = torch.zeros(size, size, dtype=torch.float64, device=images.device)
     num_patches = 0
     for start in range(0, len(images), _IMAGES_AT_ONCE):
@@ -67,11 +66,9 @@ def whitening_filters(images: Tensor) -> Tensor:
 
 
 def _signed(vectors: Tensor) -> Tensor:
-    """Return the rows of `vectors`, each with the sign that makes its first large entry positive.
-
-    An eigenvector's sign is LAPACK's choice. The largest entry would not settle it: an edge has two of equal size
-    and opposite sign, and rounding would choose between them.
-    """
+    """Return the rows of `vectors`, each with the sign that makes its first large entry positive."""
+    # LAPACK chooses the sign of an eigenvector. The largest entry is ambiguous: an edge filter has two of equal size
+    # and opposite sign, and rounding would pick one.
     sizes = vectors.abs()
     first = (sizes > 0.5 * sizes.amax(dim=1, keepdim=True)).int().argmax(dim=1, keepdim=True)
     return vectors * vectors.gather(1, first).sign()
@@ -83,10 +80,10 @@ def wants_data(model: nn.Module) -> bool:
 
 
 def fit_to_data(model: nn.Module, images: Tensor) -> None:
-    """Set what `model` takes from the training images themselves, in place; nothing for most networks.
+    """Compute what `model` derives from training images, in place; a no-op for most models.
 
-    `images` are a few thousand, normalised, float [N, channels, H, W], on any device. Their order has no effect but
-    in the last bits; draw the same ones on every rank.
+    `images` are a few thousand, normalized, float [N, channels, H, W], on any device. Use the same images on every
+    rank; their order changes only the last bits.
     """
     for module in model.modules():
         if isinstance(module, Whitening):

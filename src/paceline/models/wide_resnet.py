@@ -1,9 +1,8 @@
-"""The wide residual network of NVIDIA's course on data parallelism, as its material prints it.
+"""The wide ResNet of NVIDIA's course on data parallelism, as its material prints it.
 
-It is as wide as WRN-16-10 (Zagoruyko and Komodakis 2016, arXiv 1605.07146) and built otherwise: normalisation and ReLU
-come after each convolution, nothing comes after a sum, max-pooling stands in place of strides, shortcuts have a bias,
-and dropout leaves 1 % out. All weights keep torch's default initialisation. With one channel and ten classes it has
-17,117,466 parameters.
+As wide as WRN-16-10 (Zagoruyko and Komodakis 2016, arXiv 1605.07146), but built differently: norm and ReLU follow each
+convolution, no activation follows a sum, max-pooling replaces strides, shortcuts have a bias, and dropout is 1 %. All
+weights keep torch's default initialization. With one channel and ten classes it has 17,117,466 parameters.
 """
 
 from torch import Tensor, nn
@@ -22,13 +21,13 @@ POOLED_SIZE = 7
 class Block(nn.Module):
     """Compute branch(x) + shortcut(x), without an activation: [N, in_channels, H, W] to [N, out_channels, H, W].
 
-    The branch is convolution, normalisation and ReLU, dropout, and those three again. The shortcut of the first block
-    of a group is a 1x1 convolution with a bias, that of the others is the input.
+    The branch is convolution, norm, ReLU, dropout, convolution, norm, ReLU. The shortcut of the first block of a group
+    is a 1x1 convolution with a bias, and the identity in the others.
     """
 
     def __init__(self, norm: NormName, in_channels: int, out_channels: int, drop_path: float, *, is_first: bool):
         super().__init__()
-        # Made in the course's order, so that a seed gives the weights that it gives there.
+        # Built in the course's order, so that a seed gives the same weights.
         self.shortcut = nn.Conv2d(in_channels, out_channels, 1) if is_first else nn.Identity()
         self.branch = nn.Sequential(
             _conv_norm_relu(norm, in_channels, out_channels),
@@ -46,11 +45,9 @@ class Block(nn.Module):
 class WideResNet(nn.Module):
     """A stem of 16 channels and three groups of two blocks, of 160, 320 and 640 channels times `width`.
 
-    Maps images, float [N, channels, H, W] of at most 55 pixels a side, to logits, float [N, num_classes]. Each group
-    but the last ends in max-pooling that halves the image. The classifier sees the mean over the first 7x7 pixels that
-    are left, as from `AvgPool2d(7)`: all of them for images of 28 pixels, and for those of 32, as in the course's
-    assessment, all but the last row and column of 8x8. For images of fewer than 28 pixels, which the course's network
-    cannot take, it is the mean over all.
+    Maps images, float [N, channels, H, W] of at most 55 pixels per side, to logits, float [N, num_classes]. Each group
+    but the last ends in max-pooling that halves the image. The classifier sees the mean over the first 7x7 pixels, as
+    from `AvgPool2d(7)`, or over all pixels if there are fewer.
     """
 
     def __init__(self, *, num_classes: int, channels: int, width: float, norm: NormName, drop_path: float) -> None:
@@ -71,18 +68,20 @@ class WideResNet(nn.Module):
         self.classifier = nn.Linear(num_features, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of `images`. Raise `ValueError` for images of more than 55 pixels a side."""
+        """Return the logits of `images`. Raise `ValueError` for images of more than 55 pixels per side."""
         features = self.groups(self.stem(images))
         height, width = features.shape[2:]
         if max(height, width) >= 2 * POOLED_SIZE:
             raise ValueError("images have more than 55 pixels a side (set a smaller data.image_size)")
+        # Images of 28 px leave 7x7 pixels. Those of 32 px, as in the course's assessment, leave 8x8, of which the last
+        # row and column are ignored. The course's model cannot take images below 28 px.
         pooled = F.avg_pool2d(features, (min(height, POOLED_SIZE), min(width, POOLED_SIZE)))
         logits: Tensor = self.classifier(pooled.flatten(1))
         return logits
 
 
 def _conv_norm_relu(norm: NormName, in_channels: int, out_channels: int) -> nn.Sequential:
-    """Return a 3x3 convolution that keeps the image's size, with a bias where nothing normalises, and what follows."""
+    """Return a 3x3 convolution that keeps the image size, a norm and a ReLU; the bias is on only without a norm."""
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=norm == "none"),
         build_norm(norm)(out_channels),

@@ -1,7 +1,6 @@
-"""From a recipe's `model` section to a network: our own, torchvision's, timm's or a user's.
+"""Build a model from a recipe's `model` section: built-in, torchvision, timm or plugin.
 
-A library's own defaults for what the section names (stochastic depth, branches that start at zero) give way to the
-section, so that a recipe says what is trained. Does not read pretrained weights; that is `pretrained.py`.
+Options that the section names replace a library's own defaults. Pretrained weights are loaded by `pretrained.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,25 +33,24 @@ _OURS: dict[str, Callable[..., nn.Module]] = {
 }
 _PROBES: dict[str, Callable[..., nn.Module]] = {"empty": Empty}
 MODEL_NAMES: tuple[str, ...] = tuple(_OURS)
-"""Our own networks, probes apart; `width` and most of `norm` are theirs alone."""
+"""Built-in models, without probes. Only these take `width` and most values of `norm`."""
 
 _WITHOUT: dict[str, tuple[str, ...]] = {
-    "wideresnet_course": ("zero_init_residual",),  # a ReLU ends its branches: at zero they would stay there
+    "wideresnet_course": ("zero_init_residual",),  # branches end in a ReLU: initialized to zero, they would stay zero
     "speednet94": ("zero_init_residual", "drop_path"),  # no residual branches
     "speednet95": ("zero_init_residual", "drop_path"),
-    "speednet96": ("zero_init_residual",),  # no learnt scale that could leave zero again
+    "speednet96": ("zero_init_residual",),  # norms have no learned scale that could move away from zero
     "empty": OF_OUR_NETWORKS,
 }
 _RESIDUAL = tuple(name for name in _OURS if name not in _WITHOUT)
 
 
 def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module:
-    """Build the untrained network that maps float [N, channels, H, W] to logits [N, num_classes].
+    """Build the untrained model: float images [N, channels, H, W] to logits [N, num_classes].
 
-    Weights depend on torch's global generator alone; `section.weights` is left to `train.beginning`. What
-    `section.freeze` names asks for no gradient. Raise `RecipeError` for an unknown name, for timm where it is not
-    installed, for a user's own network that cannot be made, and for a setting that would have no effect on the named
-    network.
+    Initial weights depend on torch's global generator alone. `section.weights` is not loaded here; parameters that
+    `section.freeze` names get `requires_grad=False`. Raise `RecipeError` for an unknown name, for timm if it is not
+    installed, for a plugin that cannot be built, and for a setting without effect on this model.
     """
     library, colon, name = section.name.partition(":")
     match library, colon:
@@ -89,7 +87,7 @@ def _build_ours(section: Model, num_classes: int, channels: int) -> nn.Module:
 
 
 def _of_a_library(bare: str) -> str:
-    """Return the name in full of a network that is named without its library, or an empty string."""
+    """Return the full name of a torchvision or timm model given without its library, or ""."""
     from torchvision import models
 
     libraries = {"torchvision": models.list_models(module=models)}
@@ -109,10 +107,10 @@ def _build_own(section: Model, num_classes: int, channels: int) -> nn.Module:
     for field in ("zero_init_residual", "drop_path"):
         if _is_set(section, field):
             raise _no_effect(section, field, f"model.args, or one of {', '.join(_RESIDUAL)}")
-    own = Own("model", section.name, section.args, NETWORK)
-    model = own.make(num_classes=num_classes, in_channels=channels)
+    plugin = Own("model", section.name, section.args, NETWORK)
+    model = plugin.make(num_classes=num_classes, in_channels=channels)
     if not isinstance(model, nn.Module):
-        raise own.lacks(f"makes a {type(model).__name__}, not a torch.nn.Module (return a network)")
+        raise plugin.lacks(f"makes a {type(model).__name__}, not a torch.nn.Module (return a module)")
     return model
 
 
@@ -126,7 +124,7 @@ def _build_torchvision(section: Model, name: str, num_classes: int, channels: in
     _refuse_own_settings(section)
     options: dict[str, bool] = {}
     if name in ("googlenet", "inception_v3"):
-        # One output instead of three; and saying `init_weights`, which is their default, avoids a warning.
+        # One output instead of three; passing `init_weights`, although it is the default, avoids a warning.
         options = {"aux_logits": False, "init_weights": True}
     if section.zero_init_residual:
         if models.get_model_builder(name).__module__ != models.resnet.__name__:
@@ -155,8 +153,9 @@ def _build_timm(section: Model, name: str, num_classes: int, channels: int) -> n
 
 
 def _create_with(create: Callable[..., nn.Module], fields: Mapping[str, str], section: Model) -> nn.Module:
-    """Call `create` with the options, `fields` by their names, that it knows. timm has no list of them: it raises."""
+    """Call `create` with those options that it accepts; `fields` maps options to fields of the section."""
     options: dict[str, Any] = {option: getattr(section, field) for option, field in fields.items()}
+    # timm has no list of a model's options, so drop the ones that it rejects one by one.
     while True:
         try:
             return create(**options)

@@ -69,7 +69,7 @@ def test_the_plan_has_the_notes_that_the_run_would_have(capsys):
     words = [*words, 'train.class_weights={"7": 2}']
     assert dry_run(load("digits", Patch.parse(words)), World(), 1, as_json=True) == 0
     frozen, note, weights = json.loads(capsys.readouterr().out)["plan"]["notes"]
-    assert frozen.startswith("model.freeze: 10 parameters of 20 are trained; the others stay as they are drawn")
+    assert frozen.startswith("model.freeze: 10 parameters of 20 are trained; the others keep their random")
     assert note.startswith("data.worker_timeout: 5min has no effect: parallel.timeout of 1min ends the run first")
     assert weights.startswith("train.class_weights: from 0.9")
 

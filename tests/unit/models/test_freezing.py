@@ -83,7 +83,9 @@ def test_of_a_network_with_a_frozen_backbone_the_classifier_is_trained_and_nothi
     assert what_is_trained(Model(name=name), model) is None
     given = what_is_trained(Model(name=name, freeze="backbone", weights="some.pth"), model)
     assert given == f"model.freeze: {few:,} parameters of {all_:,} are trained"
-    assert what_is_trained(section, model) == f"{given}; the others stay as they are drawn (set model.weights)"
+    assert (
+        what_is_trained(section, model) == f"{given}; the others keep their random initial values (set model.weights)"
+    )
 
 
 def test_a_module_with_nothing_to_train_keeps_still_and_one_with_something_does_not() -> None:
@@ -124,7 +126,7 @@ def test_evaluations_and_norms_over_all_ranks_leave_still_what_is_still() -> Non
         (NAME, ["stem.*", "layer9.*"], f"'layer9.*' matches no parameter of {NAME} (one is 'stem.0.weight')"),
         (NAME, ["clasifier.bias"], "'clasifier.bias' matches no parameter of resnet18_cifar (did you mean "
          "'classifier.bias'?)"),
-        (NAME, ["s*", "c*"], f"[s*, c*] freezes all that {NAME} has to train (leave some)"),
+        (NAME, ["s*", "c*"], f"[s*, c*] freezes every parameter of {NAME} (leave some to train)"),
         ("empty", "backbone", "backbone has no effect on empty, which is a classifier alone (set off)"),
     ],
 )  # fmt: skip

@@ -70,7 +70,7 @@ def test_a_network_that_fits_passes_and_draws_nothing(section, args) -> None:
         (
             {"outputs": 7},
             "model.name: parts_of_nets:Net gives torch.float32 [2, 7] for images [2, 1, 8, 8], not logits [2, 3] "
-            "(have it return one number a class)",
+            "(return one number per class)",
         ),
         ({"gives": "dict"}, "model.name: parts_of_nets:Net gives a dict for images [2, 1, 8, 8], not logits [2, 3]"),
         ({"size": 9}, "model.name: parts_of_nets:Net cannot take a batch of 2x1x8x8: "),
@@ -85,7 +85,7 @@ def test_a_network_that_does_not_fit_is_one_line(section, args, says) -> None:
 
 
 def test_what_is_no_network_and_settings_of_ours_are_refused(section) -> None:
-    with pytest.raises(RecipeError, match=r"no_net makes a int, not a torch.nn.Module \(return a network\)"):
+    with pytest.raises(RecipeError, match=r"no_net makes a int, not a torch.nn.Module \(return a module\)"):
         build_model(section("no_net"), num_classes=3, channels=1)
     for fields in ({"width": 2.0}, {"norm": "group"}, {"drop_path": 0.1}, {"zero_init_residual": True}):
         with pytest.raises(RecipeError, match=rf"model.{next(iter(fields))}: .* has no effect on parts_of_nets:Net"):
@@ -127,8 +127,8 @@ def test_a_network_that_brings_weights_is_tried_without_a_word_of_theirs(section
 def test_evaluation_mode_that_training_ends_is_told(section) -> None:
     sys.modules["parts_of_nets"].Loads = Loads
     assert check_model(section("Loads", args={"evaluates": True}), PLAN) == (
-        "model.name: parts_of_nets:Loads puts norm and 2 more modules into evaluation mode as it is made, and training "
-        "puts all back (do so in train(), or set model.freeze)",
+        "model.name: parts_of_nets:Loads puts norm and 2 more modules into evaluation mode in its constructor, and "
+        "training undoes that (do so in train(), or set model.freeze)",
     )
     frozen = check_model(section("Loads", args={"evaluates": True}, freeze=["norm.*"]), PLAN)
     assert frozen == ("model.freeze: 195 parameters of 197 are trained",)

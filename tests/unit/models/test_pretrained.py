@@ -146,7 +146,7 @@ def test_another_network_is_refused_by_its_first_missing_tensor(tmp_path):
 def test_a_tensor_too_many_is_refused(tmp_path):
     path = tmp_path / "weights.pth"
     torch.save({**build(0).state_dict(), "stages.0.9.weight": torch.zeros(1)}, path)
-    expected = f"has 'stages.0.9.weight', which the model has not (is it for another model than {NAME}?)"
+    expected = f"has 'stages.0.9.weight', which the model lacks (is it for another model than {NAME}?)"
     assert error_of(build(1), path) == expected
 
 
