@@ -1,1 +1,1 @@
-"""A data set in one file, or a folder of shards, that is mapped and never parsed: written, read, checked, undone."""
+"""Packs: a data set in one memory-mapped file, or in a folder of shards."""

@@ -1,7 +1,4 @@
-"""From the samples of an unfinished pack to the pack: its index and headers are written, and it is moved into place.
-
-Whatever is killed here is done again from the journal, which stays until the pack has its name.
-"""
+"""Turn the samples of an unfinished pack into a pack: write index and headers, then move it into place."""
 
 import os
 import zlib
@@ -37,22 +34,22 @@ from paceline.data.sources.encoded import EncodedSource
 from paceline.data.sources.places import printable
 
 _ROWS_AT_ONCE = 1 << 18
+# Index columns that are fields of the journal.
 _FIELDS = {
     "lengths": "length", "crc32s": "crc32", "labels": "label", "heights": "height", "widths": "width", "kinds": "kind",
 }  # fmt: skip
-"""Columns of the index that are fields of the journal."""
 
 
 @dataclass(frozen=True, eq=False)
 class Names:
-    """The names of N samples: their joined bytes, and where each ends, uint64 [N]; no bytes where they have none."""
+    """The names of N samples: their joined bytes, and the end of each, uint64 [N]; `joined` is empty without names."""
 
     joined: bytes | memoryview
     ends: NDArray[np.uint64]
 
     @classmethod
     def of(cls, source: Source) -> "Names":
-        """Return the names of a split: paths below its root, where it is of files."""
+        """Return the names of a split: for files, paths relative to the root."""
         match source:
             case ArraySource():
                 return cls(b"", np.zeros(len(source), dtype=np.uint64))
@@ -65,32 +62,35 @@ class Names:
         return cls(b"".join(names), np.cumsum([len(name) for name in names], dtype=np.uint64))
 
     def raw(self, index: int) -> bytes:
-        """Return the name of a sample; empty where it has none."""
+        """Return the name of a sample, b"" if it has none."""
         start = int(self.ends[index - 1]) if index else 0
         return bytes(self.joined[start : int(self.ends[index])])
 
     def of_sample(self, index: int) -> str:
-        """Return the name of a sample as a person reads it."""
+        """Return a printable name of a sample."""
         name = self.raw(index).decode("utf-8", "surrogateescape")
         return printable(name) if name else f"[{index}]"
 
 
-def assemble(part: Part, meta: Meta, names: tuple[Names, Names], pack_id: bytes, out: Path, *, overwrite: bool) -> int:
-    """Make the pack `out` of all samples of `part`, whose folder it takes; return its bytes.
+# The journal stays until the pack has its name, so an interrupted run repeats these steps.
+def assemble(
+    partial: Part, meta: Meta, names: tuple[Names, Names], pack_id: bytes, out: Path, *, overwrite: bool
+) -> int:
+    """Make the pack `out` from all samples of `partial` and remove the unfinished one; return the size in bytes.
 
-    A pack at `out` is replaced where `overwrite` says so. A pack in one file is that file, one in shards a folder.
-    Raise `DataError` where something has come to be at `out` meanwhile.
+    `out` is a file, or a folder if the pack has shards. With `overwrite` an existing pack is replaced. Raise
+    `DataError` if `out` was created by another process meanwhile.
     """
-    rows = part.rows()
+    rows = partial.rows()
     shards = _Shard.all_of(rows)
-    if part.shard_bytes is None:
+    if partial.shard_bytes is None:
         shard = shards[0]
-        path = part.data_path(0)
-        blank = Header(Role.WHOLE, pack_id, 0, shard.data_bytes, shard.data_crc32)
-        with open_to_write(path, "r+b") as file:
-            num_bytes = _complete(file, blank, meta, [], rows, _offsets(rows, shards), names)
-        _put_in_place(path, out, overwrite=overwrite)
-        remove_pack(part.folder)
+        data_path = partial.data_path(0)
+        header_without_index = Header(Role.WHOLE, pack_id, 0, shard.data_bytes, shard.data_crc32)
+        with open_to_write(data_path, "r+b") as file:
+            num_bytes = _complete(file, header_without_index, meta, [], rows, _offsets(rows, shards), names)
+        _put_in_place(data_path, out, overwrite=overwrite)
+        remove_pack(partial.folder)
         return num_bytes
     table = []
     for number, shard in enumerate(shards):
@@ -98,18 +98,18 @@ def assemble(part: Part, meta: Meta, names: tuple[Names, Names], pack_id: bytes,
         header = Header(
             Role.SHARD, pack_id, num_bytes, shard.data_bytes, shard.data_crc32, shard=number, num_shards=len(shards)
         )
-        with open_to_write(part.data_path(number), "r+b") as file:
+        with open_to_write(partial.data_path(number), "r+b") as file:
             file.write(header.packed())
             file.truncate(num_bytes)
             _force(file)
         table.append((num_bytes, zlib.crc32(header.packed())))
-    with open_to_write(part.folder / INDEX_NAME, "wb") as file:
-        blank = Header(Role.INDEX, pack_id, 0, 0, 0, num_shards=len(shards))
-        num_bytes = _complete(file, blank, meta, table, rows, _offsets(rows, shards), names)
-    force_folder(part.folder)
-    readable = part.data_path(0).stat().st_mode & 0o777  # as the umask lets a file be; who may read may search, too
-    part.folder.chmod(readable | (readable & 0o444) >> 2)
-    _put_in_place(part.folder, out, overwrite=overwrite)
+    with open_to_write(partial.folder / INDEX_NAME, "wb") as file:
+        header_without_index = Header(Role.INDEX, pack_id, 0, 0, 0, num_shards=len(shards))
+        num_bytes = _complete(file, header_without_index, meta, table, rows, _offsets(rows, shards), names)
+    force_folder(partial.folder)
+    readable = partial.data_path(0).stat().st_mode & 0o777  # follow the umask; add x for everyone who has r
+    partial.folder.chmod(readable | (readable & 0o444) >> 2)
+    _put_in_place(partial.folder, out, overwrite=overwrite)
     (out / JOURNAL_NAME).unlink()
     for extra in out.glob("*.json"):
         extra.unlink()
@@ -118,7 +118,7 @@ def assemble(part: Part, meta: Meta, names: tuple[Names, Names], pack_id: bytes,
 
 @dataclass(frozen=True)
 class _Shard:
-    """The data of a shard: where they start in all data, how many bytes they are, and their CRC-32."""
+    """The data of a shard: start in the concatenated data, length and CRC-32."""
 
     start: int
     data_bytes: int
@@ -126,15 +126,15 @@ class _Shard:
 
     @classmethod
     def all_of(cls, rows: NDArray[np.void]) -> "list[_Shard]":
-        """Return the shards that the rows of a journal lie in."""
+        """Return the shards of the journal's rows."""
         numbers = rows["shard"]
-        found: list[_Shard] = []
+        shards: list[_Shard] = []
         start = 0
         for number in range(int(numbers[-1]) + 1):
             last = rows[np.searchsorted(numbers, number, side="right") - 1]
-            found.append(cls(start, int(last["offset"]) + int(last["length"]), int(last["data_crc32"])))
-            start += found[-1].data_bytes
-        return found
+            shards.append(cls(start, int(last["offset"]) + int(last["length"]), int(last["data_crc32"])))
+            start += shards[-1].data_bytes
+        return shards
 
 
 def _offsets(rows: NDArray[np.void], shards: list[_Shard]) -> NDArray[np.uint64]:
@@ -145,62 +145,71 @@ def _offsets(rows: NDArray[np.void], shards: list[_Shard]) -> NDArray[np.uint64]
 
 def _complete(
     file: IO[bytes],
-    blank: Header,
+    header: Header,
     meta: Meta,
     table: list[tuple[int, int]],
     rows: NDArray[np.void],
     offsets: NDArray[np.uint64],
     names: tuple[Names, Names],
 ) -> int:
-    """Write the index behind the data of `file`, and the header that proves it; return the bytes of the file."""
-    words = meta.packed()
-    if len(words) > MAX_META_BYTES:
+    """Write the index after the data of `file`, then the header; return the size in bytes."""
+    meta_json = meta.packed()
+    if len(meta_json) > MAX_META_BYTES:
         raise DataError(
-            f"the classes' names are {len(words):,} bytes long, more than a pack holds ({MAX_META_BYTES:,})"
+            f"the class names are {len(meta_json):,} bytes long, more than a pack holds ({MAX_META_BYTES:,})"
         )
     num_train = len(names[0].ends)
     sizes = Sizes(
-        len(words), len(table), (num_train, len(rows) - num_train), (len(names[0].joined), len(names[1].joined))
+        len(meta_json), len(table), (num_train, len(rows) - num_train), (len(names[0].joined), len(names[1].joined))
     )
     layout = Layout.of(sizes)
-    file.truncate(HEADER_BYTES + blank.data_bytes)
-    file.truncate(blank.index_offset)
-    file.seek(blank.index_offset)
+    file.truncate(HEADER_BYTES + header.data_bytes)
+    file.truncate(header.index_offset)
+    file.seek(header.index_offset)
     crc32 = written = 0
-    for chunk in _chunks(sizes, words, table, rows, offsets, names):
+    for chunk in _chunks(sizes, meta_json, table, rows, offsets, names):
         file.write(chunk)
         crc32, written = zlib.crc32(chunk, crc32), written + len(chunk)
     assert written == layout.num_bytes, f"the index has {written} bytes, not {layout.num_bytes}"
-    num_bytes = blank.index_offset + written
-    header = Header(
-        blank.role, blank.pack_id, num_bytes, blank.data_bytes, blank.data_crc32, written, crc32, 0, blank.num_shards
+    num_bytes = header.index_offset + written
+    complete = Header(
+        header.role,
+        header.pack_id,
+        num_bytes,
+        header.data_bytes,
+        header.data_crc32,
+        written,
+        crc32,
+        0,
+        header.num_shards,
     )
+    # The header, which makes the file valid, is written once everything else is on disk.
     _force(file)
     file.seek(0)
-    file.write(header.packed())
+    file.write(complete.packed())
     _force(file)
     return num_bytes
 
 
 def _chunks(
     sizes: Sizes,
-    words: bytes,
+    meta_json: bytes,
     table: list[tuple[int, int]],
     rows: NDArray[np.void],
     offsets: NDArray[np.uint64],
     names: tuple[Names, Names],
 ) -> Iterator[bytes]:
-    """Give the bytes of an index in order, each part filled up to a multiple of 64."""
+    """Yield the bytes of an index in order, each chunk padded to a multiple of 64 bytes."""
     yield sizes.packed()
-    yield _filled(words)
+    yield _filled(meta_json)
     yield _filled(np.array([(*row, 0) for row in table], dtype=SHARD_DTYPE).tobytes())
     first = 0
     for each, num_samples in zip(names, sizes.samples, strict=True):
-        part = slice(first, first + num_samples)
-        columns: dict[str, NDArray[Any]] = {name: rows[field][part] for name, field in _FIELDS.items()}
-        columns |= {"offsets": offsets[part], "name_ends": each.ends}
+        rows_of_split = slice(first, first + num_samples)
+        columns: dict[str, NDArray[Any]] = {name: rows[field][rows_of_split] for name, field in _FIELDS.items()}
+        columns |= {"offsets": offsets[rows_of_split], "name_ends": each.ends}
         for name, code in COLUMNS.items():
-            for start in range(0, num_samples, _ROWS_AT_ONCE):  # a multiple of 64 of any column's bytes
+            for start in range(0, num_samples, _ROWS_AT_ONCE):  # a multiple of 64 bytes for every column
                 yield _filled(columns[name][start : start + _ROWS_AT_ONCE].astype(code).tobytes())
         yield _filled(bytes(each.joined))
         first += num_samples
@@ -211,16 +220,18 @@ def _filled(content: bytes) -> bytes:
 
 
 def check_replaceable(out: Path) -> None:
-    """Raise `DataError` where `out`, or what a kill has left of replacing it, is anything but a pack."""
+    """Raise `DataError` if `out`, or the backup of an interrupted replacement, exists and is not a pack."""
     for path in (out, _old(out)):
         if not os.path.lexists(path):
             continue
         if not _is_pack(path):
-            raise DataError(f"{printable(path)}: is no pack, so it is not overwritten (remove it, or write elsewhere)")
+            raise DataError(
+                f"{printable(path)}: is not a pack, so it is not overwritten (remove it, or write elsewhere)"
+            )
         foreign = foreign_in(path) if path.is_dir() and not path.is_symlink() else ""
         if foreign:
             raise DataError(
-                f"{printable(path / foreign)}: is no file of a pack, so the folder is not overwritten (move it away, "
+                f"{printable(path / foreign)}: is not part of a pack, so the folder is not overwritten (move it away, "
                 f"or write elsewhere)"
             )
 
@@ -234,12 +245,11 @@ def _is_pack(path: Path) -> bool:
 
 
 def _old(out: Path) -> Path:
-    """Return where a pack is moved that is replaced."""
     return out.with_name(f".{out.name}.old")
 
 
 def _put_in_place(made: Path, out: Path, *, overwrite: bool) -> None:
-    """Give `made` the name `out`; a file replaces a file at once, anything else is moved aside first."""
+    """Rename `made` to `out`. A file replaces a file atomically; anything else at `out` is moved aside first."""
     if overwrite:
         check_replaceable(out)
         remove_pack(_old(out))
@@ -253,8 +263,8 @@ def _put_in_place(made: Path, out: Path, *, overwrite: bool) -> None:
         move_new(made, out)
     except FileExistsError:
         raise DataError(
-            f"{printable(out)}: was made by somebody else while the pack was made (move it away and pack again: it "
-            f"goes on from here)"
+            f"{printable(out)}: was created by another process meanwhile (move it away and pack again: "
+            f"packing resumes from here)"
         ) from None
     force_folder(out.parent)
     if overwrite:

@@ -1,4 +1,4 @@
-"""Prove a pack against the data set that it was made of, sample by sample."""
+"""Compare a pack with the data set it was made from, sample by sample."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -22,13 +22,13 @@ from paceline.data.pack.reader import PackSource
 
 _IMAGES_A_TASK = 8
 _MAX_FAULTS = 100
+# Gray levels; a difference of a quarter of the range is another image, not a loss of quality.
 _MAX_MEAN_DIFFERENCE = 64.0
-"""Grey levels: a quarter of the range is no loss of quality but another image."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Sample `index` of a split is not in the pack what it is in the source, and how."""
+    """A sample of the pack that differs from the source, and how."""
 
     split: Split
     index: int
@@ -38,11 +38,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Checked:
-    """A comparison: how many images, how many of them are exactly the source's, and what is wrong with `num_faults`.
+    """Result of a comparison: images, images identical to the source, and the number of faults.
 
-    What cannot be read in either counts as exact. `mean_difference` is that of the others to the source at their size,
-    in grey levels of 255. `faults` are the first 100. `decoders` are those that were compared: pillow, and native where
-    the core is there.
+    Images that neither side can read count as exact. `mean_difference` is over the other images, in gray levels of 255.
+    `faults` holds the first 100. `decoders` are pillow, and native if the core is available.
     """
 
     images: int
@@ -54,10 +53,10 @@ class Checked:
 
 
 def check_pack(source: Datasets, packed: Datasets, progress: Callable[[int, int], None], workers: int) -> Checked:
-    """Compare labels, names, order and decoded pixels of all samples, with `workers` threads.
+    """Compare labels, names, order and decoded pixels of all samples with `workers` threads.
 
-    Pixels must be the same, also as the native core decodes them; of images that were scaled down when they were
-    packed, the size must be what was asked for and the pixels be close. Raise `DataError` for a pack of another source.
+    Pixels must be identical, also as the native core decodes them. Images that were resized must have the requested
+    size and similar pixels. Raise `DataError` if the pack was made from another data set.
     """
     total = len(packed.train) + len(packed.val)
     for each, other in ((source.train, packed.train), (source.val, packed.val)):
@@ -67,14 +66,14 @@ def check_pack(source: Datasets, packed: Datasets, progress: Callable[[int, int]
     differences: list[float] = []
     faults: list[Fault] = []
     progress(0, total)
-    with closing(in_order(_tasks(source, packed, core), max(1, workers))) as found:
-        for batch in found:
-            for one in batch:
+    with closing(in_order(_tasks(source, packed, core), max(1, workers))) as comparisons:
+        for batch in comparisons:
+            for result in batch:
                 images += 1
-                exact += one.difference == 0 and not one.fault
-                differences += [one.difference] if one.difference > 0 else []
-                num_faults += one.fault is not None
-                faults += [one.fault] if one.fault and len(faults) < _MAX_FAULTS else []
+                exact += result.difference == 0 and not result.fault
+                differences += [result.difference] if result.difference > 0 else []
+                num_faults += result.fault is not None
+                faults += [result.fault] if result.fault and len(faults) < _MAX_FAULTS else []
             progress(images, total)
     mean = float(np.mean(differences)) if differences else 0.0
     return Checked(images, exact, mean, num_faults, tuple(faults), ("pillow", "native") if core else ("pillow",))
@@ -82,7 +81,7 @@ def check_pack(source: Datasets, packed: Datasets, progress: Callable[[int, int]
 
 @dataclass(frozen=True)
 class _Found:
-    """What came of a sample: the mean difference of its pixels, -1 where none were compared, and a fault if any."""
+    """Result for one sample: mean pixel difference, -1 if pixels were not compared, and a fault if any."""
 
     difference: float
     fault: Fault | None = None
@@ -90,12 +89,14 @@ class _Found:
 
 def _refuse_another(source: Source, packed: Source) -> None:
     split = source.info.split
-    facts = {"class_names": "names of classes", "channels": "channels", "num_images": "number of images"}
-    for what, words in facts.items():
+    facts = {"class_names": "class names", "channels": "channels", "num_images": "number of images"}
+    for what, title in facts.items():
         ours, theirs = getattr(packed.info, what), getattr(source.info, what)
         if ours != theirs:
-            told = f"{ours!s:.60} and {theirs!s:.60}"
-            raise DataError(f"the pack and its source differ in the {words} of {split}: {told} (pack the source again)")
+            values = f"{ours!s:.60} and {theirs!s:.60}"
+            raise DataError(
+                f"the pack and its source differ in the {title} of {split}: {values} (pack the source again)"
+            )
 
 
 def _tasks(source: Datasets, packed: Datasets, core: Native | None) -> Iterator[Callable[[], list[_Found]]]:
@@ -107,8 +108,6 @@ def _tasks(source: Datasets, packed: Datasets, core: Native | None) -> Iterator[
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A split of the source beside that of the pack."""
-
     source: Source
     packed: Source
     names: Names
@@ -122,12 +121,12 @@ class _Comparison:
     def _one(self, index: int) -> _Found:
         ours, theirs = _read(self.packed, index), _read(self.source, index)
         if self.names.raw(index) != self.packed_names.raw(index):
-            return self._fault(index, f"is called {self.packed_names.of_sample(index)} in the pack")
+            return self._fault(index, f"is named {self.packed_names.of_sample(index)} in the pack")
         if isinstance(ours, str) or isinstance(theirs, str):
-            # What could not be read when it was packed cannot be read now; why it cannot may be told in other words.
+            # A file that was unreadable when it was packed stays unreadable; the reasons may be worded differently.
             if isinstance(ours, str) and isinstance(theirs, str):
                 return _Found(0.0)
-            return self._fault(index, ours if isinstance(ours, str) else f"can be read, and in the source: {theirs}")
+            return self._fault(index, ours if isinstance(ours, str) else f"can be read, but in the source: {theirs}")
         if ours[1] != theirs[1]:
             return self._fault(index, f"has label {ours[1]} in the pack, and {theirs[1]} in the source")
         if isinstance(ours[0], bytes) and ours[0] == theirs[0]:
@@ -136,35 +135,34 @@ class _Comparison:
 
     def _pixels(self, index: int, ours: Sample, theirs: Sample) -> _Found:
         try:
-            wanted, found = self._decoded(theirs), self._decoded(ours)
+            expected, actual = self._decoded(theirs), self._decoded(ours)
         except DataError as error:
             return self._fault(index, BadImage.of(index, "", error).reason)
         if self._is_native(index):
-            again = self._by_core(index)
-            if again.shape != found.shape or not np.array_equal(again, found):
-                return self._fault(index, "is decoded to other pixels by the native core")
+            native_pixels = self._by_core(index)
+            if native_pixels.shape != actual.shape or not np.array_equal(native_pixels, actual):
+                return self._fault(index, "decodes to other pixels with the native core")
         made = _made(self.packed)
-        if found.shape == wanted.shape and np.array_equal(found, wanted):
+        if actual.shape == expected.shape and np.array_equal(actual, expected):
             return _Found(0.0)
         if made.resize is None:
             return self._fault(index, "has other pixels in the pack")
-        return self._reduced(index, found, wanted, made.resize)
+        return self._reduced(index, actual, expected, made.resize)
 
-    def _reduced(self, index: int, found: NDArray[np.uint8], wanted: NDArray[np.uint8], resize: int) -> _Found:
-        height, width = wanted.shape[:2]
+    def _reduced(self, index: int, actual: NDArray[np.uint8], expected: NDArray[np.uint8], resize: int) -> _Found:
+        height, width = expected.shape[:2]
         scale = min(1.0, resize / min(height, width))
         size = (round(height * scale), round(width * scale))
-        if max(abs(size[0] - found.shape[0]), abs(size[1] - found.shape[1])) > 1:
-            return self._fault(index, f"is {found.shape[1]}x{found.shape[0]} in the pack, not {size[1]}x{size[0]}")
-        image = _image(wanted).resize((found.shape[1], found.shape[0]), Image.Resampling.BILINEAR)
-        there = np.asarray(image, dtype=np.int16).reshape(found.shape)
-        difference = float(np.abs(there - found).mean())
+        if max(abs(size[0] - actual.shape[0]), abs(size[1] - actual.shape[1])) > 1:
+            return self._fault(index, f"is {actual.shape[1]}x{actual.shape[0]} in the pack, not {size[1]}x{size[0]}")
+        image = _image(expected).resize((actual.shape[1], actual.shape[0]), Image.Resampling.BILINEAR)
+        resized = np.asarray(image, dtype=np.int16).reshape(actual.shape)
+        difference = float(np.abs(resized - actual).mean())
         if difference > _MAX_MEAN_DIFFERENCE:
             return self._fault(index, f"is another image: its pixels differ by {difference:.0f} of 255")
         return _Found(difference)
 
     def _decoded(self, sample: Sample) -> NDArray[np.uint8]:
-        """Return pixels, uint8 [H, W, C]."""
         content, _ = sample
         if not isinstance(content, bytes):
             return content
@@ -192,7 +190,7 @@ class _Comparison:
 
 
 def _read(source: Source, index: int) -> Sample | str:
-    """Return a sample, or why it cannot be read."""
+    """Return a sample, or the reason why it cannot be read."""
     try:
         return source.read(index)
     except DataError as error:

@@ -1,11 +1,4 @@
-"""From a sample of a source to what a pack holds of it: a record, a file as it is, or pixels. Torch-free.
-
-A baseline JPEG becomes a record, which changes no pixel. Every other file is kept whole, and why is told: it is read as
-before, at the speed of before. With `resize` an image whose short side is longer is scaled down, antialiased, and saved
-as JPEG with the standard's Huffman tables (so that decoders build them once for all images) before it is indexed; and
-so is one that would have been kept whole though it can be decoded. What can become a record at its size stays as it is:
-saving it again could only lose. Nothing is written here.
-"""
+"""Encode samples for a pack: an indexed JPEG record, an unchanged file, or raw pixels. Torch-free."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,18 +21,18 @@ from paceline.data.sources.huggingface import HuggingFaceSource
 from paceline.data.sources.lmdb import LmdbSource
 from paceline.data.sources.webdataset import WebDatasetSource
 
+# Return the record of a JPEG file with a seek point every so many MCUs, or raise `ValueError` with the reason.
 Indexer = Callable[[bytes, int], bytes]
-"""Make the record of a JPEG file, with a seek point every so many MCUs, or raise `ValueError` with the reason."""
 _MAX_SIDE = 65535
 _NUM_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a pack holds of a sample: `data` of a kind, its upright size (0 where unknown or too large to tell), label.
+    """A sample as stored in a pack: kind, bytes, upright size (0 if unknown or above 65,535) and label.
 
-    `kept` says why a file was kept whole, "" where it was not. `is_bad` says that it cannot be decoded, and why is what
-    `kept` says. `mark` is that of what it was read from (`marks`).
+    `kept` is the reason why a file is stored unchanged, "" otherwise; with `is_bad` it is the reason why the image
+    cannot be decoded. `mark` identifies the state of the file it was read from (`marks`).
     """
 
     kind: int
@@ -52,12 +45,15 @@ class Encoded:
     mark: int = 0
 
 
+# A baseline JPEG becomes a record with identical pixels. Other files are stored unchanged with the reason, and are read
+# no faster than before. With `resize`, images with a longer short side are scaled down with antialiasing and saved as
+# JPEG before indexing, and so is every decodable file that cannot become a record.
 @dataclass(frozen=True)
 class Encoder:
-    """Turn samples into what a pack holds of them; any number of threads may, and wait for one another nowhere long.
+    """Encode samples, from any number of threads.
 
-    `index` is the native core's, or None without it. `resize` and `quality` are as in `writer.PackOptions`. What
-    `keeps_files` makes no records: it says of each file whether a pack could read it, and leaves it as it is.
+    `index` is the native core's indexer, or None without the core. `resize` and `quality` are as in
+    `writer.PackOptions`. With `keeps_files` every file is stored unchanged after the same checks.
     """
 
     index: Indexer | None
@@ -67,7 +63,7 @@ class Encoder:
     keeps_files: bool = False
 
     def __call__(self, source: Source, number: int) -> Encoded:
-        """Return what is held of sample `number`. A sample that cannot be read or decoded is kept as it is, as bad."""
+        """Encode sample `number`. A sample that cannot be read or decoded is stored as it is, with `is_bad`."""
         try:
             content, label = source.read(number)
         except DataError as error:
@@ -92,6 +88,7 @@ class Encoder:
 
     def _resized(self, file: bytes, label: int, channels: Literal[1, 3], resize: int) -> Encoded:
         record, _ = self._record(file)
+        # Saving again could only lose quality.
         if record is not None and min(Record.parsed(record).size) <= resize:
             return _of_record(record, label)
         try:
@@ -100,12 +97,12 @@ class Encoder:
             return Encoded(KIND_FILE, file, 0, 0, label, _reason(error), is_bad=True)
         try:
             smaller = _jpeg(_scaled(image, resize), self.quality)
-        except (OSError, ValueError):  # longer than a JPEG can be
+        except (OSError, ValueError):  # exceeds JPEG's 65,535 pixels
             return _of_file(file, label, channels, "it is too long for a JPEG")
         return self._kept(smaller, label, channels)
 
     def _record(self, file: bytes) -> tuple[bytes | None, str]:
-        """Return the record of a file, or why there is none."""
+        """Return (record, ""), or (None, reason)."""
         if not file.startswith(b"\xff\xd8"):
             return None, "it is no JPEG"
         if self.index is None:
@@ -117,7 +114,7 @@ class Encoder:
 
 
 def refusal_of(bad: Sequence[tuple[str, str]]) -> DataError:
-    """Return the error for images that cannot be read: (name, reason) of each."""
+    """Build the error for images that cannot be read, given (name, reason) of each."""
     named = ", ".join(f"{name} ({reason})" for name, reason in bad[:_NUM_NAMED])
     more = ", ..." if len(bad) > _NUM_NAMED else ""
     return DataError(
@@ -127,7 +124,7 @@ def refusal_of(bad: Sequence[tuple[str, str]]) -> DataError:
 
 
 def _label_of(source: Source, number: int, error: DataError) -> int:
-    """Return the label of a sample that cannot be read. Raise `error` where that cannot be had without reading it."""
+    """Return the label of an unreadable sample. Raise `error` if the source cannot tell it without reading."""
     match source:
         case (
             EncodedSource(labels=labels)
@@ -145,7 +142,7 @@ def _of_record(record: bytes, label: int) -> Encoded:
 
 
 def _of_file(file: bytes, label: int, channels: Literal[1, 3], kept: str) -> Encoded:
-    """Return a file as it is. It is decoded, as that alone says whether it can be, and how large it is upright."""
+    # Only decoding shows whether the file is readable, and its upright size.
     try:
         width, height = decode(file, channels=channels, name="").size
     except DataError as error:
@@ -156,18 +153,18 @@ def _of_file(file: bytes, label: int, channels: Literal[1, 3], kept: str) -> Enc
 
 
 def _scaled(image: Image.Image, resize: int) -> Image.Image:
-    """Return an image whose short side is at most `resize`; triangle filter, antialiased, as training resizes."""
     width, height = image.size
     short = min(width, height)
     if short <= resize:
         return image
     size = (round(width * resize / short), round(height * resize / short))
-    return image.resize(size, Image.Resampling.BILINEAR)
+    return image.resize(size, Image.Resampling.BILINEAR)  # Pillow antialiases, like resizing in training
 
 
 def _jpeg(image: Image.Image, quality: int) -> bytes:
     file = BytesIO()
     options = {"subsampling": "4:2:0"} if image.mode == "RGB" else {}
+    # The standard's Huffman tables (not optimized): decoders build them once for all images.
     image.save(file, "JPEG", quality=quality, optimize=False, **options)
     return file.getvalue()
 

@@ -1,8 +1,4 @@
-"""The file format of packs, version 1: the header of every file, and where the columns of the index lie.
-
-docs/reference/pack.md tells the same byte by byte. All numbers are little-endian; every part begins at a multiple of
-64 bytes, so that numpy maps the columns as they are. Nothing here opens a file.
-"""
+"""File format of packs, version 1: the header of every file and the layout of the index."""
 
 import struct
 import zlib
@@ -17,16 +13,19 @@ from paceline.core.dataset import Split
 from paceline.core.errors import DataError
 from paceline.data.pack.shards import HEADER_BYTES
 
+# docs/reference/pack.md describes the format byte by byte. Numbers are little-endian. Every section starts at a
+# multiple of 64 bytes, so that numpy can map the columns. Nothing here opens a file.
+#
+# The line end reveals a copy in text mode, as in PNG.
 MAGIC = b"plpack\r\n"
-"""The line end shows a copy that was made as text, as PNG's does."""
 VERSION = 1
 ALIGNMENT = 64
 KIND_PIXELS, KIND_RECORD, KIND_FILE = 0, 1, 2
 SPLITS: tuple[Split, Split] = ("train", "val")
+# The index in a folder of shards.
 INDEX_NAME = "index.pack"
-"""The index in a folder of shards."""
+# Size limit of the JSON: 21,841 classes with names of 380 bytes.
 MAX_META_BYTES = 8 << 20
-"""Of the JSON: room for 21,841 classes with 380 bytes of name each."""
 MAX_SHARDS = 1 << 20
 _HEADER = struct.Struct("<8sHHI16sQQQIIII")
 _HEAD = struct.Struct("<QQQQQQ")
@@ -34,7 +33,7 @@ _FIX = "pack it again with this version, or restore the file"
 
 
 class Role(IntEnum):
-    """What a file of a pack is: all of it, the index of a folder of shards, or one of these."""
+    """Role of a file: a whole pack, the index of a folder of shards, or a shard."""
 
     WHOLE = 0
     INDEX = 1
@@ -42,21 +41,21 @@ class Role(IntEnum):
 
 
 def shard_name(number: int) -> str:
-    """Return the file name of shard `number` in a folder of shards."""
+    """Return the file name of shard `number`."""
     return f"data-{number:05d}.pack"
 
 
 def aligned(offset: int, alignment: int = ALIGNMENT) -> int:
-    """Return the first multiple of `alignment` that is not below `offset`."""
+    """Round `offset` up to a multiple of `alignment`."""
     return -(-offset // alignment) * alignment
 
 
 @dataclass(frozen=True)
 class Header:
-    """The first 128 bytes of a file of a pack.
+    """The first 128 bytes of every file of a pack.
 
-    `data_bytes` follow them, with CRC-32 `data_crc32`; then, at the next multiple of 64, the index. A shard has no
-    index, and the index of a folder of shards no data. `pack_id` is the same in all files of a pack.
+    `data_bytes` of data with CRC-32 `data_crc32` follow, then, at the next multiple of 64, the index. A shard has no
+    index, the index of a folder of shards no data. `pack_id` is the same in all files of a pack.
     """
 
     role: Role
@@ -71,7 +70,7 @@ class Header:
 
     @property
     def index_offset(self) -> int:
-        """Where the index begins."""
+        """Offset of the index in the file."""
         return aligned(HEADER_BYTES + self.data_bytes)
 
     def packed(self) -> bytes:
@@ -79,46 +78,51 @@ class Header:
 
         def with_crc(crc32: int) -> bytes:
             fields = (self.num_bytes, self.data_bytes, self.index_bytes, self.index_crc32, self.data_crc32)
-            head = _HEADER.pack(MAGIC, VERSION, self.role, crc32, self.pack_id, *fields, self.shard, self.num_shards)
-            return head.ljust(HEADER_BYTES, b"\0")
+            header_bytes = _HEADER.pack(
+                MAGIC, VERSION, self.role, crc32, self.pack_id, *fields, self.shard, self.num_shards
+            )
+            return header_bytes.ljust(HEADER_BYTES, b"\0")
 
         return with_crc(zlib.crc32(with_crc(0)))
 
     @classmethod
-    def parsed(cls, data: bytes, place: str) -> Self:
-        """Return the header that a file begins with; `place` is what messages call the file.
+    def parsed(cls, data: bytes, file_name: str) -> Self:
+        """Parse the start of a file; `file_name` is for messages.
 
-        Raise `DataError` for one that is no pack, of a later version, damaged or in contradiction with itself.
+        Raise `DataError` if it is not a pack, has a later version, is damaged or inconsistent.
         """
         if not data.startswith(MAGIC) or len(data) < HEADER_BYTES:
-            raise DataError(f"{place}: is not a pack: it starts with {data[:8]!r} (paceline data pack writes packs)")
+            raise DataError(
+                f"{file_name}: is not a pack: it starts with {data[:8]!r} (paceline data pack writes packs)"
+            )
         _, version, role, crc32, pack_id, num_bytes, data_bytes, index_bytes, *rest = _HEADER.unpack_from(data)
         if version != VERSION:
             raise DataError(
-                f"{place}: is a pack of version {version}, and this program reads version {VERSION} "
+                f"{file_name}: is a pack of version {version}, and this program reads version {VERSION} "
                 f"(read it with a newer paceline, or pack it again)"
             )
         head = data[:12] + bytes(4) + data[16:HEADER_BYTES]
         index_crc32, data_crc32, shard, num_shards = rest
         if zlib.crc32(head) != crc32 or role not in list(Role) or any(data[_HEADER.size : HEADER_BYTES]):
-            raise DataError(f"{place}: its header is damaged ({_FIX})")
+            raise DataError(f"{file_name}: its header is damaged ({_FIX})")
         header = cls(
             Role(role), pack_id, num_bytes, data_bytes, data_crc32, index_bytes, index_crc32, shard, num_shards
         )
         end = HEADER_BYTES + data_bytes if header.role is Role.SHARD else header.index_offset + index_bytes
         if end != num_bytes or end >= 1 << 63 or not 1 <= num_shards <= MAX_SHARDS or shard >= num_shards:
-            raise DataError(f"{place}: its header contradicts itself ({_FIX})")
+            raise DataError(f"{file_name}: its header is inconsistent ({_FIX})")
         return header
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the index: its numpy type, and where it begins, counted from the start of the index."""
+    """A column of the index: numpy type, and offset from the start of the index."""
 
     dtype: np.dtype
     offset: int
 
 
+# Columns of the index, in file order.
 COLUMNS = {
     "offsets": "<u8",
     "name_ends": "<u8",
@@ -129,15 +133,14 @@ COLUMNS = {
     "widths": "<u2",
     "kinds": "<u1",
 }
-"""What the index says of each sample, in the order in which the columns lie in it."""
 SHARD_DTYPE = np.dtype([("num_bytes", "<u8"), ("header_crc32", "<u4"), ("zero", "<u4")])
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that an index begins with; they decide where everything in it lies.
+    """The numbers at the start of an index, which determine its layout.
 
-    `samples` and `names_bytes` are of training and validation.
+    `samples` and `names_bytes` are (training, validation).
     """
 
     meta_bytes: int
@@ -153,16 +156,16 @@ class Sizes:
 
     @classmethod
     def parsed(cls, data: bytes) -> "Sizes":
-        """Return the numbers in the first 64 bytes of an index, whatever they are."""
+        """Parse the first 64 bytes of an index without checks."""
         meta_bytes, num_shards, num_train, train_names, num_val, val_names = _HEAD.unpack_from(data)
         return cls(meta_bytes, num_shards, (num_train, num_val), (train_names, val_names))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of an index lie, counted from its start; `columns` and `names` are of training and validation.
+    """Offsets of the sections of an index from its start; `columns` and `names` are (training, validation).
 
-    `gaps` are the (start, stop) of the zeros between them.
+    `gaps` are (start, stop) of the zero bytes between sections.
     """
 
     meta: int
@@ -174,7 +177,7 @@ class Layout:
 
     @classmethod
     def of(cls, sizes: Sizes) -> "Layout":
-        """Return the only layout that an index of these sizes has."""
+        """Compute the layout for the given sizes."""
         gaps = [(_HEAD.size, ALIGNMENT)]
 
         def after(end: int) -> int:
@@ -204,7 +207,7 @@ _Side = Annotated[int, Field(ge=1, le=65535)]
 
 
 class SplitMeta(_Words):
-    """What a split says of itself (`core.dataset.DatasetInfo`), and the digest of its samples (`data.identity`)."""
+    """Metadata of a split (`core.dataset.DatasetInfo`) and the digest of its samples (`data.identity`)."""
 
     name: str
     mean: tuple[float, ...]
@@ -215,9 +218,9 @@ class SplitMeta(_Words):
 
 
 class Made(_Words):
-    """What was done to the images: `resize` and `quality` are None where none was changed.
+    """Processing of the images: `resize` and `quality` are None if no image was changed.
 
-    `every` is the MCUs between seek points of a record.
+    `every` is the number of MCUs between seek points of a record.
     """
 
     resize: int | None = None
@@ -242,13 +245,13 @@ class Meta(_Words):
         return self
 
     def packed(self) -> bytes:
-        """Return the JSON, the same bytes for the same words."""
+        """Return the JSON, deterministically."""
         return self.model_dump_json().encode()
 
     @classmethod
-    def parsed(cls, data: bytes, place: str) -> "Meta":
-        """Return what the JSON says. Raise `DataError`, calling the file `place`, for anything else."""
+    def parsed(cls, data: bytes, file_name: str) -> "Meta":
+        """Parse the JSON. Raise `DataError`, naming `file_name`, if it is invalid."""
         try:
             return cls.model_validate_json(data)
         except ValueError as error:
-            raise DataError(f"{place}: what its index says of the data set is damaged ({_FIX})") from error
+            raise DataError(f"{file_name}: the metadata in its index is damaged ({_FIX})") from error

@@ -1,8 +1,4 @@
-"""The index of a pack: mapped, proved by its checksum, and each of its numbers looked at before it is believed.
-
-Ten million samples are opened in less than a second and cost no memory but the kernel's cache of the file. Where the
-bytes of samples come from is `shards`.
-"""
+"""Open the index of a pack: map it, compare its checksum, and validate every number in it."""
 
 import errno
 import os
@@ -44,11 +40,11 @@ _FIX = "pack it again, or copy it again from where it is whole"
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """What the index says of the N samples of a split: read-only maps, one number a sample.
+    """Index columns of the N samples of a split, as read-only maps with one value per sample.
 
-    `offsets` uint64 count the bytes of all shards' data in a row; `name_ends` uint64 index `names`; `lengths` and
-    `crc32s` uint32 are of the stored bytes; `labels` int32; `heights` and `widths` uint16 are upright, and 0 where they
-    are unknown or do not fit; `kinds` uint8. Without names `names` is empty.
+    `offsets` uint64 index the concatenated data of all shards, `name_ends` uint64 index `names`. `lengths` and `crc32s`
+    uint32 are of the stored bytes. `labels` are int32. `heights` and `widths` uint16 are upright, 0 if unknown or above
+    65,535. `kinds` are uint8. `names` is empty without names.
     """
 
     offsets: NDArray[np.uint64]
@@ -67,9 +63,9 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """An open index. `files` are its shards, whose data begin at the `starts`, uint64 [S], of all data in a row.
+    """An open index. `files` are its shards; their data start at `starts`, uint64 [S], in the concatenated data.
 
-    Pickled it is its path, and is opened and checked anew.
+    Pickling stores the path; unpickling opens and checks the file again.
     """
 
     path: Path
@@ -84,30 +80,31 @@ class Index:
         return open_index, (self.path, self.place)
 
 
-def open_index(path: Path, place: str = "") -> Index:
-    """Open the index in file `path`: a pack of one file, or the `index.pack` of shards; messages call it `place`.
+# Ten million samples open in less than a second and use no memory besides the page cache.
+def open_index(path: Path, file_name: str = "") -> Index:
+    """Open the index in the file `path`: a pack of one file, or the `index.pack` of a folder of shards.
 
-    Every number is checked: a file that passes cannot make a reader look outside its shards, its names or its classes.
-    Of a pack of one file only the header and the index are looked at, so that the rest may be a hole. Raise `DataError`
-    for a file that is no pack, of a later version, cut short, damaged or made up.
+    `file_name` is for messages. After the checks, no offset, name or label can lead out of bounds. Only the
+    header and the index are read, so the data of a one-file pack may be a hole. Raise `DataError` for a file that is
+    not a pack, has a later version, is truncated, damaged or inconsistent.
     """
-    place = place or printable(path)
-    header, content = _mapped(path, place)
+    file_name = file_name or printable(path)
+    header, content = _mapped(path, file_name)
     index = content[header.index_offset :]
     if zlib.crc32(index) != header.index_crc32:
-        raise DataError(f"{place}: its index is damaged: its checksum is another ({_FIX})")
+        raise DataError(f"{file_name}: its index is damaged: the checksum does not match ({_FIX})")
     if len(index) < Layout.of(Sizes(0, 0, (0, 0), (0, 0))).num_bytes:
-        raise _made_up(place, "it is too short")
+        raise _made_up(file_name, "it is too short")
     sizes = Sizes.parsed(bytes(index[:ALIGNMENT]))
     layout = Layout.of(sizes)
     if layout.num_bytes != len(index) or sizes.meta_bytes > MAX_META_BYTES or sizes.num_shards > MAX_SHARDS:
-        raise _made_up(place, "its sizes do not add up")
-    # Bytes that belong to nothing could be chosen so that the checksum of another index fits.
+        raise _made_up(file_name, "its sizes do not add up")
+    # Arbitrary padding bytes would allow a forged index with a matching checksum.
     if any(any(index[start:stop]) for start, stop in layout.gaps):
-        raise _made_up(place, "bytes between its columns are not zero")
-    meta = Meta.parsed(bytes(index[layout.meta : layout.meta + sizes.meta_bytes]), place)
-    files = _files(path, place, header, np.frombuffer(index, SHARD_DTYPE, sizes.num_shards, layout.shards))
-    is_whole = header.role is Role.WHOLE  # its last bytes are the index, and no sample's
+        raise _made_up(file_name, "bytes between its columns are not zero")
+    meta = Meta.parsed(bytes(index[layout.meta : layout.meta + sizes.meta_bytes]), file_name)
+    files = _files(path, file_name, header, np.frombuffer(index, SHARD_DTYPE, sizes.num_shards, layout.shards))
+    is_whole = header.role is Role.WHOLE  # such a file ends with the index, not with data
     data_bytes = np.array(
         [header.data_bytes if is_whole else each.num_bytes - HEADER_BYTES for each in files], np.uint64
     )
@@ -115,36 +112,32 @@ def open_index(path: Path, place: str = "") -> Index:
     splits: dict[Split, Columns] = {}
     for number, split in enumerate(SPLITS):
         splits[split] = _columns(index, sizes, layout, number)
-    found = Index(path, place, header, meta, files, starts, splits)
-    _check(found, data_bytes)
-    return found
+    opened = Index(path, file_name, header, meta, files, starts, splits)
+    _check(opened, data_bytes)
+    return opened
 
 
 def index_file(root: Path) -> Path:
-    """Return the file that holds the index of the pack `root`: itself, or `index.pack` where it is a folder.
-
-    Raise `DataError` for a folder that has none.
-    """
+    """Return the file with the index of the pack `root`. Raise `DataError` for a folder without one."""
     if not root.is_dir():
         return root
     if not (root / INDEX_NAME).exists():
-        raise DataError(f"{printable(root)}: is a folder without {INDEX_NAME}, so no pack (name a pack)")
+        raise DataError(f"{printable(root)}: is a folder without {INDEX_NAME}, not a pack (name a pack)")
     return root / INDEX_NAME
 
 
-def _mapped(path: Path, place: str) -> tuple[Header, memoryview]:
-    """Return the header of a file and its bytes, mapped."""
+def _mapped(path: Path, file_name: str) -> tuple[Header, memoryview]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            header = Header.parsed(os.pread(descriptor, HEADER_BYTES, 0), place)
+            header = Header.parsed(os.pread(descriptor, HEADER_BYTES, 0), file_name)
             num_bytes = os.fstat(descriptor).st_size
             if header.role is Role.SHARD:
-                raise DataError(f"{place}: is a shard of a pack (name the folder that it lies in)")
+                raise DataError(f"{file_name}: is a shard of a pack (name the folder that it lies in)")
             if num_bytes != header.num_bytes:
                 raise DataError(
-                    f"{place}: has {count(num_bytes, 'byte')}, and its header says {header.num_bytes:,} (it is cut "
-                    f"short or was added to; {_FIX})"
+                    f"{file_name}: has {count(num_bytes, 'byte')}, and its header says {header.num_bytes:,} (it is "
+                    f"truncated or was appended to; {_FIX})"
                 )
             return header, mapped(descriptor, num_bytes, path)
         finally:
@@ -153,21 +146,21 @@ def _mapped(path: Path, place: str) -> tuple[Header, memoryview]:
         if isinstance(error, DataError):
             raise
         if isinstance(error, FileNotFoundError) or getattr(error, "errno", 0) == errno.ENOTDIR:
-            raise DataError(f"{place}: does not exist (name a pack that paceline data pack has written)") from error
+            raise DataError(f"{file_name}: does not exist (name a pack that paceline data pack has written)") from error
         raise unreadable(path, error) from error
 
 
-def _files(path: Path, place: str, header: Header, table: NDArray[np.void]) -> tuple[ShardFile, ...]:
+def _files(path: Path, file_name: str, header: Header, table: NDArray[np.void]) -> tuple[ShardFile, ...]:
     if header.role is Role.WHOLE:
         if len(table) or header.num_shards != 1:
-            raise _made_up(place, "it lists shards and is one file")
+            raise _made_up(file_name, "it lists shards and is one file")
         return (ShardFile(path.name, header.num_bytes, zlib.crc32(header.packed())),)
     rows = table.tolist()
     total = sum(num_bytes - HEADER_BYTES for num_bytes, _, _ in rows)
     if any(zero for *_, zero in rows):
-        raise _made_up(place, "bytes of its list of shards are not zero")
+        raise _made_up(file_name, "bytes of its list of shards are not zero")
     if len(rows) != header.num_shards or any(num_bytes < HEADER_BYTES for num_bytes, _, _ in rows) or total >= 1 << 62:
-        raise _made_up(place, "its list of shards is none")
+        raise _made_up(file_name, "its list of shards is invalid")
     return tuple(ShardFile(shard_name(number), row[0], row[1]) for number, row in enumerate(rows))
 
 
@@ -182,8 +175,7 @@ def _columns(index: memoryview, sizes: Sizes, layout: Layout, number: int) -> Co
 
 
 def _check(index: Index, data_bytes: NDArray[np.uint64]) -> None:
-    """Look at every sample's numbers, so many rows at a time that it takes no memory."""
-    end = 0  # of the sample before, in all data
+    end = 0  # of the previous sample
     total = int(index.starts[-1]) + int(data_bytes[-1])
     for split in SPLITS:
         columns = index.splits[split]
@@ -191,7 +183,7 @@ def _check(index: Index, data_bytes: NDArray[np.uint64]) -> None:
             raise DataError(f"{index.place}: has no {split} images ({_FIX})")
         if int(columns.name_ends[-1] if len(columns) else 0) != len(columns.names):
             raise _made_up(index.place, f"the names of {split} do not add up")
-        if not len(columns):  # nothing was held out
+        if not len(columns):  # an empty validation split
             continue
         for first in range(0, len(columns), _ROWS_AT_ONCE):
             rows = slice(first, first + _ROWS_AT_ONCE)
@@ -200,16 +192,16 @@ def _check(index: Index, data_bytes: NDArray[np.uint64]) -> None:
                 raise _made_up(index.place, f"{reason} of {split} images {first:,} to {rows.stop:,}")
             last = min(rows.stop, len(columns)) - 1
             end = int(columns.offsets[last]) + int(columns.lengths[last])
-        # Samples follow one another, so only the last one before the end of a shard can reach beyond it.
-        befores = np.searchsorted(columns.offsets, index.starts[1:]) - 1
-        if (columns.offsets[befores] + columns.lengths[befores] > index.starts[1:])[befores >= 0].any():
+        # Samples do not overlap, so only the last one of a shard can cross its end.
+        last_samples = np.searchsorted(columns.offsets, index.starts[1:]) - 1
+        if (columns.offsets[last_samples] + columns.lengths[last_samples] > index.starts[1:])[last_samples >= 0].any():
             raise _made_up(index.place, f"a sample of {split} lies in two shards")
 
 
 def _trouble(meta: Meta, columns: Columns, rows: slice, end: int, total: int) -> str:
-    """Return what is impossible about some rows, or "".
+    """Return the column with an impossible value in `rows`, or "".
 
-    `end` is where the sample before them ends, and `total` the bytes of all data.
+    `end` is the end of the previous sample, and `total` the bytes of all data.
     """
     kinds, labels, ends = columns.kinds[rows], columns.labels[rows], columns.name_ends[rows]
     if kinds.max() > max(KIND_PIXELS, KIND_RECORD, KIND_FILE):
@@ -222,7 +214,7 @@ def _trouble(meta: Meta, columns: Columns, rows: slice, end: int, total: int) ->
     offsets, lengths = columns.offsets[rows], columns.lengths[rows]
     if int(offsets.max()) > total or int(offsets[0]) < end:
         return "the offsets"
-    stops = offsets + lengths  # of 32 bits added to what is known to be small: this cannot wrap
+    stops = offsets + lengths  # cannot overflow: offsets are at most `total`, lengths have 32 bits
     if (offsets[1:] < stops[:-1]).any() or int(stops[-1]) > total:
         return "the offsets"
     return "" if _fits(meta, kinds, columns.heights[rows], columns.widths[rows], lengths) else "the sizes"
@@ -235,7 +227,6 @@ def _fits(
     widths: NDArray[np.uint16],
     lengths: NDArray[np.uint32],
 ) -> bool:
-    """Whether records and pixels have a size, and pixels as many bytes as that says."""
     if heights.min() == 0 or widths.min() == 0:
         is_empty = (heights == 0) | (widths == 0)
         if (is_empty & (kinds != KIND_FILE)).any():
@@ -247,5 +238,5 @@ def _fits(
     return bool((num_bytes == lengths[is_pixels]).all())
 
 
-def _made_up(place: str, what: str) -> DataError:
-    return DataError(f"{place}: its index cannot be true: {what} ({_FIX})")
+def _made_up(file_name: str, what: str) -> DataError:
+    return DataError(f"{file_name}: its index is inconsistent: {what} ({_FIX})")

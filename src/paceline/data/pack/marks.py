@@ -1,8 +1,4 @@
-"""Whether what a sample was read from is still what it was: a mark of it, which is another when the file is another.
-
-A file is its size and when it was last written, as for rsync: copied again with its time it is the same, and nothing is
-read to find out. A tar, an LMDB and Arrow files stand for all samples in them.
-"""
+"""Detect whether the file of a sample has changed since it was packed, by a mark of its state."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -17,12 +13,15 @@ from paceline.data.sources.huggingface import HuggingFaceSource
 from paceline.data.sources.lmdb import LmdbSource
 from paceline.data.sources.webdataset import WebDatasetSource
 
+# A mark of a file is a hash of its size and modification time, as in rsync. Samples in tars, LMDBs and Arrow files
+# share the mark of the whole file.
+#
+# Return the mark of a sample, 0 to 2**64 - 1.
 Marker = Callable[[int], int]
-"""Give the mark of a sample, 0 to 2**64 - 1."""
 
 
 def build_marker(source: Source) -> Marker:
-    """Return what marks the samples of a split. Those of pixels in memory, which its digest tells apart, are all 0."""
+    """Build the function that returns the marks of a split; 0 for pixels in memory, which the digest identifies."""
     match source:
         case EncodedSource():
             return lambda index: _mark(_state(source.path_of(index)))
@@ -46,10 +45,10 @@ def _of_all(paths: Sequence[str]) -> Marker:
 
 def _state(path: str | Path) -> str:
     try:
-        found = Path(path).stat()
-    except (OSError, ValueError):  # the latter for a name with a null byte, which no file has
+        status = Path(path).stat()
+    except (OSError, ValueError):  # ValueError for a name with a null byte
         return "none"
-    return f"{found.st_size} {found.st_mtime_ns}"
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _mark(*states: str) -> int:

@@ -1,9 +1,4 @@
-"""A pack as a data set: a source that reads samples from shards, and what the native loader needs to know of them.
-
-Opening maps the index and looks at it (`index`); nothing is read of a sample before it is asked for. Bytes that Python
-reads are proved by the sample's CRC-32 (3 GB/s, measured: 2 % of decoding a photograph); the native loader, which takes
-them from memory, only bounds what it does with them, and `paceline data verify` reads all of them through here.
-"""
+"""Read a pack as a data set."""
 
 import zlib
 from collections.abc import Sequence
@@ -24,28 +19,30 @@ from paceline.data.sources.places import printable
 
 
 def open_pack(root: Path) -> Datasets:
-    """Return the two splits of the pack `root` on this machine: a file, or a folder of shards.
+    """Open the two splits of the local pack `root`, a file or a folder of shards.
 
-    Raise `DataError` for one that is missing, cut short, damaged, made up or of a later version.
+    Raise `DataError` if it is missing, truncated, damaged, inconsistent or of a later version.
     """
     index = open_index(index_file(root), printable(root))
     return datasets_of(index, LocalShards.checked(index.path.parent, index.files))
 
 
 def datasets_of(index: Index, shards: Shards) -> Datasets:
-    """Return the two splits of an open index whose samples are in `shards`.
+    """Build the two splits of an open index whose samples are in `shards`.
 
-    A split of equal-sized pixels in one shard is an `ArraySource` over a map, any other a `PackSource`.
+    A split of equal-sized pixels in one shard becomes a mapped `ArraySource`, any other a `PackSource`.
     """
     return Datasets(_source(index, shards, "train"), _source(index, shards, "val"))
 
 
+# Opening maps and validates the index; samples are read on access. `read` checks the CRC-32 of a sample (3 GB/s, 2 % of
+# decoding a photograph, measured). The native loader reads mapped memory without that check and only bounds its
+# accesses; `paceline data verify` checks every sample.
 @dataclass(frozen=True, eq=False)
 class PackSource:
-    """A split of a pack. Threads and forked processes may share it; pickled it is its path, and opens anew.
+    """A split of a pack, shared by threads and forked processes; unpickling opens the files again.
 
-    A sample is read as the bytes of a JPEG file restored from its record, as the bytes of a file kept whole, or as
-    uint8 pixels. Its `digest` is that of the split it was made from, unless images were changed.
+    A sample is read as JPEG bytes restored from its record, as unchanged file bytes, or as uint8 pixels.
     """
 
     info: DatasetInfo
@@ -62,31 +59,31 @@ class PackSource:
 
     @property
     def heights(self) -> NDArray[np.uint16]:
-        """Heights of the upright images, uint16 [N], mapped; 0 where unknown or above 65,535."""
+        """Heights of the upright images, uint16 [N], mapped; 0 if unknown or above 65,535."""
         return self._columns.heights
 
     @property
     def widths(self) -> NDArray[np.uint16]:
-        """Widths of the upright images, uint16 [N], mapped; 0 where unknown or above 65,535."""
+        """Widths of the upright images, uint16 [N], mapped; 0 if unknown or above 65,535."""
         return self._columns.widths
 
     @property
     def kinds(self) -> NDArray[np.uint8]:
-        """What each sample is stored as (`format.KIND_*`), uint8 [N], mapped."""
+        """Storage kind of each sample (`format.KIND_*`), uint8 [N], mapped."""
         return self._columns.kinds
 
     @property
     def digest(self) -> bytes:
-        """The digest of the split that this one stands for, 32 bytes (`data.identity`)."""
+        """Digest of the split that was packed, 32 bytes (`data.identity`); another one if images were changed."""
         return bytes.fromhex(self._meta.digest)
 
     @property
     def shards(self) -> Sequence[memoryview | None]:
-        """Each shard's file as memory, by its number; None where it is not on this machine."""
+        """Each shard's file as memory, None if it is not on this machine."""
         return tuple(self.files.memory(shard) for shard in range(len(self.files)))
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return where samples lie: shard int32, offset in its file uint64, and length uint64, each [n]."""
+        """Return the positions of samples: shard int32, offset in its file uint64, and length uint64, each [n]."""
         offsets = self._columns.offsets[indices]
         shards = np.searchsorted(self.index.starts, offsets, side="right") - 1
         within = offsets - self.index.starts[shards] + np.uint64(HEADER_BYTES)
@@ -97,13 +94,12 @@ class PackSource:
     def read(self, index: int) -> Sample:
         """Return (JPEG or file bytes, or uint8 pixels [H, W, C]; label).
 
-        Raise `ImageError` naming a sample that is damaged or was no file when it was packed, and `DataError` naming a
-        shard that cannot be read.
+        Raise `ImageError` for a sample that is empty or damaged, and `DataError` naming a shard that cannot be read.
         """
         columns = self._columns
         stored = self.stored(index)
         if not stored:
-            raise ImageError(self._full_name(index), "is empty (0 bytes)", "remove it from what the pack is made of")
+            raise ImageError(self._full_name(index), "is empty (0 bytes)", "remove it from the source and pack again")
         label = int(columns.labels[index])
         match int(columns.kinds[index]):
             case kind if kind == KIND_PIXELS:
@@ -117,21 +113,21 @@ class PackSource:
         return stored, label
 
     def stored(self, index: int) -> bytes:
-        """Return the bytes that the pack holds of a sample. Raise `ImageError` where they are not what was written."""
+        """Return the stored bytes of a sample. Raise `ImageError` if their checksum does not match."""
         shards, offsets, lengths = self.locate(np.array([index], dtype=np.int64))
         stored = self.files.read(int(shards[0]), int(offsets[0]), int(lengths[0])) if lengths[0] else b""
         if zlib.crc32(stored) != self._columns.crc32s[index]:
-            raise ImageError(self._full_name(index), "is damaged: its checksum is another", "copy the pack again")
+            raise ImageError(self._full_name(index), "is damaged: its checksum does not match", "copy the pack again")
         return stored
 
     def raw_name(self, index: int) -> bytes:
-        """Return the name of a sample as the pack holds it: a path below the source's root; empty without names."""
+        """Return the stored name of a sample: a path relative to the source's root, b"" without names."""
         columns = self._columns
         start = int(columns.name_ends[index - 1]) if index else 0
         return bytes(columns.names[start : int(columns.name_ends[index])])
 
     def name_of(self, index: int) -> str:
-        """Return the path of sample `index` below the root of what was packed, or `digits/train[12]`."""
+        """Return the path of sample `index` relative to the root of the packed source, or `digits/train[12]`."""
         name = self.raw_name(index)
         if not name:
             return f"{self.info.name}/{self.info.split}[{index}]"
@@ -152,8 +148,8 @@ class PackSource:
         return f"{self.index.place}: {self.name_of(index)}"
 
 
-def _reopened(path: Path, place: str, shards: Shards, split: Split) -> PackSource:
-    index = open_index(path, place)
+def _reopened(path: Path, file_name: str, shards: Shards, split: Split) -> PackSource:
+    index = open_index(path, file_name)
     return PackSource(_info(index, split), index, shards)
 
 

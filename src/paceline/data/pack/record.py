@@ -1,9 +1,4 @@
-"""From an indexed JPEG record back to a JPEG file, in plain Python: of the same coefficients, so of the same pixels.
-
-docs/reference/indexed-jpeg.md describes records; who makes them, and decodes them fast, is the native core. What is
-written here is ISO/IEC 10918-1 (JPEG), annex B, and the EXIF block of the orientation. Bits are not decoded: whether
-they are codes of the tables is for whoever decodes the file to find out.
-"""
+"""Restore a JPEG file from an indexed JPEG record in plain Python; its pixels are identical."""
 
 import struct
 from dataclasses import dataclass
@@ -12,28 +7,30 @@ import numpy as np
 
 from paceline.data.decode import MAX_PIXELS
 
+# docs/reference/indexed-jpeg.md describes records, which the native core writes and decodes. The output follows ISO/IEC
+# 10918-1 (JPEG), annex B, plus an EXIF segment with the orientation. Entropy-coded bits are not validated here.
 _MAGIC = b"PJ1\0"
 _HEAD = struct.Struct("<4sHHBBBB3s3sBBIII")
 _POINT_BYTES = 10
 _TAIL_BYTES = 8
+# Huffman tables in the order of the mask's bits, as class and number in a DHT segment.
 _TABLES = (0x00, 0x10, 0x01, 0x11)
-"""The Huffman tables in the order of the mask's bits, each as class and number in a DHT segment."""
+# Position in the block of each coefficient in file order (figure A.6 of the standard).
 _ZIGZAG = np.array([
     0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5,
     12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21, 28,
     35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
     58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 ])  # fmt: skip
-"""Where each coefficient of a file's order stands in the block (figure A.6 of the standard)."""
 _DAMAGED = "is no record, or is damaged"
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record, taken apart: sizes as stored, before `orientation` turns the image upright.
+    """A parsed record; sizes are as stored, before `orientation` turns the image upright.
 
-    `sampling` and `tables` are a byte a component, `quantisation` is uint16 [components, 64] in natural order,
-    `huffman` has the tables that `mask` names, and `bits` the entropy-coded bits without stuffing.
+    `sampling` and `tables` have one byte per component, `quantisation` is uint16 [components, 64] in natural order,
+    `huffman` holds the tables in `mask`, and `bits` the entropy-coded bits without byte stuffing.
     """
 
     width: int
@@ -53,7 +50,7 @@ class Record:
 
     @classmethod
     def parsed(cls, data: bytes) -> "Record":
-        """Take `data` apart. Raise `ValueError` with the reason where it is no record or contradicts itself."""
+        """Parse a record. Raise `ValueError` with the reason if it is invalid."""
         if len(data) < _HEAD.size or not data.startswith(_MAGIC):
             raise ValueError(_DAMAGED)
         _, width, height, num, orientation, every, zero, sampling, tables, mask, zero_too, *sizes = _HEAD.unpack_from(
@@ -81,9 +78,9 @@ class Record:
 
 
 def restored(data: bytes) -> bytes:
-    """Return a JPEG file with the coefficients, the tables and the orientation of the record `data`.
+    """Return a JPEG file with the coefficients, tables and orientation of the record `data`.
 
-    Raise `ValueError` with the reason where it is no record or contradicts itself.
+    Raise `ValueError` with the reason if the record is invalid.
     """
     record = Record.parsed(data)
     parts = [b"\xff\xd8", _exif(record.orientation)]
@@ -95,7 +92,7 @@ def restored(data: bytes) -> bytes:
             parts.append(_segment(0xDB, bytes([(len(values) == 128) << 4 | len(distinct)]) + values))
             distinct.append(values)
         numbers.append(distinct.index(values))
-    # The baseline process allows 8-bit tables only; the extended one is the same but for that.
+    # Baseline JPEG allows only 8-bit tables; extended sequential JPEG is otherwise the same.
     is_baseline = all(len(values) == 64 for values in distinct)
     frame = struct.pack(">BHHB", 8, record.height, record.width, len(numbers))
     rows = zip(record.sampling, numbers, strict=True)
@@ -109,7 +106,6 @@ def restored(data: bytes) -> bytes:
 
 
 def _check_components(sampling: bytes, tables: bytes, num: int, mask: int) -> None:
-    """Refuse sampling factors that are none, and components whose Huffman tables are not there."""
     if any(sampling[num:]) or any(tables[num:]):
         raise ValueError(_DAMAGED)
     for factors, numbers in zip(sampling[:num], tables[:num], strict=True):
@@ -121,15 +117,15 @@ def _check_components(sampling: bytes, tables: bytes, num: int, mask: int) -> No
 
 
 def _num_points(width: int, height: int, sampling: bytes, every: int) -> int:
-    """Return how many seek points an image has; the MCU of one component alone is a block, whatever its factors."""
     across, down = (1, 1) if len(sampling) == 1 else (max(f >> 4 for f in sampling), max(f & 15 for f in sampling))
+    # An MCU of a single component is one block, whatever its sampling factors.
     mcus_x, mcus_y = -(-width // (8 * across)), -(-height // (8 * down))
     return mcus_y * -(-mcus_x // every)
 
 
 def _huffman_tables(record: Record) -> list[tuple[int, bytes]]:
-    """Return (class and number, counts and values) of each table. Raise `ValueError` where they are cut short."""
-    found = []
+    """Return (class and number, counts and values) of each table. Raise `ValueError` if they are truncated."""
+    tables = []
     at = 0
     for bit, code in enumerate(_TABLES):
         if record.mask >> bit & 1:
@@ -137,15 +133,14 @@ def _huffman_tables(record: Record) -> list[tuple[int, bytes]]:
             table = record.huffman[at : at + 16 + num_values]
             if len(table) != 16 + num_values or num_values > 256:
                 raise ValueError("has damaged Huffman tables")
-            found.append((code, table))
+            tables.append((code, table))
             at += len(table)
     if at != len(record.huffman):
         raise ValueError("has damaged Huffman tables")
-    return found
+    return tables
 
 
 def _exif(orientation: int) -> bytes:
-    """Return the segment that says how the image is turned; none where it is upright."""
     if orientation == 1:
         return b""
     entry = struct.pack(">HHIHH", 0x0112, 3, 1, orientation, 0)

@@ -1,8 +1,4 @@
-"""Where the bytes of a pack's samples come from. Knows nothing of what they mean.
-
-A pack is an index and one or more shards; a pack of one file is its own only shard. What an index says of each shard is
-a `ShardFile`. Offsets count from the start of the shard's file, its header included.
-"""
+"""Read the bytes of a pack's samples from its shard files."""
 
 import errno
 import mmap
@@ -21,17 +17,19 @@ from paceline.core.units import count
 from paceline.data.native import native
 from paceline.data.sources.places import printable
 
+# Size of the header of every file of a pack.
 HEADER_BYTES = 128
-"""Every file of a pack begins with a header of this size; the samples of a shard follow it."""
+# Bytes per `pread`; Linux returns at most 2 GiB.
 _MOST_AT_ONCE = 1 << 30
-"""Bytes asked of the kernel at once; it gives 2 GiB at most."""
 
 
+# A pack is an index and one or more shards; a pack of one file is its own only shard. Offsets count from the start of
+# the shard's file, including its header.
 @dataclass(frozen=True)
 class ShardFile:
-    """What the index says of a shard: its name beside the index, its bytes, and the CRC-32 of its header.
+    """A shard as the index describes it: file name, size, and CRC-32 of its header.
 
-    The header holds the CRC-32 of all that follows it (`format.Header.data_crc32`), so that a copy can be proved.
+    The header contains the CRC-32 of the data (`format.Header.data_crc32`), so this identifies the whole file.
     """
 
     name: str
@@ -40,41 +38,40 @@ class ShardFile:
 
 
 class Shards(Protocol):
-    """The shards of a pack. Threads may share it; a forked process may go on with it, and a pickled one opens anew."""
+    """The shards of a pack, usable by threads and forked processes; unpickling opens them again."""
 
     def __len__(self) -> int:
-        """How many shards there are."""
+        """Number of shards."""
         ...
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
-        """Return `length` bytes of a shard, with the GIL released while waiting. Raise `DataError` naming the file."""
+        """Return `length` bytes of a shard, without holding the GIL. Raise `DataError` naming the file."""
         ...
 
     def memory(self, shard: int) -> memoryview | None:
-        """Return all of a shard's file as memory, read-only and mapped, or None where it is not on this machine.
+        """Return a shard's file as read-only mapped memory, or None if it is not on this machine.
 
-        The memory stands for as long as someone holds it, also after `close`.
+        The memory stays valid while it is referenced, also after `close`.
         """
         ...
 
     def array(self, shard: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """Return bytes of a shard as uint8 [length] that may be written to, which changes no file.
-
-        They are mapped where the file is on this machine, and read where it is not. Raise `DataError` as `read` does.
+        """Return bytes of a shard as writable uint8 [length]; writing changes no file. Raise `DataError` as `read`
+        does.
         """
         ...
 
     def close(self) -> None:
-        """Give back descriptors and maps. What is asked for afterwards opens them again."""
+        """Release descriptors and maps; later calls open them again."""
         ...
 
 
 class _File:
-    """A file that is open for reading, and closed when nobody holds it."""
+    """An open file, closed when the last reference goes."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hang the run
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not wait for a pipe
 
     def __del__(self, close: Any = os.close) -> None:
         if self.descriptor >= 0:
@@ -83,10 +80,10 @@ class _File:
 
 @dataclass(frozen=True, eq=False)
 class LocalShards:
-    """Shards that are files in `folder`, opened when they are first needed.
+    """Shards that are files in `folder`, opened on first use.
 
-    Their sizes and headers are compared with the index by `checked`. A shard that is cut short while it is in use is a
-    `DataError` of `read`, and of `check_mapped` for whoever has touched `memory` beyond its new end.
+    If a shard is truncated while in use, `read` raises `DataError`, and `check_mapped` does after access to `memory`
+    beyond the new end.
     """
 
     folder: Path
@@ -96,7 +93,7 @@ class LocalShards:
 
     @classmethod
     def checked(cls, folder: Path, files: Sequence[ShardFile]) -> "LocalShards":
-        """Return the shards `files` in `folder`. Raise `DataError` for one that is missing, cut short or another's."""
+        """Open the shards `files` in `folder`. Raise `DataError` if one is missing, truncated or from another pack."""
         shards = cls(folder, tuple(files))
         for file in shards.files:
             _check(folder / file.name, file)
@@ -109,23 +106,23 @@ class LocalShards:
         return LocalShards, (self.folder, self.files)
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
-        """Return `length` bytes of a shard. Raise `DataError` naming a file that is gone, shorter or unreadable."""
+        """Return `length` bytes of a shard. Raise `DataError` for a file that is missing, truncated or unreadable."""
         path = self.folder / self.files[shard].name
-        parts: list[bytes] = []
+        chunks: list[bytes] = []
         try:
             descriptor = self._file(shard).descriptor
             while length:
-                part = os.pread(descriptor, min(length, _MOST_AT_ONCE), offset)
-                if not part:
-                    raise DataError(f"{printable(path)}: ends before byte {offset:,} (it was cut short; restore it)")
-                parts.append(part)
-                offset, length = offset + len(part), length - len(part)
+                chunk = os.pread(descriptor, min(length, _MOST_AT_ONCE), offset)
+                if not chunk:
+                    raise DataError(f"{printable(path)}: ends before byte {offset:,} (it was truncated; restore it)")
+                chunks.append(chunk)
+                offset, length = offset + len(chunk), length - len(chunk)
         except OSError as error:
             raise unreadable(path, error) from error
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def memory(self, shard: int) -> memoryview:
-        """Return all of a shard's file, mapped. Raise `DataError` as `read` does."""
+        """Return a shard's file as mapped memory. Raise `DataError` as `read` does."""
         if shard not in self._maps:
             try:
                 file = self.files[shard]
@@ -135,10 +132,8 @@ class LocalShards:
         return self._maps[shard]
 
     def array(self, shard: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """Return bytes of a shard, mapped so that what is written is nobody else's. Raise `DataError` as `read` does.
-
-        torch takes an array that may be written to without a copy and without a warning.
-        """
+        """Return bytes of a shard as a private writable map, uint8 [length]. Raise `DataError` as `read` does."""
+        # Writable, because torch warns about or copies read-only arrays.
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         try:
             path, num_bytes = self.folder / self.files[shard].name, offset + length - start
@@ -148,7 +143,7 @@ class LocalShards:
         return np.frombuffer(pages, dtype=np.uint8, offset=offset - start, count=length)
 
     def close(self) -> None:
-        """Let go of all files and maps; what others still hold closes with them."""
+        """Release all files and maps that are not referenced elsewhere."""
         self._open.clear()
         self._maps.clear()
 
@@ -160,10 +155,10 @@ class LocalShards:
 
 
 def mapped(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_private: bool = False) -> memoryview:
-    """Return `num_bytes` bytes of the file `path` from `start` on, mapped. Raise `OSError` or `ValueError`.
+    """Map `num_bytes` bytes of the file `path` from `start` on. Raise `OSError` or `ValueError`.
 
-    What is written with `is_private` changes no file. Call `check_mapped` before what was read is used: beyond the end
-    of a file that is cut short meanwhile there are zeros. Without the native core that is SIGBUS.
+    With `is_private`, writing changes no file. Call `check_mapped` after reading: beyond the end of a file that was
+    truncated meanwhile the native core returns zeros; without the core the process gets SIGBUS.
     """
     core = native()
     if core is not None:
@@ -174,16 +169,18 @@ def mapped(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_pr
 
 
 def check_mapped() -> None:
-    """Raise `DataError` naming a file that was cut short while this process had it mapped, and touched."""
+    """Raise `DataError` naming a mapped file that was truncated and then accessed by this process."""
     core = native()
     name = core.cut_file() if core is not None else None
     if name is not None:
         path = printable(Path(os.fsdecode(name)))
-        raise DataError(f"{path}: was cut short, or cannot be read, while it was in use (restore it, and add --resume)")
+        raise DataError(
+            f"{path}: was truncated, or became unreadable, while it was in use (restore it, and add --resume)"
+        )
 
 
 def unreadable(path: Path, error: OSError | ValueError) -> DataError:
-    """Return the error of a file of a pack that cannot be opened, read or mapped."""
+    """Build the error for a file of a pack that cannot be opened, read or mapped."""
     reason = (error.strerror if isinstance(error, OSError) else None) or error
     fix = "restore it or correct the path"
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
@@ -201,7 +198,7 @@ def _check(path: Path, file: ShardFile) -> None:
     if num_bytes != file.num_bytes:
         raise DataError(
             f"{printable(path)}: has {count(num_bytes, 'byte')}, not the {file.num_bytes:,} of its index "
-            f"(it is cut short or of another pack; copy it again)"
+            f"(it is truncated or of another pack; copy it again)"
         )
     if zlib.crc32(header) != file.header_crc32:
-        raise DataError(f"{printable(path)}: has another header than its index says (copy the whole pack again)")
+        raise DataError(f"{printable(path)}: its header does not match the index (copy the whole pack again)")

@@ -1,8 +1,4 @@
-"""Give the files of a pack back: class folders below `train/` and `val/`.
-
-A file that was kept whole comes back byte for byte; a record as a JPEG file of exactly its pixels; pixels as PNG. No
-name in a pack can lead outside the folder.
-"""
+"""Write the samples of a pack as image files in class folders below `train/` and `val/`."""
 
 import os
 import re
@@ -36,18 +32,18 @@ _MAX_NAME_BYTES = 200
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What was written: images and bytes."""
+    """Number of images and bytes written."""
 
     images: int
     bytes: int
 
 
+# Unchanged files come back byte for byte, records as JPEG files with identical pixels, and raw pixels as PNG.
 def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None], workers: int) -> Unpacked:
-    """Write the files of both splits to `folder`, which must not exist, with `workers` threads.
+    """Write the files of both splits to the new folder `folder` with `workers` threads; call `progress` with (done,
+    total).
 
-    `progress` is told how many images are done, and of how many. `folder` appears when all are written; until then
-    they are in `.NAME.unpacking` beside it. Raise `DataError` where it exists or cannot be written, and for a damaged
-    sample.
+    Raise `DataError` if the folder exists or cannot be written, and for a damaged sample.
     """
     folder = folder.absolute()
     if os.path.lexists(folder):
@@ -78,8 +74,6 @@ def _tasks(packed: Datasets, folder: Path) -> Iterator[Callable[[], list[int]]]:
 
 @dataclass(frozen=True)
 class _Files:
-    """The files of a split, written below `folder`."""
-
     source: Source
     names: Names
     folder: Path
@@ -93,7 +87,7 @@ class _Files:
         data = content if isinstance(content, bytes) else _png(content)
         path = self.folder / self._place(index, label, data)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A list may name two files the same way, and a third one as the second is called for that.
+        # Names may repeat, and a number prefix may give a name that exists too.
         names = chain([path.name, f"{index:08d}-{path.name}"], (f"{index:08d}-{n}-{path.name}" for n in count(2)))
         for name in names:
             with suppress(FileExistsError):
@@ -103,22 +97,25 @@ class _Files:
     def _content(self, index: int) -> tuple[bytes | NDArray[np.uint8], int]:
         match self.source:
             case PackSource() as packed if packed.kinds[index] == KIND_FILE:
-                return packed.stored(index), int(packed.labels[index])  # also one that was empty
+                return packed.stored(index), int(packed.labels[index])  # also if the file was empty
         return self.source.read(index)
 
     def _place(self, index: int, label: int, data: bytes) -> PurePosixPath:
-        """Return where a sample goes: to its own name, where that is below its class."""
+        """Return the path of a sample: its own name if that is below its class."""
         class_name = _component(os.fsencode(self.source.info.class_names[label]), f"class-{label}")
         name = self.names.raw(index)
-        parts = name.split(b"/")
-        if len(parts) > 1 and all(_component(part, "") == part for part in parts) and parts[0] == class_name:
-            last, above = parts[-1], parts[:-1]
+        components = name.split(b"/")
+        if (
+            len(components) > 1
+            and all(_component(component, "") == component for component in components)
+            and components[0] == class_name
+        ):
+            file_name, folders = components[-1], components[:-1]
         else:
-            last, above = _component(parts[-1], f"{index:08d}"), [class_name]
-        return PurePosixPath(*map(os.fsdecode, above), os.fsdecode(self._with_extension(index, last, data)))
+            file_name, folders = _component(components[-1], f"{index:08d}"), [class_name]
+        return PurePosixPath(*map(os.fsdecode, folders), os.fsdecode(self._with_extension(index, file_name, data)))
 
     def _with_extension(self, index: int, name: bytes, data: bytes) -> bytes:
-        """Return a file name that says what the file is, where it does not say that it is an image."""
         extension = os.fsdecode(name.rpartition(b".")[2]).lower()
         source = self.source
         if isinstance(source, PackSource) and source.kinds[index] == KIND_RECORD:
@@ -128,10 +125,10 @@ class _Files:
         return name + b".png"
 
 
-def _component(name: bytes, instead: str) -> bytes:
-    """Return `name` if it can be that of a file or a folder, and nothing more, or `instead`."""
-    is_one = 0 < len(name) <= _MAX_NAME_BYTES and not re.search(rb"[/\0]", name) and not name.startswith(b".")
-    return name if is_one else instead.encode()
+def _component(name: bytes, fallback: str) -> bytes:
+    """Return `name` if it is one valid, visible path component, else `instead`."""
+    is_valid = 0 < len(name) <= _MAX_NAME_BYTES and not re.search(rb"[/\0]", name) and not name.startswith(b".")
+    return name if is_valid else fallback.encode()
 
 
 def _extension_of(data: bytes) -> bytes:

@@ -1,9 +1,4 @@
-"""Make a pack of a data set: with all cores, in the order of the samples, and so that a kill costs seconds of work.
-
-While it is made it is a folder `.NAME.part` beside its place (`part`); only a whole one gets its name (`assemble`).
-What a sample becomes is decided in `encode`. Bytes of a pack depend on the source and the options alone: not on how
-many threads make it, nor on how often it was interrupted.
-"""
+"""Convert a data set into a pack, with several threads and in sample order; an interrupted run resumes."""
 
 import errno
 import hashlib
@@ -37,12 +32,11 @@ _PIXELS_A_TASK, _FILES_A_TASK, _MARKS_A_TASK = 1024, 8, 1024
 
 @dataclass(frozen=True)
 class PackOptions:
-    """How a pack is made.
+    """Options of a pack.
 
-    `resize` is the most pixels of an image's short side (None: no image is changed), saved at JPEG `quality`.
-    `shard_bytes` is the most bytes of a shard, if it holds more than one image; None makes one file. `every` is the
-    MCUs between seek points. With `skip_bad` images that cannot be read are kept as they are, for whoever trains to
-    skip. `overwrite` replaces a pack that is there.
+    `resize` is the maximum short side in pixels (None changes no image), saved as JPEG with `quality`. `shard_bytes` is
+    the maximum size of a shard with more than one image, None for one file. `every` is the number of MCUs between seek
+    points. `skip_bad` stores unreadable images as they are. `overwrite` replaces an existing pack.
     """
 
     resize: int | None = None
@@ -55,13 +49,14 @@ class PackOptions:
 
 @dataclass(frozen=True)
 class Packed:
-    """A pack that was made: its images and bytes, and how many images were kept whole, by reason."""
+    """A finished pack: images, bytes, and the number of files stored unchanged, by reason."""
 
     images: int
     bytes: int
     kept: dict[str, int]
 
 
+# The bytes of a pack depend only on the source and the options, not on the number of threads or interruptions.
 def pack(
     datasets: Datasets,
     out: Path,
@@ -69,12 +64,12 @@ def pack(
     progress: Callable[[int, int], None],
     workers: int,
 ) -> Packed:
-    """Write both splits to `out`, a file, or a folder where `options` ask for shards, with `workers` threads.
+    """Write both splits to `out`, a file, or a folder of shards, with `workers` threads; call `progress` with (done,
+    total).
 
-    `progress` is told how many images are done, and of how many. What was begun before and not finished is gone on
-    with, from the first image on whose file is another since. Raise `DataError` where `out` is there, cannot be written
-    to or is another's beginning, where the disk is full, and, unless `options.skip_bad`, at the end, for images that
-    cannot be read.
+    An interrupted run resumes at the first sample whose file has changed. Raise `DataError` if `out` exists, cannot be
+    written, or belongs to another unfinished pack, if the disk is full, and, unless `options.skip_bad`, for unreadable
+    images after all others are packed.
     """
     out = out.absolute()
     _check_options(options)
@@ -84,22 +79,24 @@ def pack(
     encoder = Encoder(core.index_jpeg if core else None, options.every, options.resize, options.quality)
     names = (Names.of(datasets.train), Names.of(datasets.val))
     try:
-        beside = out.with_name(f".{out.name}.part")
-        with closing(Part.opened(beside, key, options.shard_bytes, keeps_bad=options.skip_bad)) as part:
-            _fill(part, datasets, encoder, progress, max(1, workers))
-            kept = _kept(part, names, skip_bad=options.skip_bad)
-            num_bytes = assemble(part, _meta(datasets, options), names, key[:16], out, overwrite=options.overwrite)
-            return Packed(part.num_done, num_bytes, kept)
+        unfinished = out.with_name(f".{out.name}.part")
+        with closing(Part.opened(unfinished, key, options.shard_bytes, keeps_bad=options.skip_bad)) as partial_pack:
+            _fill(partial_pack, datasets, encoder, progress, max(1, workers))
+            kept_by_reason = _kept(partial_pack, names, skip_bad=options.skip_bad)
+            num_bytes = assemble(
+                partial_pack, _meta(datasets, options), names, key[:16], out, overwrite=options.overwrite
+            )
+            return Packed(partial_pack.num_done, num_bytes, kept_by_reason)
     except OSError as error:
         raise _unwritable(out, error) from error
 
 
 def _check_options(options: PackOptions) -> None:
     if options.resize is not None and options.resize < 1:
-        raise DataError(f"resize: {options.resize} is no number of pixels (set 256, or leave it out)")
+        raise DataError(f"resize: {options.resize} is not a number of pixels (set 256, or leave it out)")
     if not 1 <= options.quality <= 100:
         raise DataError(
-            f"quality: {options.quality} is not between 1 and 100 (90 can hardly be told from the original)"
+            f"quality: {options.quality} is not between 1 and 100 (90 is nearly indistinguishable from the original)"
         )
     if not 1 <= options.every <= 255:
         raise DataError(f"every: {options.every} is not between 1 and 255 (8 is a good choice)")
@@ -108,9 +105,8 @@ def _check_options(options: PackOptions) -> None:
 
 
 def _check_out(out: Path, options: PackOptions) -> None:
-    """Refuse a place that cannot take a pack, or where something is that must not be lost."""
     if not out.parent.is_dir():
-        raise DataError(f"{printable(out)}: {printable(out.parent)} is no folder (make it, or write elsewhere)")
+        raise DataError(f"{printable(out)}: {printable(out.parent)} is not a folder (create it, or write elsewhere)")
     if options.overwrite:
         check_replaceable(out)
     elif os.path.lexists(out):
@@ -118,7 +114,7 @@ def _check_out(out: Path, options: PackOptions) -> None:
 
 
 def _key(datasets: Datasets, options: PackOptions, *, has_native: bool) -> bytes:
-    """Return what decides every byte of a pack, as 32 bytes."""
+    """Return a 32-byte hash of everything that determines the bytes of a pack."""
     facts = {
         "version": VERSION,
         "meta": _meta(datasets, options).packed().decode(),
@@ -146,7 +142,7 @@ def _meta(datasets: Datasets, options: PackOptions) -> Meta:
 
 def _split_meta(source: Source, made: Made) -> SplitMeta:
     info, digest = source.info, split_digest(source)
-    if made.resize and not isinstance(source, ArraySource):  # its images are others now
+    if made.resize and not isinstance(source, ArraySource):  # the pixels differ from the source's
         digest = hashlib.sha256(digest + json.dumps(_changes(made), sort_keys=True).encode()).digest()
     return SplitMeta(
         name=_text(info.name),
@@ -159,44 +155,43 @@ def _split_meta(source: Source, made: Made) -> SplitMeta:
 
 
 def _changes(made: Made) -> dict[str, int | None]:
-    """Return what changes pixels."""
     return {"resize": made.resize, "quality": made.quality}
 
 
 def _text(text: str) -> str:
-    """Return `text` so that JSON can hold it: bytes that are no UTF-8 as escapes."""
+    """Escape bytes that are not valid UTF-8, so that JSON can hold `text`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _fill(part: Part, datasets: Datasets, encoder: Encoder, progress: Callable[[int, int], None], workers: int) -> None:
-    """Append all samples that `part` lacks, in order."""
+def _fill(
+    partial_pack: Part, datasets: Datasets, encoder: Encoder, progress: Callable[[int, int], None], workers: int
+) -> None:
     total = len(datasets.train) + len(datasets.val)
     markers = (build_marker(datasets.train), build_marker(datasets.val))
-    part.cut(_num_unchanged(part, len(datasets.train), markers, workers))
-    progress(part.num_done, total)
+    partial_pack.cut(_num_unchanged(partial_pack, len(datasets.train), markers, workers))
+    progress(partial_pack.num_done, total)
     try:
-        with closing(in_order(_tasks(datasets, encoder, markers, part.num_done), workers)) as encoded:
+        with closing(in_order(_tasks(datasets, encoder, markers, partial_pack.num_done), workers)) as encoded:
             for samples in encoded:
                 for sample in samples:
-                    part.add(sample, is_first=part.num_done in (0, len(datasets.train)))
-                progress(part.num_done, total)
+                    partial_pack.add(sample, is_first=partial_pack.num_done in (0, len(datasets.train)))
+                progress(partial_pack.num_done, total)
     finally:
-        if part.num_done < total:
-            part.sync()  # what is done stays done, whatever has ended this
+        if partial_pack.num_done < total:
+            partial_pack.sync()  # keep finished samples after an error or interrupt
 
 
-def _num_unchanged(part: Part, num_train: int, markers: tuple[Marker, Marker], workers: int) -> int:
-    """Return how many samples of `part` are still what they were, up to the first that is not."""
-    if not part.num_done:
+def _num_unchanged(partial_pack: Part, num_train: int, markers: tuple[Marker, Marker], workers: int) -> int:
+    if not partial_pack.num_done:
         return 0
-    marks = part.rows()["mark"].copy()  # what is mapped may be cut
+    marks = partial_pack.rows()["mark"].copy()  # the mapped file may be truncated
     tasks = (
         partial(_marks, markers, num_train, first, min(first + _MARKS_A_TASK, len(marks)))
         for first in range(0, len(marks), _MARKS_A_TASK)
     )
     first = 0
-    with closing(in_order(tasks, workers)) as found:
-        for each in found:
+    with closing(in_order(tasks, workers)) as mark_batches:
+        for each in mark_batches:
             changed = np.flatnonzero(marks[first : first + len(each)] != np.array(each, dtype=np.uint64))
             if len(changed):
                 return first + int(changed[0])
@@ -212,7 +207,6 @@ def _marks(markers: tuple[Marker, Marker], num_train: int, first: int, stop: int
 def _tasks(
     datasets: Datasets, encoder: Encoder, markers: tuple[Marker, Marker], num_done: int
 ) -> Iterator[Callable[[], list[Encoded]]]:
-    """Give what there is to do after the first `num_done` samples of both splits, a few samples at a time."""
     start = 0
     for source, marker in zip((datasets.train, datasets.val), markers, strict=True):
         step = _PIXELS_A_TASK if isinstance(source, ArraySource) else _FILES_A_TASK
@@ -226,26 +220,28 @@ def _encode(encoder: Encoder, source: Source, marker: Marker, first: int, stop: 
 
 
 def _marked(encoder: Encoder, source: Source, mark: int, number: int) -> Encoded:
-    """Return a sample with its mark, which was taken before it is read: who replaces it meanwhile is found out."""
+    # `mark` is taken before the sample is read, so a file that is replaced meanwhile is detected.
     return replace(encoder(source, number), mark=mark)
 
 
-def _kept(part: Part, names: tuple[Names, Names], *, skip_bad: bool) -> dict[str, int]:
-    """Return how many files were kept whole, by reason. Raise `DataError` for bad ones where they are not skipped."""
-    rows = part.rows()
+def _kept(partial_pack: Part, names: tuple[Names, Names], *, skip_bad: bool) -> dict[str, int]:
+    """Count the files stored unchanged, by reason. Raise `DataError` for bad images unless they are skipped."""
+    rows = partial_pack.rows()
     bad = np.flatnonzero(rows["is_bad"])
     if len(bad) and not skip_bad:
         first_of_val = len(names[0].ends)
         named = []
         for number in bad.tolist():
             name = names[0].of_sample(number) if number < first_of_val else names[1].of_sample(number - first_of_val)
-            named.append((name, part.reason(int(rows[number]["reason"]))))
+            named.append((name, partial_pack.reason(int(rows[number]["reason"]))))
         raise refusal_of(named)
     reasons = Counter(rows["reason"].tolist())
-    return {part.reason(number): reasons[number] for number in sorted(reasons) if number}
+    return {partial_pack.reason(number): reasons[number] for number in sorted(reasons) if number}
 
 
 def _unwritable(out: Path, error: OSError) -> DataError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DataError(f"{printable(out)}: the disk is full (free some space and pack again: it goes on from here)")
+        return DataError(
+            f"{printable(out)}: the disk is full (free some space and pack again: packing resumes from here)"
+        )
     return DataError(f"{printable(out)}: cannot be written: {error.strerror or error} (write elsewhere)")

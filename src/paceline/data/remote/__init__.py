@@ -1,4 +1,4 @@
-"""Packs behind a URL: fetched with patience, kept on disk as far as they fit, read by ranges else. Torch-free."""
+"""Packs behind a URL: shards are cached on disk as far as they fit, other samples are read by range. Torch-free."""
 
 from paceline.data.remote.opening import is_remote, open_remote
 

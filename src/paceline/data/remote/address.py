@@ -1,4 +1,4 @@
-"""URLs of packs: which are read at all, what lies beside one, and what may be printed of it."""
+"""Validate and print URLs of packs."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,18 +9,17 @@ from paceline.core.urls import origin_of, public_url
 from paceline.data.sources.places import printable
 
 HTTP: Final = ("http", "https")
+# Schemes that fsspec reads. All others are refused, as a recipe may be untrusted: fsspec also has schemes that run
+# templates, open SSH connections or read local files.
 BUCKETS: Final = ("s3", "gs", "gcs", "abfs", "az", "hf")
-"""Schemes that are left to fsspec. All others are refused, as a recipe may be a stranger's: fsspec also has schemes
-that run templates, open SSH connections or read local files."""
 _SHOWN: Final = 40
 
 
 @dataclass(frozen=True)
 class Address:
-    """The URL of a file, without user name, password and query: `credentials` has them when a request is sent.
+    """The URL of a file, without user name, password and query, which `credentials` adds to requests.
 
-    Raise `DataError` for a scheme that packs are not read from, and for a chain of URLs (`a::b`), which fsspec would
-    follow.
+    Raise `DataError` for an unsupported scheme, and for a chained URL (`a::b`), which fsspec would follow.
     """
 
     url: str
@@ -34,39 +33,39 @@ class Address:
             known = ", ".join(f"{each}://" for each in (*HTTP, *BUCKETS))
             raise DataError(f"data.source.root: {shown}://...: packs are not read from there (use {known} or a path)")
         try:
-            self.parts.port  # noqa: B018 - it raises where the port or the host is none
+            self.parts.port  # noqa: B018 - raises for an invalid port or host
         except ValueError as error:
-            raise DataError(f"data.source.root: {shown}://...: is no URL: {error} (correct it)") from None
+            raise DataError(f"data.source.root: {shown}://...: is not a URL: {error} (correct it)") from None
 
     def __repr__(self) -> str:
         return f"Address({self.shown})"
 
     @property
     def parts(self) -> SplitResult:
-        """The URL, taken apart."""
+        """The parsed URL."""
         return urlsplit(self.url)
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """The last component of the path."""
         return self.parts.path.rstrip("/").rpartition("/")[2]
 
     @property
     def shown(self) -> str:
-        """The URL as it may be printed."""
+        """The URL as printed."""
         return printable(public_url(self.url))
 
     @property
     def place(self) -> str:
-        """Scheme, host, port and path. Raise `ValueError` for a port that is none."""
+        """Scheme, host, port and path. Raise `ValueError` for an invalid port."""
         return f"{origin_of(self.url)}{self.parts.path}"
 
     def below(self, name: str) -> "Address":
-        """Return the file `name` in this folder."""
+        """Return the URL of the file `name` in this folder."""
         path = f"{self.parts.path.rstrip('/')}/{name}"
         return Address(self.parts._replace(path=path).geturl())
 
     def beside(self, name: str) -> "Address":
-        """Return the file `name` in the folder that this file is in."""
+        """Return the URL of the file `name` in the folder of this file."""
         path = self.parts.path.rstrip("/").rpartition("/")[0]
         return Address(self.parts._replace(path=f"{path}/{name}").geturl())

@@ -1,10 +1,4 @@
-"""A folder of kept shards that processes and runs share: how many bytes it may hold, and which go first.
-
-`DIGEST/` is a pack, where the digest is of its header and so of its content: an index, and below `shards/` the shards
-that are here, each under its name when it is whole and as `NAME.BYTES.part` before. `DIGEST.lock` is shared by all who
-use the pack; `room.lock` is held while room is made. A pack that nobody uses gives up its shards, whichever were opened
-longest ago, for one that needs the room.
-"""
+"""A folder of cached shards, shared by processes and runs, with a size limit and LRU eviction."""
 
 import contextlib
 import os
@@ -21,36 +15,39 @@ from paceline.data.sources.places import printable
 _PART = ".part"
 
 
+# `DIGEST/` is a pack, named by the digest of its URL and header. It holds the index and `shards/`, in which an
+# incomplete shard is called `NAME.BYTES.part`. Every user of the pack holds `DIGEST.lock` shared, and `room.lock` is
+# held during eviction. Only packs that nobody uses are evicted, least recently opened shards first.
 @dataclass(frozen=True)
 class Cache:
-    """The folder `top`, which holds up to `max_bytes`; what is in use is never removed for another."""
+    """The cache folder `top`, limited to `max_bytes`."""
 
     top: Path
     max_bytes: int
 
     def use(self, digest: str) -> Lease:
-        """Return the lock of a pack, held with others, whose folder is made. Raise `DataError` where it cannot be."""
+        """Create the folder of a pack and lock it against eviction. Raise `DataError` if that fails."""
         try:
             self.top.mkdir(parents=True, exist_ok=True)
-            lease = take(_lock_of(self.top / digest), alone=False, wait=True)
+            lock = take(_lock_of(self.top / digest), alone=False, wait=True)
             make_folder(self.top / digest)
             make_folder(self.shards_of(digest))
         except OSError as error:
             reason = error.strerror or error
             raise DataError(f"data.source.cache: {printable(self.top)}: {reason} (name another folder)") from error
-        assert lease is not None, "it was waited for"
-        return lease
+        assert lock is not None, "take() waits"
+        return lock
 
     def shards_of(self, digest: str) -> Path:
-        """Return where the shards of a pack are kept."""
+        """Return the folder of a pack's shards."""
         return self.top / digest / "shards"
 
-    def make_room(self, part: Path, num_bytes: int) -> bool:
-        """Make the file `part`, which from then on counts as `num_bytes`; whether there is room for it.
+    def make_room(self, partial: Path, num_bytes: int) -> bool:
+        """Reserve `num_bytes` for the file `partial`, evicting shards if necessary; return whether they fit.
 
-        Packs that nobody uses give up shards for it. Raise `OSError` where the folder cannot be written to.
+        Raise `OSError` if the folder is not writable.
         """
-        if part.exists():
+        if partial.exists():
             return True
         with contextlib.closing(self._alone()):
             over = self._taken() + num_bytes - self.max_bytes
@@ -58,20 +55,18 @@ class Cache:
             over = max(over, num_bytes - status.f_bavail * status.f_frsize)
             if over > 0 and not self._give_up(over):
                 return False
-            part.parent.mkdir(parents=True, exist_ok=True)
-            os.close(open_lock_file(part))
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            os.close(open_lock_file(partial))
         return True
 
     def _alone(self) -> Lease:
-        lease = take(self.top / "room.lock", alone=True, wait=True)
-        assert lease is not None, "it was waited for"
-        return lease
+        lock = take(self.top / "room.lock", alone=True, wait=True)
+        assert lock is not None, "take() waits"
+        return lock
 
     def _taken(self) -> int:
-        """Return the bytes of all files, of those under way the bytes that they will have.
-
-        A file is counted by the name that it will have: it may be renamed to that between being listed and looked at.
-        """
+        """Return the bytes of all files, counting incomplete ones with their final size."""
+        # Keyed by final name, as a file may be renamed between listing and `stat`.
         sizes: dict[tuple[Path, str], int] = {}
         for path in (path for folder in self._packs() for path in folder.glob("**/*")):
             if path.name.endswith(_PART):
@@ -81,23 +76,23 @@ class Cache:
         return sum(sizes.values())
 
     def _packs(self) -> Iterator[Path]:
-        """Give the folders of packs: those with a lock. What else somebody keeps in `top` is nothing to this cache."""
         folders = (path for path in self.top.iterdir() if path.is_dir() and not path.is_symlink())
+        # Folders without a lock are not the cache's.
         return (path for path in folders if _lock_of(path).is_file())
 
     def _give_up(self, num_bytes: int) -> bool:
-        """Remove shards of packs that nobody uses, those that were opened longest ago first; whether it was enough."""
-        with contextlib.ExitStack() as held:
+        """Evict shards of unused packs; return whether `num_bytes` were freed."""
+        with contextlib.ExitStack() as locks:
             unused = {}
             for folder in self._packs():
-                lease = take(_lock_of(folder), alone=True, wait=False)
-                if lease is not None:
-                    held.callback(lease.close)
-                    unused[folder] = lease
+                lock = take(_lock_of(folder), alone=True, wait=False)
+                if lock is not None:
+                    locks.callback(lock.close)
+                    unused[folder] = lock
             shards = [path for folder in unused for path in (folder / "shards").glob("*")]
             freed, emptied = 0, set()
             if sum(_size_of(path) for path in shards) < num_bytes:
-                return False  # nothing is given up in vain
+                return False  # evict nothing if it would not suffice
             for path in sorted(shards, key=_opened_ns):
                 if freed >= num_bytes:
                     break
@@ -116,21 +111,19 @@ def _lock_of(folder: Path) -> Path:
 
 
 def _opened_ns(shard: Path) -> int:
-    """Return when a shard was opened last, which `RemoteShards` stamps on it."""
-    return shard.stat().st_mtime_ns
+    return shard.stat().st_mtime_ns  # `RemoteShards` updates it on opening
 
 
 def part_of(whole: Path, num_bytes: int) -> Path:
-    """Return what a shard of `num_bytes` is called before it is whole."""
+    """Return the name of a shard of `num_bytes` while it is incomplete."""
     return whole.with_name(f"{whole.name}.{num_bytes}{_PART}")
 
 
 def _size_of(path: Path) -> int:
-    """Return the bytes that a file takes, or will; an index may be mostly a hole."""
     with contextlib.suppress(ValueError):
         if path.name.endswith(_PART):
             return int(path.name.removesuffix(_PART).rpartition(".")[2])
     with contextlib.suppress(FileNotFoundError):
         status = path.stat()
-        return min(status.st_size, status.st_blocks * 512)
+        return min(status.st_size, status.st_blocks * 512)  # the index of a one-file pack is mostly a hole
     return 0

@@ -1,10 +1,4 @@
-"""User names, passwords and signatures of URLs: taken from the environment when a request is sent, and kept nowhere.
-
-`PACELINE_URL_CREDENTIALS` holds URLs, separated by blanks, with a user name and a password, a query, or both, such as
-`https://me:secret@host/packs` or `https://bucket.example/a.pack?X-Amz-Signature=...`. Each is for its own scheme, host
-and port, and for its path and all below; of several that fit, the longest counts. A user name and a password for https
-may also stand in `~/.netrc`, or in the file that `NETRC` names.
-"""
+"""Find user names, passwords and signatures of URLs in the environment at request time; nothing is stored."""
 
 import base64
 import netrc
@@ -22,9 +16,13 @@ from paceline.data.remote.transport import LastingError
 _FORM: Final = f"separate by blanks URLs such as https://NAME:PASSWORD@HOST/PATH in {CREDENTIALS}"
 
 
+# `PACELINE_URL_CREDENTIALS` holds URLs separated by blanks, with a user name and a password, a query, or both, such as
+# `https://me:secret@host/packs` or `https://bucket.example/a.pack?X-Amz-Signature=...`. Each applies to its scheme,
+# host and port, and to its path and everything below; the longest match wins. HTTPS passwords may also be in
+# `~/.netrc`, or in the file that `NETRC` names.
 @dataclass(frozen=True)
 class Credentials:
-    """What to send to the server of a URL: the header `Authorization`, and the query. Both are "" for nothing."""
+    """The `Authorization` header and the query for a URL, each "" if there is none."""
 
     authorization: str = ""
     query: str = ""
@@ -34,16 +32,16 @@ class Credentials:
 
 
 def credentials_for(url: str, environ: Mapping[str, str] = os.environ) -> Credentials:
-    """Return what the environment has for `url`. Raise `LastingError` where that cannot be understood."""
+    """Return the credentials for `url`. Raise `LastingError` if the environment's entries are invalid."""
     wanted = urlsplit(url)
     origin, best, longest = _origin(url), None, -1
     for number, entry in enumerate(environ.get(CREDENTIALS, "").split(), start=1):
         try:
             parts, its_origin = urlsplit(entry), origin_of(entry)
-        except ValueError:  # whose message may quote a password
+        except ValueError:  # the message may contain a password
             parts, its_origin = urlsplit(""), ""
         if not parts.scheme or not parts.hostname or (parts.username is None and not parts.query):
-            raise LastingError(f"{CREDENTIALS}: entry {number} is no URL with a password or a query", _FORM)
+            raise LastingError(f"{CREDENTIALS}: entry {number} is not a URL with a password or a query", _FORM)
         if its_origin == origin and _is_below(wanted.path, parts.path) and len(parts.path) > longest:
             best, longest = parts, len(parts.path)
     if best is not None and best.username is not None:
@@ -52,7 +50,7 @@ def credentials_for(url: str, environ: Mapping[str, str] = os.environ) -> Creden
 
 
 def basic(parts: SplitResult) -> str:
-    """Return the header for the user name and the password in a URL; "" where it has none."""
+    """Return the basic authorization header for a URL's user name and password, "" without them."""
     if parts.username is None:
         return ""
     return _basic(unquote(parts.username), unquote(parts.password or ""))
@@ -63,9 +61,8 @@ def _basic(name: str, password: str) -> str:
 
 
 def _is_below(path: str, folder: str) -> bool:
-    """Whether `path` is `folder`, or a file below it for any server: one with `..` in it may lead out of it again."""
-    steps = re.split(r"[/\\]", unquote(path))
-    return path == folder or (path.startswith(f"{folder.rstrip('/')}/") and not {".", ".."} & {*steps})
+    components = re.split(r"[/\\]", unquote(path))
+    return path == folder or (path.startswith(f"{folder.rstrip('/')}/") and not {".", ".."} & {*components})
 
 
 def _origin(url: str) -> str:
@@ -76,21 +73,20 @@ def _origin(url: str) -> str:
 
 
 def _of_netrc(parts: SplitResult, environ: Mapping[str, str]) -> str:
-    """Return the header that netrc has for a host; for https alone, as a recipe may name http to a known host.
-
-    Its `default` entry is not used: it would go to any host that a recipe names.
-    """
+    """Return the authorization header from netrc, "" if there is none."""
+    # For HTTPS only, as a recipe may name a known host with http. The `default` entry would send a password to any
+    # host that a recipe names.
     if parts.scheme != "https":
         return ""
     file = Path(os.path.expanduser(environ.get("NETRC") or "~/.netrc"))  # noqa: PTH111 - raises without a home
     try:
-        found = netrc.netrc(str(file)).hosts.get(parts.hostname or "")
+        entry = netrc.netrc(str(file)).hosts.get(parts.hostname or "")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise LastingError(f"{file} cannot be read: {reason}", f"correct the file, or set {CREDENTIALS}") from error
-    except netrc.NetrcParseError as error:  # its message may quote a password
+    except netrc.NetrcParseError as error:  # the message may contain a password
         fix = f"correct it near line {error.lineno}, or set {CREDENTIALS}"
-        raise LastingError(f"{file} is not understood", fix) from None
-    return _basic(found[0], found[2] or "") if found else ""
+        raise LastingError(f"{file} cannot be parsed", fix) from None
+    return _basic(entry[0], entry[2] or "") if entry else ""

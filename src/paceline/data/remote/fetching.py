@@ -1,4 +1,4 @@
-"""Fetch a file of a pack whole: in pieces, going on where an attempt before was cut off, and proved by checksums."""
+"""Download files of a pack in pieces, resuming earlier attempts, and verify their checksums."""
 
 import contextlib
 import os
@@ -18,39 +18,39 @@ from paceline.data.remote.cache import Cache, part_of
 from paceline.data.remote.patience import Patience
 from paceline.data.remote.transport import Transport
 
+# Result of fetching a shard: in the cache; being fetched by another process; does not fit; interrupted.
 Outcome = Literal["kept", "busy", "full", "stopped"]
-"""What has become of a shard: it is here; another process is fetching it; it does not fit; it was not waited for."""
+# Bytes per request: large enough to hide latency, small enough to lose little on an error.
 PIECE_BYTES = 8 << 20
-"""Asked for at once: long enough that latency does not count, short enough that little is lost."""
 _MEND = "upload it again, or pack it again"
 
 
 class DamageError(DataError):
-    """A file that is other than its checksum says, wherever it was read."""
+    """A remote file that does not match its checksum or size."""
 
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Reads files through `transport`; `stops` ends what is under way between two pieces."""
+    """Read files through `transport`; `stops` interrupts a download between two pieces."""
 
     transport: Transport
     patience: Patience
     stops: threading.Event = field(default_factory=threading.Event)
 
     def read(self, address: Address, start: int, stop: int, num_bytes: int) -> bytes:
-        """Return bytes [start, stop) of a file of `num_bytes`. Raise `DataError` where it cannot be read."""
+        """Return bytes [start, stop) of a file of `num_bytes`. Raise `DataError` if they cannot be read."""
         piece = self.patience.read(self.transport, address, start, stop)
         if piece.total != num_bytes:
             raise DamageError(
                 f"{address.shown}: has {piece.total:,} bytes, not the {num_bytes:,} of its index "
-                f"(it is cut short or of another pack; {_MEND})"
+                f"(it is truncated or of another pack; {_MEND})"
             )
         if len(piece.data) != stop - start:
             raise DamageError(f"{address.shown}: has {num_bytes:,} bytes, and {stop:,} were asked for ({_MEND})")
         return piece.data
 
     def fetch(self, address: Address, descriptor: int, spans: Iterable[tuple[int, int]], num_bytes: int) -> bool:
-        """Write the bytes of `spans` to the same places of an open file; whether it was not stopped."""
+        """Write the bytes of `spans` to the same positions of an open file; return False if interrupted."""
         for first, last in spans:
             for start in range(first, last, PIECE_BYTES):
                 if self.stops.is_set():
@@ -60,40 +60,40 @@ class Fetcher:
         return True
 
     def keep(self, address: Address, file: ShardFile, whole: Path, cache: Cache, *, wait: bool) -> Outcome:
-        """Have shard `file` lie whole under the name `whole`, and return whether it does, or why not.
+        """Download shard `file` to the path `whole` unless it exists; return the outcome.
 
-        With `wait`, what another process is fetching is waited for. Raise `DataError` for a shard that cannot be
-        fetched, and `DamageError` for one whose checksum is wrong twice.
+        With `wait`, wait for a download by another process. Raise `DataError` if the shard cannot be downloaded, and
+        `DamageError` if its checksum is wrong twice.
         """
-        part = part_of(whole, file.num_bytes)
+        partial = part_of(whole, file.num_bytes)
         while not whole.exists():
             if self.stops.is_set():
                 return "stopped"
             try:
-                if not cache.make_room(part, file.num_bytes):
+                if not cache.make_room(partial, file.num_bytes):
                     return "full"
-                lease = take(part, alone=True, wait=wait)
-            except OSError:  # the folder cannot be written to, or is gone
+                lock = take(partial, alone=True, wait=wait)
+            except OSError:  # the folder is not writable or was removed
                 return "full"
-            if lease is None:
+            if lock is None:
                 return "busy"
-            with contextlib.closing(lease):
-                if whole.exists():  # another process has just renamed it
-                    lease.remove()
+            with contextlib.closing(lock):
+                if whole.exists():  # another process has just completed it
+                    lock.remove()
                     break
                 try:
-                    if not self._finish(address, file, lease.descriptor):
+                    if not self._finish(address, file, lock.descriptor):
                         return "stopped"
-                    part.rename(whole)
+                    partial.rename(whole)
                 except OSError:  # a full disk
-                    lease.remove()
+                    lock.remove()
                     return "full"
         return "kept"
 
     def _finish(self, address: Address, file: ShardFile, descriptor: int) -> bool:
-        """Fetch what a part lacks, and prove it; one that is wrong is fetched once more from its start."""
-        held = os.fstat(descriptor).st_size
-        for start in (held if held <= file.num_bytes else 0, 0):
+        """Download the rest of a partial shard and verify it; if that fails, download it once from the start."""
+        num_present = os.fstat(descriptor).st_size
+        for start in (num_present if num_present <= file.num_bytes else 0, 0):
             os.ftruncate(descriptor, start)
             if not self.fetch(address, descriptor, [(start, file.num_bytes)], file.num_bytes):
                 return False
@@ -101,11 +101,11 @@ class Fetcher:
                 os.fsync(descriptor)
                 return True
         os.ftruncate(descriptor, 0)
-        raise DamageError(f"{address.shown}: is damaged: its checksum is another than its index says ({_MEND})")
+        raise DamageError(f"{address.shown}: is damaged: its checksum does not match the index ({_MEND})")
 
 
 def is_whole(descriptor: int, file: ShardFile) -> bool:
-    """Whether an open file is the shard that an index tells of, by size and the CRC-32 of all of it."""
+    """Return whether an open file is the complete shard `file`, by size and CRC-32."""
     head = os.pread(descriptor, HEADER_BYTES, 0)
     if os.fstat(descriptor).st_size != file.num_bytes or zlib.crc32(head) != file.header_crc32:
         return False
@@ -116,7 +116,7 @@ def is_whole(descriptor: int, file: ShardFile) -> bool:
 
 
 def has_index(descriptor: int, header: Header) -> bool:
-    """Whether the index in an open file is the one that its header tells of."""
+    """Return whether the index in an open file matches its header's CRC-32."""
     return _crc32(descriptor, header.index_offset, header.index_bytes) == header.index_crc32
 
 

@@ -1,7 +1,4 @@
-"""Ranges of files in S3 and other buckets, read by `fsspec`, which is imported when the first one is read.
-
-Its event loop does not outlive a fork, so each process has file systems of its own.
-"""
+"""Read byte ranges of files in S3 and other buckets through `fsspec`."""
 
 import threading
 from typing import Any
@@ -12,8 +9,9 @@ from paceline.data.remote.transport import LastingError, PassingError, Piece
 _STALLED_S = 60.0
 
 
+# `fsspec` is imported on first use. Its event loop does not survive a fork, so each process opens its own file systems.
 class Filesystem:
-    """Reads ranges through fsspec; what takes longer than `stalled_s` is given up, where the file system can be."""
+    """Read ranges through fsspec, with a timeout of `stalled_s` seconds if the file system is asynchronous."""
 
     def __init__(self, stalled_s: float = _STALLED_S) -> None:
         self._stalled_s = stalled_s
@@ -22,7 +20,7 @@ class Filesystem:
         self._sizes: dict[str, int] = {}
 
     def read(self, address: Address, start: int, stop: int) -> Piece:
-        """Return bytes [start, stop) of a file, fewer only where it ends before `stop`."""
+        """Return bytes [start, stop) of a file, fewer only at its end."""
         system, path = self._system(address)
         total = self._size_of(system, path)
         if start >= total:
@@ -33,13 +31,12 @@ class Filesystem:
         return Piece(bytes(data), total)
 
     def close(self) -> None:
-        """Forget what was opened; fsspec closes it."""
+        """Drop references; fsspec closes the file systems."""
         with self._lock:
             self._opened = None
             self._sizes.clear()
 
     def _system(self, address: Address) -> tuple[Any, str]:
-        """Return the file system, which is the same for all files of a pack, and the path in it."""
         fsspec = _fsspec()
         with self._lock:
             try:
@@ -49,7 +46,7 @@ class Filesystem:
                     path = self._opened._strip_protocol(address.url)
             except ImportError as error:
                 raise LastingError(
-                    f"needs a package that is missing: {error}", "pip install it, such as s3fs for s3://"
+                    f"needs a package that is missing: {error}", "install it with pip, for example s3fs for s3://"
                 ) from error
             except Exception as error:  # every file system has its own
                 raise LastingError(_line(error), "correct data.source.root") from error
@@ -60,15 +57,15 @@ class Filesystem:
             self._sizes[path] = int(self._call(system, "info", path)["size"])
         return self._sizes[path]
 
-    def _call(self, system: Any, what: str, path: str, **words: int) -> Any:
+    def _call(self, system: Any, method: str, path: str, **options: int) -> Any:
         try:
             if system.async_impl:
                 from fsspec.asyn import sync
 
-                return sync(system.loop, getattr(system, f"_{what}"), path, timeout=self._stalled_s, **words)
-            return getattr(system, what)(path, **words)
+                return sync(system.loop, getattr(system, f"_{method}"), path, timeout=self._stalled_s, **options)
+            return getattr(system, method)(path, **options)
         except FileNotFoundError as error:
-            raise LastingError("is not there", "correct data.source.root") from error
+            raise LastingError("does not exist", "correct data.source.root") from error
         except PermissionError as error:
             raise LastingError(f"may not be read: {_line(error)}", "allow reading it, or give credentials") from error
         except Exception as error:  # every file system has its own

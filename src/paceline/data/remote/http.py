@@ -1,9 +1,4 @@
-"""Ranges of files over HTTP(S), on connections that stay open. Nothing but the standard library.
-
-What a server answers is believed only where it says which bytes of how many it sends (RFC 9110, section 14), and only
-where it keeps sending. Proxies are those that `urllib` finds. Redirections are followed, but not from https to http,
-and without the user name and the password of the first server.
-"""
+"""Read byte ranges of files over HTTP(S) with persistent connections; standard library only."""
 
 import io
 import re
@@ -22,8 +17,8 @@ from paceline.data.remote.credentials import Credentials, basic, credentials_for
 from paceline.data.remote.transport import LastingError, PassingError, Piece
 
 _STALLED_S = 30.0
+# Minimum rate over `_STALLED_S`; a piece of 8 MiB takes 14 minutes at this rate.
 _LEAST_BYTES_PER_S: Final = 10_000
-"""A server that sends less, over `_STALLED_S` on end, is given up: a piece of 8 MiB takes 14 minutes at this rate."""
 _MOST_REDIRECTIONS = 5
 _REDIRECTIONS = {301, 302, 303, 307, 308}
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
@@ -37,8 +32,10 @@ _FIXES = {
 }
 
 
+# A response is used only if it says which bytes of how many it contains (RFC 9110, section 14). Proxies are those of
+# `urllib`. Redirects are followed, but not from HTTPS to HTTP, and credentials go only to the first server.
 class Http:
-    """Reads ranges over HTTP(S); a server that sends nothing, or next to nothing, for `stalled_s` is given up."""
+    """Read ranges over HTTP(S); it is an error if a server sends (nearly) nothing for `stalled_s` seconds."""
 
     def __init__(self, stalled_s: float = _STALLED_S) -> None:
         self._stalled_s = stalled_s
@@ -50,7 +47,7 @@ class Http:
         self._proxies = getproxies()
 
     def read(self, address: Address, start: int, stop: int) -> Piece:
-        """Return bytes [start, stop) of a file, fewer only where it ends before `stop`."""
+        """Return bytes [start, stop) of a file, fewer only at its end."""
         credentials = self._credentials_for(address)
         url = address.parts._replace(query=credentials.query).geturl() if credentials.query else address.url
         for _ in range(_MOST_REDIRECTIONS):
@@ -65,13 +62,13 @@ class Http:
             url = urljoin(url, answer)
             scheme = urlsplit(url).scheme
             if scheme not in ("http", "https"):
-                raise LastingError("leads to somewhere that is not http", "correct data.source.root")
+                raise LastingError("redirects to a URL that is not http", "correct data.source.root")
             if parts.scheme == "https" and scheme == "http":
-                raise LastingError("leads from https to http, where anyone may change it", "correct data.source.root")
-        raise LastingError(f"leads on more than {_MOST_REDIRECTIONS} times", "correct data.source.root")
+                raise LastingError("redirects from https to http, which is not secure", "correct data.source.root")
+        raise LastingError(f"redirects more than {_MOST_REDIRECTIONS} times", "correct data.source.root")
 
     def close(self) -> None:
-        """Close all connections, those in use when they are given back."""
+        """Close idle connections now and busy ones when they are released."""
         with self._lock:
             self._is_closed = True
             connections = [each for idle in self._idle.values() for each in idle]
@@ -80,12 +77,12 @@ class Http:
             connection.close()
 
     def _credentials_for(self, address: Address) -> Credentials:
-        if address.url not in self._credentials:  # of which there are no more than shards
+        if address.url not in self._credentials:  # at most one entry per shard
             self._credentials[address.url] = credentials_for(address.url)
         return self._credentials[address.url]
 
     def _ask(self, parts: SplitResult, headers: dict[str, str], start: int, stop: int) -> Piece | str:
-        """Return what is asked for, or where the server says it is."""
+        """Send a request; return the bytes, or the URL of a redirect."""
         connection, is_used = self._connection(parts)
         try:
             try:
@@ -93,21 +90,19 @@ class Http:
             except (HTTPException, OSError):
                 if not is_used:
                     raise
-                connection.close()  # the server had closed it meanwhile; that is no failure
+                connection.close()  # the server has closed the idle connection; retry with a new one
                 connection = self._new(parts)
                 response = self._send(connection, parts, headers)
             answer = _answer(response, start, stop)
         except ssl.SSLCertVerificationError as error:
             connection.close()
             fix = "have it signed, or name the file of its authority in SSL_CERT_FILE"
-            raise LastingError(
-                f"the certificate of its server is not to be trusted: {error.verify_message}", fix
-            ) from error
+            raise LastingError(f"the certificate of its server is not trusted: {error.verify_message}", fix) from error
         except (HTTPException, OSError, ValueError) as error:
             connection.close()
             raise PassingError(_reason(error, self._stalled_s)) from error
         except BaseException:
-            connection.close()  # what it still sends belongs to nobody
+            connection.close()  # it may still send the rest of the response
             raise
         self._give_back(connection, parts, stays=response.isclosed() and not response.will_close)
         return answer
@@ -127,7 +122,7 @@ class Http:
         return connection.getresponse()
 
     def _connection(self, parts: SplitResult) -> tuple[HTTPConnection, bool]:
-        """Return a connection, and whether it has been used before."""
+        """Return a connection, and whether it was used before."""
         with self._lock:
             idle = self._idle.get((parts.scheme, _host(parts)))
             if idle:
@@ -136,9 +131,9 @@ class Http:
 
     def _new(self, parts: SplitResult) -> HTTPConnection:
         proxy = self._proxy(parts)
-        at = proxy or parts
+        target = proxy or parts
         try:
-            host, port = at.hostname or "", at.port
+            host, port = target.hostname or "", target.port
         except ValueError as error:
             raise LastingError(f"has no port: {error}", "correct data.source.root") from error
         if parts.scheme == "http":
@@ -148,21 +143,19 @@ class Http:
         connection = HTTPSConnection(host, port, timeout=self._stalled_s, context=self._trusted())
         connection.response_class = self._response  # type: ignore[assignment]
         if proxy:
-            through = basic(proxy)
+            authorization = basic(proxy)
             connection.set_tunnel(
-                parts.hostname or "", parts.port or 443, {"Proxy-Authorization": through} if through else {}
+                parts.hostname or "", parts.port or 443, {"Proxy-Authorization": authorization} if authorization else {}
             )
         return connection
 
-    def _response(self, sock: socket, *args: Any, **words: Any) -> HTTPResponse:
-        """Return what reads a response from `sock`, which must keep coming."""
-        return HTTPResponse(_Paced(sock, self._stalled_s), *args, **words)  # type: ignore[arg-type]
+    def _response(self, sock: socket, *args: Any, **options: Any) -> HTTPResponse:
+        return HTTPResponse(_Paced(sock, self._stalled_s), *args, **options)  # type: ignore[arg-type]
 
     def _trusted(self) -> ssl.SSLContext:
-        """Return what says whom to trust; it is made once, and only where it is needed, as it takes 30 ms."""
         with self._lock:
             self._tls = self._tls or ssl.create_default_context()
-            return self._tls
+            return self._tls  # created once and only if needed: it takes 30 ms
 
     def _proxy(self, parts: SplitResult) -> SplitResult | None:
         text = self._proxies.get(parts.scheme)
@@ -172,17 +165,17 @@ class Http:
 
 
 class _TooSlowError(OSError):
-    """A server that sends, but so little that it would hold a run for ever."""
+    """The server sends less than the minimum rate."""
 
 
 class _Paced(io.RawIOBase):
-    """What comes from a connected socket, as long as enough of it comes. The timeout of the socket is for one `recv`.
+    """Read from a connected socket and enforce a minimum rate; a socket timeout applies only to a single `recv`.
 
-    It stands for the socket of one response, of which `http.client` only calls `makefile`.
+    It replaces the socket of one response, of which `http.client` calls only `makefile`.
     """
 
     def __init__(self, sock: socket, stalled_s: float) -> None:
-        self._file = sock.makefile("rb", buffering=0)  # which keeps the socket open, as a response must
+        self._file = sock.makefile("rb", buffering=0)  # keeps the socket open
         self._stalled_s = stalled_s
         self._since_s = 0.0
         self._num_bytes = 0
@@ -195,7 +188,7 @@ class _Paced(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` with what is there. Raise `_TooSlowError` where too little came since the first byte."""
+        """Fill `buffer` with available bytes. Raise `_TooSlowError` below the minimum rate since the first byte."""
         num_bytes = self._file.readinto(buffer) or 0
         now_s = time.monotonic()
         if not self._num_bytes:
@@ -215,45 +208,47 @@ class _Paced(io.RawIOBase):
 
 
 def _answer(response: HTTPResponse, start: int, stop: int) -> Piece | str:
-    """Return what a response to a question for bytes [start, stop) holds, read to its end, or where it leads."""
-    status, told = response.status, response.headers
-    if status in _REDIRECTIONS and told["Location"]:
+    """Read a response for bytes [start, stop) to its end; return the bytes, or the URL of a redirect."""
+    status, headers = response.status, response.headers
+    if status in _REDIRECTIONS and headers["Location"]:
         response.read(1 << 16)
-        return str(told["Location"])
+        return str(headers["Location"])
     if status in _PASSING:
-        pause = told["Retry-After"] or ""
+        pause = headers["Retry-After"] or ""
         raise PassingError(f"{status} {response.reason}", float(pause) if pause.isdecimal() else 0.0)
     if status == 416:
-        total = _NONE_THERE.fullmatch(told["Content-Range"] or "")
+        total = _NONE_THERE.fullmatch(headers["Content-Range"] or "")
         return Piece(b"", int(total[1]) if total else start)
     if status not in (200, 206):
         raise LastingError(f"{status} {response.reason}", _FIXES.get(status, "correct data.source.root"))
-    if (told["Content-Encoding"] or "identity") != "identity":
-        raise LastingError("is sent compressed, though it was not asked for so", "have the server leave it as it is")
+    if (headers["Content-Encoding"] or "identity") != "identity":
+        raise LastingError(
+            "is sent compressed, which was not requested", "configure the server to send it uncompressed"
+        )
     first, last, total_bytes = _range_of(response, start, stop)
     if first != start or last >= stop or (last < stop - 1 and last != total_bytes - 1):
         raise PassingError(f"sent bytes {first}-{last} of {total_bytes}, not {start}-{stop - 1}")
     data = response.read(last - first + 1)
     if len(data) != last - first + 1:
         raise PassingError(f"{len(data):,} of {last - first + 1:,} bytes came")
-    if response.read(1):  # nothing, and then the connection is free
+    if response.read(1):  # reading to the end makes the connection reusable
         raise PassingError(f"sent more than bytes {first}-{last}")
     return Piece(data, total_bytes)
 
 
 def _range_of(response: HTTPResponse, start: int, stop: int) -> tuple[int, int, int]:
-    """Return the first byte, the last byte and the size of the file, as the server tells them."""
-    if response.status == 200:  # all of the file, which is right where all of it was asked for
+    """Return the first byte, the last byte and the size of the file, as the server declares them."""
+    if response.status == 200:  # the whole file, which is correct if the range covers it
         length = response.headers["Content-Length"] or ""
         if start == 0 and length.isdecimal() and int(length) <= stop:
             return 0, int(length) - 1, int(length)
         raise LastingError(
-            "is sent whole where a range was asked for (200 instead of 206)", "use a server that serves ranges"
+            "is sent whole instead of the requested range (200 instead of 206)", "use a server that serves ranges"
         )
-    told = _RANGE.fullmatch((response.headers["Content-Range"] or "").strip())
-    if not told:
-        raise LastingError("is sent without saying which bytes it is", "use a server that serves ranges")
-    return int(told[1]), int(told[2]), int(told[3])
+    content_range = _RANGE.fullmatch((response.headers["Content-Range"] or "").strip())
+    if not content_range:
+        raise LastingError("is sent without a valid Content-Range", "use a server that serves ranges")
+    return int(content_range[1]), int(content_range[2]), int(content_range[3])
 
 
 def _host(parts: SplitResult) -> str:
@@ -265,7 +260,7 @@ def _reason(error: Exception, stalled_s: float) -> str:
         case _TooSlowError():
             return str(error)
         case TimeoutError():
-            return f"nothing came for {stalled_s:g} s"
+            return f"nothing received for {stalled_s:g} s"
         case IncompleteRead():
             return f"the connection ended after {len(error.partial):,} bytes"
         case OSError():

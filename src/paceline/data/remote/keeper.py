@@ -1,4 +1,4 @@
-"""Threads that fetch whole shards behind the back of those who read: each shard once, in the order it was wanted."""
+"""Fetch whole shards in background threads, each once, in the order of requests."""
 
 import threading
 from collections.abc import Callable
@@ -11,10 +11,11 @@ NUM_THREADS = 4
 
 
 class Keeper:
-    """Calls `keep` with shards that are wanted.
+    """Call `keep` in threads for requested shards.
 
-    One that does not fit is not tried again, one that another process is fetching is when it is wanted again. Damage
-    that `keep` meets is told to whoever asks for the shard next; what else it raises, whoever reads it meets too.
+    A shard that does not fit is not retried; one that another process is fetching is, on the next request. A
+    `DamageError` is raised at the next request of the shard. Other errors are dropped, as reading the shard raises them
+    too.
     """
 
     def __init__(self, keep: Callable[[int], Outcome]) -> None:
@@ -26,7 +27,7 @@ class Keeper:
         self._faults: dict[int, DamageError] = {}
 
     def want(self, shard: int) -> None:
-        """Have a shard fetched when its turn comes. Raise the `DamageError` that it has met before."""
+        """Queue a shard unless it is queued. Raise the `DamageError` of an earlier attempt."""
         if shard in self._faults:
             raise self._faults[shard]
         with self._lock:
@@ -40,7 +41,7 @@ class Keeper:
         self._queue.put(shard)
 
     def end(self) -> None:
-        """Have the threads end after what they have under way."""
+        """Stop the threads after their current shards."""
         with self._lock:
             threads = [*self._threads]
             self._threads.clear()
@@ -48,7 +49,7 @@ class Keeper:
             self._queue.put(None)
 
     def settle(self) -> None:
-        """Wait until all that is wanted is done."""
+        """Wait until all requested shards are done."""
         with self._lock:
             threads = [*self._threads]
         self.end()

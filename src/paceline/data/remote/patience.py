@@ -1,4 +1,4 @@
-"""Try again, with pauses that double, what may be better the next time."""
+"""Retry temporary errors with exponential backoff."""
 
 import threading
 from collections.abc import Callable
@@ -11,16 +11,16 @@ from paceline.data.remote.transport import LastingError, PassingError, Piece, Tr
 
 
 def wait_s(seconds: float) -> None:
-    """Do nothing for so long."""
+    """Sleep for `seconds`."""
     threading.Event().wait(seconds)
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a range is asked for, and how long it is waited in between: `first_pause_s`, doubled each time.
+    """Number of attempts, and pauses between them: `first_pause_s`, doubled each time.
 
-    The defaults wait 15.5 s in all, so that a server that is restarted is back. A server that asks for a longer pause
-    gets it, up to `longest_pause_s`.
+    The defaults wait 15.5 s in total, enough for a server restart. A server can request a pause of up to
+    `longest_pause_s`.
     """
 
     attempts: int = 6
@@ -29,7 +29,7 @@ class Patience:
     pause: Callable[[float], None] = wait_s
 
     def read(self, transport: Transport, address: Address, start: int, stop: int) -> Piece:
-        """Return bytes [start, stop) of a file, fewer where it ends. Raise `DataError` naming the URL."""
+        """Return bytes [start, stop) of a file, fewer only at its end. Raise `DataError` naming the URL."""
         pause_s = self.first_pause_s
         for attempt in range(1, self.attempts + 1):
             try:
@@ -39,8 +39,8 @@ class Patience:
             except PassingError as error:
                 if attempt == self.attempts:
                     raise DataError(
-                        f"{address.shown}: cannot be read: {error}, {count(attempt, 'time')} (see that the server "
-                        f"and the network work; a run then goes on with --resume)"
+                        f"{address.shown}: cannot be read: {error}, {count(attempt, 'time')} (check the server "
+                        f"and the network, then resume the run with --resume)"
                     ) from error
                 self.pause(min(max(pause_s, error.pause_s), self.longest_pause_s))
                 pause_s *= 2

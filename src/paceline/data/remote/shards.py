@@ -1,8 +1,4 @@
-"""The shards of a pack behind a URL: kept whole on disk as far as they fit, read sample by sample until then and else.
-
-The first sample of a shard is read by its range, so that training starts at once, and the shard is fetched meanwhile.
-Bytes that come by ranges are proved by whoever reads the sample, a kept shard by its checksum when it is fetched.
-"""
+"""Shards of a pack behind a URL: read from the cache, or by range until they are cached or if they do not fit."""
 
 import contextlib
 import os
@@ -28,7 +24,7 @@ from paceline.data.remote.transport import Transport
 
 @dataclass(frozen=True, eq=False)
 class _Process:
-    """What a process has of its own: threads, locks and connections, none of which survives a fork."""
+    """Threads, locks and connections of one process, none of which survives a fork."""
 
     fetcher: Fetcher
     keeper: Keeper
@@ -36,7 +32,7 @@ class _Process:
     pid: int
 
     def close(self) -> None:
-        """Give all of it back, without waiting for what is under way. In a forked process, leave it to the parent."""
+        """Release all without waiting for downloads; no-op in a forked child."""
         if self.pid != os.getpid():
             return
         self.fetcher.stops.set()
@@ -45,10 +41,9 @@ class _Process:
         self.lease.close()
 
 
+# No reference to `RemoteShards`, so that the threads do not keep it from being garbage-collected.
 @dataclass(frozen=True, eq=False)
 class _Keep:
-    """Has shards kept. It does not know who reads them, so that threads that use it keep no reader from going."""
-
     addresses: tuple[Address, ...]
     files: tuple[ShardFile, ...]
     cache: Cache
@@ -59,11 +54,13 @@ class _Keep:
         return fetcher.keep(self.addresses[shard], file, self.folder / file.name, self.cache, wait=wait)
 
 
+# Reading a sample by range also requests its shard, so that training starts immediately. The caller verifies samples
+# that are read by range; a cached shard is verified when it is fetched.
 @dataclass(frozen=True, eq=False)
 class RemoteShards:
-    """Shards `files` at `addresses`, kept in `cache` under `digest`; `connect` makes the transport of a process.
+    """Shards `files` at `addresses`, cached in `cache` under `digest`; `connect` creates the transport of a process.
 
-    Threads may share it; a forked process goes on with connections of its own, and a pickled one opens anew.
+    Threads can share it; a forked process creates its own connections, and unpickling opens new ones.
     """
 
     addresses: tuple[Address, ...]
@@ -89,33 +86,32 @@ class RemoteShards:
         return RemoteShards, (self.addresses, self.files, self.cache, self.digest, self.connect, self.patience)
 
     def held(self) -> Self:
-        """Return it, with the lock taken under which nothing that is kept of it is removed."""
+        """Lock the pack's cache against eviction and return this object."""
         self._here()
         return self
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
-        """Return `length` bytes of a shard. Raise `DataError` naming its URL where they cannot be had."""
+        """Return `length` bytes of a shard. Raise `DataError` naming the URL."""
         if self._is_kept(shard):
             return self._local.read(shard, offset, length)
-        here = self._here()
-        here.keeper.want(shard)
+        state = self._here()
+        state.keeper.want(shard)
         file = self.files[shard]
-        return here.fetcher.read(self.addresses[shard], offset, offset + length, file.num_bytes)
+        return state.fetcher.read(self.addresses[shard], offset, offset + length, file.num_bytes)
 
     def memory(self, shard: int) -> memoryview | None:
-        """Return all of a shard's file, mapped; None where it is not here, and is fetched if it fits."""
+        """Return a shard's file as mapped memory, or None if it is not cached yet; then request it."""
         if self._is_kept(shard):
             return self._local.memory(shard)
         self._here().keeper.want(shard)
         return None
 
     def array(self, shard: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """Return bytes of a shard as uint8 [length] that may be written to: mapped, or read where it does not fit.
-
-        Waits until they are here.
+        """Return bytes of a shard as writable uint8 [length], mapped if the shard fits into the cache. Blocks until
+        available.
         """
-        here = self._here()
-        if self._is_kept(shard) or self._keep(here.fetcher, shard, wait=True) == "kept":
+        state = self._here()
+        if self._is_kept(shard) or self._keep(state.fetcher, shard, wait=True) == "kept":
             return self._local.array(shard, offset, length)
         pixels = np.empty(length, dtype=np.uint8)
         for start in range(0, length, PIECE_BYTES):
@@ -124,20 +120,17 @@ class RemoteShards:
         return pixels
 
     def settle(self) -> None:
-        """Wait until every shard that was wanted is here, or cannot be."""
+        """Wait until every requested shard is cached or has failed."""
         self._here().keeper.settle()
 
     def prefetch(self, shards: Iterable[int]) -> None:
-        """Have `shards` fetched, as far as they fit, in this order and several at once, and do not wait for it.
-
-        Raise `DataError` for one that was found damaged.
-        """
+        """Request `shards` in this order without waiting. Raise `DataError` for one that was damaged before."""
         for shard in shards:
             if not self._is_kept(shard):
                 self._here().keeper.want(shard)
 
     def close(self) -> None:
-        """End what is under way, and give back connections, descriptors, maps and the lock on what is kept."""
+        """Stop downloads, and release connections, descriptors, maps and the lock."""
         process = self._processes.pop(os.getpid(), None)
         if process is not None:
             process.close()
@@ -149,15 +142,14 @@ class RemoteShards:
         path = self._local.folder / self.files[shard].name
         if not path.exists():
             return False
-        self._here()  # which holds the lock that it may not be removed under
+        self._here()  # takes the lock against eviction
         with contextlib.suppress(OSError):
-            os.utime(path)  # opened last, given up last
+            os.utime(path)  # for LRU eviction
         self._kept.add(shard)
         return True
 
     def _here(self) -> _Process:
-        """Return what is this process's own; the parent's, which a forked one finds too, is left alone."""
-        process = self._processes.get(os.getpid())
+        process = self._processes.get(os.getpid())  # by pid: a forked process must not use its parent's state
         if process is None:
             fetcher = Fetcher(self.connect(), self.patience)
             keeper = Keeper(partial(self._keep, fetcher, wait=False))

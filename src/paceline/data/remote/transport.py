@@ -1,4 +1,4 @@
-"""How bytes of a remote file are had, once: `Transport`; and what can be wrong, for now or for good."""
+"""The `Transport` protocol for byte ranges of remote files, and its temporary and permanent errors."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,14 +8,14 @@ from paceline.data.remote.address import Address
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes of a file, and how many it has in all."""
+    """Bytes of a file, and the size of the file."""
 
     data: bytes
     total: int
 
 
 class PassingError(Exception):
-    """Something that may be better when tried again; `pause_s` is how long the server asks to wait."""
+    """A temporary error; `pause_s` is the pause that the server requests before a retry, in seconds."""
 
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -23,7 +23,7 @@ class PassingError(Exception):
 
 
 class LastingError(Exception):
-    """Something that will be the same when tried again, and what to do about it."""
+    """A permanent error, with its fix."""
 
     def __init__(self, reason: str, fix: str) -> None:
         super().__init__(reason)
@@ -31,15 +31,12 @@ class LastingError(Exception):
 
 
 class Transport(Protocol):
-    """Reads ranges of files. Threads may share it; a forked process must have one of its own."""
+    """Read byte ranges of files. Threads can share it; forked processes cannot."""
 
     def read(self, address: Address, start: int, stop: int) -> Piece:
-        """Return bytes [start, stop) of a file, fewer only where it ends before `stop`; never others.
-
-        Raise `PassingError` or `LastingError`.
-        """
+        """Return bytes [start, stop) of a file, fewer only at its end. Raise `PassingError` or `LastingError`."""
         ...
 
     def close(self) -> None:
-        """Give back connections."""
+        """Release connections."""
         ...

@@ -1,1 +1,1 @@
-"""Where samples come from: each source makes the training and the validation split of one data set. Torch-free."""
+"""Sources of samples: each builds the training and validation split of one data set. Torch-free."""

@@ -1,4 +1,4 @@
-"""From the recipe's `data.source` to the two splits it names."""
+"""Build the training and validation split from the recipe's `data.source`."""
 
 from typing import assert_never
 
@@ -32,14 +32,13 @@ from paceline.recipe.schema.source import (
 
 
 def build_datasets(section: SourceSection, *, may_download: bool, skip_bad: bool = False) -> Datasets:
-    """Return the training and the validation split of `section`. Raise `DataError` when they cannot be had.
+    """Build the training and validation split of `section`.
 
-    Image files that can be seen to be bad without opening them are refused here, unless `skip_bad` leaves them to
-    whoever reads them.
-
-    With many ranks, one rank of each node calls this with `may_download` first, and the others without it once
-    that has returned: so a data set is fetched once a node.
+    Image files that a directory listing shows to be unreadable raise `DataError`; with `skip_bad` they are kept and
+    fail when they are read. Raise `DataError` if the data set cannot be loaded.
     """
+    # With several ranks, one rank per node calls this with `may_download` before the others, so that each node
+    # downloads a data set once.
     match section:
         case Digits():
             return load_digits()
@@ -61,10 +60,10 @@ def build_datasets(section: SourceSection, *, may_download: bool, skip_bad: bool
 
 
 def build_validation(section: SourceSection, *, skip_bad: bool = False) -> Source:
-    """Return the validation split alone, of what is here, without reading the training split where it is large.
+    """Build only the validation split of `section` from local files, if possible without scanning the training split.
 
-    Its classes may be numbered otherwise than the training split's. Raise `DataError` where it cannot be had, and
-    `RecipeError` for a user's own code that cannot be used.
+    Class numbers may differ from the training split's. Raise `DataError` if the split cannot be loaded and
+    `RecipeError` if a plugin is not usable.
     """
     match section:
         case Cifar10() | Cifar100():
@@ -78,7 +77,6 @@ def build_validation(section: SourceSection, *, skip_bad: bool = False) -> Sourc
 
 
 def _build_packed(section: Pack | Lmdb | WebDataset | HuggingFace) -> Datasets:
-    """Return what is kept in few large files."""
     match section:
         case Pack():
             return load_pack(section)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from the files of their authors or from class folders; all pixels in memory (180 MB)."""
+"""Load CIFAR-10 and CIFAR-100 from the authors' pickles or from class folders into memory (180 MB)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,6 @@ _FOLDERS: tuple[tuple[str, Split], ...] = (("train", "train"), ("test", "val"))
 
 @dataclass(frozen=True)
 class _Edition:
-    """What differs between the two sets. `mean` and `std` are of the training images, as everyone uses them."""
-
     name: Literal["cifar10", "cifar100"]
     title: str
     num_classes: int
@@ -34,6 +32,7 @@ class _Edition:
     meta_file: str
     names_key: str
     labels_key: str
+    # Over the training images, as in most published code.
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
@@ -67,42 +66,40 @@ _CIFAR100 = _Edition(
 
 
 def load_cifar(section: Cifar10 | Cifar100, *, may_download: bool) -> Datasets:
-    """Return CIFAR as uint8 [N, 32, 32, 3], labels by class name. Fetch it when that is asked for and allowed.
+    """Load CIFAR as uint8 [N, 32, 32, 3], and download it if the recipe allows it.
 
-    `root` holds the authors' files, or their folder, or `train/` and `test/` class folders (PNG, JPEG, ...).
-    Raise `DataError` when it has neither, or a file is broken.
+    `root` holds the authors' files, their folder, or `train/` and `test/` class folders (PNG, JPEG, ...). Raise
+    `DataError` if neither is present or a file is malformed.
     """
-    found, edition = _place(section, may_download=may_download)
-    return _read_folders(found, edition) if is_folder(found / "train") else _read_batches(found, edition)
+    folder, edition = _place(section, may_download=may_download)
+    return _read_folders(folder, edition) if is_folder(folder / "train") else _read_batches(folder, edition)
 
 
 def load_validation_cifar(section: Cifar10 | Cifar100) -> ArraySource:
-    """Return the validation split as `load_cifar` does, without reading the other, which is five times as large."""
-    found, edition = _place(section, may_download=False)
-    if is_folder(found / "train"):
-        return _decode_all(found / "test", "val", edition)
-    return _source(edition, "val", _names(found, edition), *_read(found, edition, edition.test_file))
+    """Load only the validation split, a sixth of the data."""
+    folder, edition = _place(section, may_download=False)
+    if is_folder(folder / "train"):
+        return _decode_all(folder / "test", "val", edition)
+    return _source(edition, "val", _names(folder, edition), *_read(folder, edition, edition.test_file))
 
 
 def _place(section: Cifar10 | Cifar100, *, may_download: bool) -> tuple[Path, _Edition]:
-    """Return the folder that has the files, and which set it is."""
     edition = _CIFAR10 if isinstance(section, Cifar10) else _CIFAR100
     root = expanded(section.root)
-    found = _find(root, edition)
-    if found is None and section.download and may_download:
+    folder = _find(root, edition)
+    if folder is None and section.download and may_download:
         download_cifar(root, edition.name, (*edition.train_files, edition.test_file, edition.meta_file))
-        found = _find(root, edition)
-    if found is None:
+        folder = _find(root, edition)
+    if folder is None:
         fix = "" if section.download else ", or data.source.download=true"
         raise DataError(
             f"data.source.root: {printable(root)} has no {edition.title} (expected {edition.folder}/ or train/ and "
             f"test/ class folders; set data.source.root to the folder that has it{fix})"
         )
-    return found, edition
+    return folder, edition
 
 
 def _find(root: Path, edition: _Edition) -> Path | None:
-    """Return the folder of the authors' files or of the class folders."""
     for folder in (root / edition.folder, root):
         if is_file(folder / edition.train_files[0]):
             return folder
@@ -127,10 +124,10 @@ def _read(folder: Path, edition: _Edition, name: str) -> tuple[Pixels, NDArray[n
 
 def _read_folders(root: Path, edition: _Edition) -> Datasets:
     train, val = (_decode_all(root / name, split, edition) for name, split in _FOLDERS)
-    strange = set(train.info.class_names) ^ set(val.info.class_names)
-    if strange:
+    different = set(train.info.class_names) ^ set(val.info.class_names)
+    if different:
         raise DataError(
-            f"{printable(root)}: train/ and test/ differ in class '{min(strange)}'; give both the same folders"
+            f"{printable(root)}: train/ and test/ differ in class '{min(different)}'; give both the same folders"
         )
     return Datasets(train, val)
 
@@ -147,11 +144,11 @@ def _decode_all(root: Path, split: Split, edition: _Edition) -> ArraySource:
     files = EncodedSource.pack(info, str(tree.root), tree.paths, tree.labels)
     images = np.empty((len(files), *_SIZE, 3), dtype=np.uint8)
     for index in range(len(files)):
-        picture = decode(files.read_bytes(index), channels=3, name=files.name_of(index))
-        if picture.size != _SIZE:
-            width, height = picture.size
+        image = decode(files.read_bytes(index), channels=3, name=files.name_of(index))
+        if image.size != _SIZE:
+            width, height = image.size
             raise DataError(f"{files.name_of(index)}: is {width}x{height}, not 32x32 (use data.source.name=folder)")
-        images[index] = np.asarray(picture)
+        images[index] = np.asarray(image)
     return _source(edition, split, names, images, tree.labels.astype(np.int64), tree.notes)
 
 

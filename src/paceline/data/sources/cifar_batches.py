@@ -1,8 +1,4 @@
-"""Read CIFAR's own files: pickles of numpy 1 and Python 2, read without pickle's or numpy's reconstruction.
-
-The stream may name what an array of numpy is made of, and gets stand-ins that accept bytes of uint8 and nothing
-else. So a file from elsewhere runs no code, and its numbers reach no C code that trusts them.
-"""
+"""Read CIFAR's batch files without numpy's unpickling."""
 
 import math
 from dataclasses import dataclass
@@ -19,8 +15,10 @@ Pixels = NDArray[np.uint8]
 _ALLOWED = "a CIFAR file may hold only text, numbers and arrays of uint8 (remove it and fetch the data set again)"
 
 
+# The files are pickles that numpy 1 and Python 2 wrote. The names that a pickled array refers to map to stand-ins that
+# accept only uint8 bytes, so that an untrusted file cannot run code or pass sizes to C code.
 def read_batch(path: Path, *, labels_key: str, num_classes: int) -> tuple[Pixels, NDArray[np.int64]]:
-    """Return (uint8 images [N, 32, 32, 3], int64 labels [N]) of one batch file. Raise `DataError` naming it."""
+    """Return (uint8 images [N, 32, 32, 3], int64 labels [N]) of one batch file. Raise `DataError` naming the file."""
     entry = _read(path)
     array, labels = entry.get("data"), entry.get(labels_key)
     if not isinstance(array, _Array) or array.pixels is None or array.pixels.shape[1:] != (3072,):
@@ -39,7 +37,7 @@ def read_batch(path: Path, *, labels_key: str, num_classes: int) -> tuple[Pixels
 
 
 def read_class_names(path: Path, *, key: str, num_classes: int) -> tuple[str, ...]:
-    """Return the class names that a `meta` file holds. Raise `DataError` naming it."""
+    """Return the class names in a `meta` file. Raise `DataError` naming the file."""
     names = _read(path).get(key)
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(name, str) for name in names):
         raise DataError(f"{printable(path)}: its '{key}' is not a list of {num_classes} names; {_ALLOWED}")
@@ -54,8 +52,7 @@ def _read(path: Path) -> dict[object, object]:
 
 
 def _array_names() -> dict[str, object]:
-    """Return what the names of a pickled array stand for: new objects each time, as a stream may change them."""
-
+    # New objects per file, as a pickle can modify what it gets.
     def reconstruct(array_type: object, shape: object, typecode: object) -> _Array:
         return _Array()
 
@@ -79,15 +76,15 @@ def _array_names() -> dict[str, object]:
 
 
 class _Dtype:
-    """Stands for `numpy.dtype('u1')`; byte order and alignment mean nothing for single bytes."""
+    """Stand-in for `numpy.dtype('u1')`."""
 
     def __setstate__(self, state: object) -> None:
-        pass
+        pass  # byte order and alignment do not matter for single bytes
 
 
 @dataclass
 class _Array:
-    """Stands for a `numpy.ndarray` of uint8 in a stream; `pixels` once its state has been read."""
+    """Stand-in for a uint8 `numpy.ndarray`; `pixels` is None until `__setstate__`."""
 
     pixels: Pixels | None = None
 

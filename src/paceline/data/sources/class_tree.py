@@ -1,4 +1,4 @@
-"""Find the image files of a folder that has one sub-folder for each class. Opens no file."""
+"""Find the image files of a folder with one subfolder per class, without opening a file."""
 
 import os
 import unicodedata
@@ -15,35 +15,38 @@ from paceline.data.sources.image_names import is_image_name, told_kinds
 from paceline.data.sources.listed import fault_of, refuse_faults
 from paceline.data.sources.places import printable
 
+# Purpose of the images below a folder, for error messages.
 Use = Literal["training", "validation", "evaluation"]
-"""What the images of a tree are for."""
 _WHAT_FOR: Final[dict[Use, str]] = {
     "training": "to train on",
-    "validation": "to validate by",
-    "evaluation": "to evaluate by",
+    "validation": "to validate on",
+    "evaluation": "to evaluate on",
 }
-_SAVE_AS: Final = "save what are photographs as .jpg or .png"
+_SAVE_AS: Final = "convert images to .jpg or .png"
 _Identity = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class ClassTree:
-    """The images below `root`: class by class, by name within a class.
+    """The images below `root`, ordered by class and then by name.
 
-    `class_names` are the sub-folders' names in order, undecodable bytes as surrogates. `paths` are N paths relative
-    to `root`, in file system encoding; `labels`, int32 [N], index `class_names`. `notes` say what was left out.
+    `paths` are N paths relative to `root` in file system encoding; `labels`, int32 [N], index `class_names`.
     """
 
     root: Path
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...]  # undecodable bytes as surrogates
     paths: list[bytes]
     labels: NDArray[np.int32]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # about files that were left out
 
 
 @dataclass
 class _Findings:
-    """What one walk met: image paths relative to the root, why some of them cannot be read, and other files."""
+    """Result of a directory walk.
+
+    `faults` maps relative image paths to the reason why they cannot be read; `others` are absolute paths of other
+    files.
+    """
 
     images: list[bytes] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
@@ -51,103 +54,99 @@ class _Findings:
 
 
 def scan_classes(root: Path, *, setting: str, use: Use = "training", skip_bad: bool = False) -> ClassTree:
-    """Return the class folders of `root` and the images below them, at any depth; hidden files do not count.
+    """List the class folders of `root` and the images below them at any depth, without hidden files.
 
-    Raise `DataError`, naming `setting` or the path, where `root` has no images for `use` or a class has none, where
-    two classes have one name, or where something that is called like an image cannot be read: a folder, a pipe, a
-    dangling link, an empty file or one without permission. With `skip_bad` the latter count as images, for whoever
-    reads them to skip.
+    Raise `DataError`, naming `setting` or the path, if `root` or a class has no images, if two class names look the
+    same, or if an entry named like an image cannot be read: a folder, a pipe, a dangling link, an empty file or one
+    without permission. With `skip_bad` such entries count as images.
     """
     identity, top = _list(root, setting)
     folders = sorted((entry.name for entry in top if _kind(entry) == "folder"), key=os.fsencode)
     loose = [entry.path for entry in top if is_image_name(entry.name) and _kind(entry) != "folder"]
-    found = _Findings()
+    walked = _Findings()
     paths: list[bytes] = []
     sizes = []
     empty: dict[str, list[str]] = {}
     for name in folders:
-        num_others = len(found.others)
-        _walk(f"{root}/{name}", f"{name}/", found, (identity,))
-        paths += sorted(found.images)
-        sizes.append(len(found.images))
-        if not found.images:
-            empty[name] = found.others[num_others:]
-        found.images.clear()
+        num_others = len(walked.others)
+        _walk(f"{root}/{name}", f"{name}/", walked, (identity,))
+        paths += sorted(walked.images)
+        sizes.append(len(walked.images))
+        if not walked.images:
+            empty[name] = walked.others[num_others:]
+        walked.images.clear()
     if not skip_bad:
-        refuse_faults(printable(root), found.faults)
+        refuse_faults(printable(root), walked.faults)
     _refuse_same(root, folders)
     if not any(sizes):
         raise DataError(f"{setting}: {printable(root)} has no images {_WHAT_FOR[use]}: {_state(empty, loose, use)}")
     _refuse_empty(root, empty)
     labels = np.repeat(np.arange(len(folders), dtype=np.int32), sizes)
-    return ClassTree(root, tuple(folders), paths, labels, _notes(root, folders, loose, found.others))
+    return ClassTree(root, tuple(folders), paths, labels, _notes(root, folders, loose, walked.others))
 
 
 def has_folders(root: Path) -> bool:
-    """Whether `root` has sub-folders that are not hidden. Raise `DataError` where it cannot be listed."""
+    """Return whether `root` has subfolders that are not hidden. Raise `DataError` if it cannot be listed."""
     return any(_kind(entry) == "folder" for entry in _list(root)[1])
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["file", "folder", "neither"]:
-    """Return what a name, or the link it is, stands for."""
     try:
         return "file" if entry.is_file() else "folder" if entry.is_dir() else "neither"
-    except OSError:  # a link to itself
+    except OSError:  # a link that refers to itself
         return "neither"
 
 
 def _list(folder: str | Path, setting: str = "") -> tuple[_Identity, list[os.DirEntry[str]]]:
-    """Return which folder this is, and what is in it and not hidden."""
-    place = f"{setting}: " if setting else ""
+    prefix = f"{setting}: " if setting else ""
     fix = f"set {setting} to a folder of class folders" if setting else "make it readable or remove it"
     try:
         status = Path(folder).stat()
         with os.scandir(folder) as entries:
             return (status.st_dev, status.st_ino), [entry for entry in entries if not entry.name.startswith(".")]
     except FileNotFoundError as error:
-        raise DataError(f"{place}{printable(folder)} does not exist; {fix}") from error
+        raise DataError(f"{prefix}{printable(folder)} does not exist; {fix}") from error
     except NotADirectoryError as error:
-        raise DataError(f"{place}{printable(folder)} is not a folder; {fix}") from error
+        raise DataError(f"{prefix}{printable(folder)} is not a folder; {fix}") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{place}{printable(folder)} cannot be listed: {reason}; {fix}") from error
+        raise DataError(f"{prefix}{printable(folder)} cannot be listed: {reason}; {fix}") from error
 
 
-def _walk(folder: str, relative: str, found: _Findings, above: tuple[_Identity, ...]) -> None:
+def _walk(folder: str, relative: str, result: _Findings, above: tuple[_Identity, ...]) -> None:
     identity, entries = _list(folder)
-    if identity in above:  # links are followed, as data sets are often made of them
-        raise DataError(f"{printable(folder)}: links back to a folder above it; remove the link")
+    if identity in above:  # links are followed, as many data sets consist of them
+        raise DataError(f"{printable(folder)}: links to one of its parent folders; remove the link")
     for entry in entries:
         name = entry.name
         match is_image_name(name), _kind(entry):
             case True, _:
-                found.images.append(os.fsencode(relative + name))
+                result.images.append(os.fsencode(relative + name))
                 fault = fault_of(entry)
                 if fault:
-                    found.faults[relative + name] = fault
+                    result.faults[relative + name] = fault
             case False, "folder":
-                _walk(f"{folder}/{name}", f"{relative}{name}/", found, (*above, identity))
+                _walk(f"{folder}/{name}", f"{relative}{name}/", result, (*above, identity))
             case _:
-                found.others.append(entry.path)
+                result.others.append(entry.path)
 
 
 def _refuse_same(root: Path, folders: list[str]) -> None:
-    """Refuse classes that look the same: written with other bytes, as macOS and Linux write an accent."""
+    # macOS and Linux encode an accented letter differently (NFD and NFC).
     seen: dict[str, str] = {}
     for name in folders:
         other = seen.setdefault(unicodedata.normalize("NFC", printable(name)), name)
         if other != name:
             raise DataError(
-                f"{printable(f'{root}/{name}')}: is a class whose name differs from that of another only by how it is "
-                f"encoded ({other!a} and {name!a}); put the images of both in one folder"
+                f"{printable(f'{root}/{name}')}: differs from another class name only in its Unicode encoding "
+                f"({other!a} and {name!a}); move the images of both into one folder"
             )
 
 
 def _state(empty: dict[str, list[str]], loose: list[str], use: Use) -> str:
-    """Return what lies in a folder that has no image in any class, and what to do."""
     if loose:
         state = f"{count(len(loose), 'image')} in it, in no class folder; make one folder for each class"
-        return f"{state}, or take `paceline predict`, which needs none" if use == "evaluation" else state
+        return f"{state}, or use `paceline predict`, which needs none" if use == "evaluation" else state
     if not empty:
         return "no class folders in it; expected ROOT/CLASS/*.jpg"
     kinds = _kinds([path for others in empty.values() for path in others])
@@ -156,12 +155,11 @@ def _state(empty: dict[str, list[str]], loose: list[str], use: Use) -> str:
 
 
 def _refuse_empty(root: Path, empty: dict[str, list[str]]) -> None:
-    """Refuse the first of the classes without images, which are given with the files that they have."""
     for name, others in empty.items():
-        place, kinds = printable(f"{root}/{name}"), _kinds(others)
+        folder, kinds = printable(f"{root}/{name}"), _kinds(others)
         if not kinds:
-            raise DataError(f"{place}: is a class folder without images; remove it or put images in it")
-        raise DataError(f"{place}: is a class folder without images, with {kinds}; remove it, or {_SAVE_AS}")
+            raise DataError(f"{folder}: is a class folder without images; remove it or put images in it")
+        raise DataError(f"{folder}: is a class folder without images, with {kinds}; remove it, or {_SAVE_AS}")
 
 
 def _kinds(paths: list[str]) -> str:

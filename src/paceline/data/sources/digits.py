@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: data that comes with a dependency, so that a first run needs no download."""
+"""Load scikit-learn's handwritten digits, which need no download."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ _SPLIT_SEED = 0
 
 
 def load_digits() -> Datasets:
-    """Return the 1,797 digits as uint8 [N, 8, 8, 1]; a fifth of each class is held out, the same in every run."""
+    """Load the 1,797 digits as uint8 [N, 8, 8, 1]; a fixed fifth of each class is the validation split."""
     from sklearn import datasets
 
     digits = datasets.load_digits()

@@ -1,8 +1,4 @@
-"""Fetch the small data sets, by torchvision's addresses and checksums. Imports torchvision only when it does.
-
-Of CIFAR's archive only the files that are needed are unpacked, by name: torchvision's own constructor would unpack
-it with `extractall` and then unpickle what it got.
-"""
+"""Download CIFAR and Fashion-MNIST from torchvision's URLs and verify torchvision's checksums."""
 
 import gzip
 import shutil
@@ -20,48 +16,48 @@ from paceline.core.files import open_to_write
 from paceline.data.sources.places import printable
 
 _STALLED_S = 60.0
+# Limit for all bytes of an archive, including files that are skipped; CIFAR's archives have 186 MB.
 MAX_UNPACKED_BYTES = 512 * 2**20
-"""The most an archive may unpack to, what is left out included; CIFAR's are 186 MB."""
+# Limit for the entries of an archive; CIFAR's have 9.
 MAX_MEMBERS = 100
-"""The most entries an archive may have; CIFAR's have 9."""
 
 
 def download_cifar(root: Path, edition: Literal["cifar10", "cifar100"], files: Sequence[str]) -> None:
-    """Fetch CIFAR's archive, check its MD5, and put `files` of it in `root`, in torchvision's layout.
+    """Download CIFAR's archive, check its MD5, and put `files` into `root` in torchvision's layout.
 
-    The first of `files` comes last, so that its presence says that all are there. Raise `DataError` naming `root`
-    and the reason when that is not possible.
+    Raise `DataError` naming `root` and the reason on failure.
     """
     with _fetching(root, {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[edition]) as scratch:
         from torchvision.datasets import CIFAR10, CIFAR100
         from torchvision.datasets.utils import download_url
 
+        # torchvision's constructor would call `extractall` and unpickle the result; extract only known names instead.
         archive = {"cifar10": CIFAR10, "cifar100": CIFAR100}[edition]
         download_url(archive.url, scratch, archive.filename, archive.tgz_md5)
         unpack(scratch / archive.filename, archive.base_folder, files, scratch)
+        # The first file comes last: its presence shows that all are complete.
         _move([scratch / name for name in reversed(files)], root / archive.base_folder)
 
 
 def download_fashion_mnist(root: Path) -> None:
-    """Fetch Fashion-MNIST's four files, check their MD5s, and put them in `root`, in torchvision's layout.
+    """Download Fashion-MNIST's four files, check their MD5s, and put them into `root` in torchvision's layout.
 
-    Raise `DataError` naming `root` and the reason when that is not possible.
+    Raise `DataError` naming `root` and the reason on failure.
     """
     with _fetching(root, "Fashion-MNIST") as scratch:
         from torchvision.datasets import FashionMNIST
         from torchvision.datasets.utils import download_url
 
-        # Its own download would unpack what it fetched, however much that is.
+        # torchvision's own download would decompress the files without a size limit.
         for name, md5 in FashionMNIST.resources:
             download_url(f"{FashionMNIST.mirrors[0]}{name}", scratch, name, md5)
         _move([scratch / name for name, _ in FashionMNIST.resources], root / "FashionMNIST" / "raw")
 
 
 def unpack(archive: Path, folder: str, files: Sequence[str], into: Path) -> None:
-    """Write those `files` of `folder` in a gzipped tar to `into`, under their own names and nothing else.
+    """Extract the members `files` of `folder` in a gzipped tar to the folder `into`.
 
-    Links, devices and paths elsewhere are never followed or made, for no name in the archive is used. Raise
-    `DataError` for an archive that has more than `MAX_MEMBERS` entries or unpacks to more than `MAX_UNPACKED_BYTES`.
+    Raise `DataError` if the archive has more than `MAX_MEMBERS` entries or `MAX_UNPACKED_BYTES` bytes.
     """
     with (
         gzip.open(archive) as stream,
@@ -70,6 +66,7 @@ def unpack(archive: Path, folder: str, files: Sequence[str], into: Path) -> None
         for number, member in enumerate(tar, start=1):
             if number > MAX_MEMBERS:
                 raise DataError(f"{printable(archive)}: has more than {MAX_MEMBERS} entries (remove it)")
+            # No path of the archive is used for writing, so links and `..` have no effect.
             content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
             above, _, name = member.name.rpartition("/")
             if content is not None and above == folder and name in files:
@@ -78,7 +75,7 @@ def unpack(archive: Path, folder: str, files: Sequence[str], into: Path) -> None
 
 
 class _Limited:
-    """Read a stream up to `MAX_UNPACKED_BYTES`; headers that lie about sizes do not matter to what was read."""
+    """Read a stream up to `MAX_UNPACKED_BYTES`, whatever sizes the tar headers claim."""
 
     def __init__(self, stream: gzip.GzipFile, archive: Path) -> None:
         self._stream = stream
@@ -86,7 +83,7 @@ class _Limited:
         self._left = MAX_UNPACKED_BYTES
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes. Raise `DataError` when that is more than is left."""
+        """Return up to `size` bytes. Raise `DataError` beyond the limit."""
         data = self._stream.read(min(size, self._left + 1))
         self._left -= len(data)
         if self._left < 0:
@@ -98,25 +95,24 @@ class _Limited:
 
 @contextmanager
 def _fetching(root: Path, title: str) -> Iterator[Path]:
-    """Give a scratch folder in `root`, removed afterwards; a stalled connection ends after a minute."""
+    """Yield a scratch folder in `root` that is removed afterwards, and convert every error to `DataError`."""
     timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_STALLED_S)  # torchvision gives its connections none
+    socket.setdefaulttimeout(_STALLED_S)  # torchvision sets no timeout on its connections
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch, redirect_stdout(sys.stderr):
             yield Path(scratch)
-    except Exception as error:  # whatever it was, the user's part is the same
+    except Exception as error:  # the fix is the same for every error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(
             f"data.source.root: {printable(root)} has no {title}, and it could not be downloaded: {reason}; "
-            f"fetch it elsewhere and set data.source.root to the folder that has it"
+            f"download it elsewhere and set data.source.root to the folder that has it"
         ) from error
     finally:
         socket.setdefaulttimeout(timeout)
 
 
 def _move(files: Sequence[Path], folder: Path) -> None:
-    """Put `files` in `folder`, each at once or not at all: another node may be doing the same."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file in files:
+    for file in files:  # renamed atomically: another node may do the same
         file.replace(folder / file.name)

@@ -1,4 +1,4 @@
-"""A split whose images are files, decoded when they are read."""
+"""Splits whose images are files that are read on access."""
 
 import os
 import stat
@@ -14,17 +14,17 @@ from paceline.core.dataset import DatasetInfo, Sample, Split
 from paceline.data.bad import ImageError
 from paceline.data.sources.places import printable
 
-# Of ImageNet's training images, as in torchvision's reference training; for grey, the means over the channels.
+# ImageNet statistics of torchvision's reference training; for grayscale, the means over the channels.
 _MEAN: dict[int, tuple[float, ...]] = {3: (0.485, 0.456, 0.406), 1: (0.449,)}
 _STD: dict[int, tuple[float, ...]] = {3: (0.229, 0.224, 0.225), 1: (0.226,)}
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedSource:
-    """Image files below `root`. A million of them cost their paths and 12 bytes each, here and in each worker.
+    """Image files below `root`, stored in 12 bytes plus the path per image.
 
-    `paths` is the joined bytes of all N paths, relative to `root` or absolute; path i is
-    `paths[ends[i - 1]:ends[i]]`. `ends` is int64 [N], `labels` int32 [N].
+    `paths` is the joined bytes of all N paths, relative to `root` or absolute; path i is `paths[ends[i - 1]:ends[i]]`.
+    `ends` is int64 [N], `labels` int32 [N].
     """
 
     info: DatasetInfo
@@ -35,7 +35,7 @@ class EncodedSource:
 
     @classmethod
     def pack(cls, info: DatasetInfo, root: str, paths: Sequence[bytes], labels: NDArray[np.int32]) -> "EncodedSource":
-        """Return the source of `paths`, in file system encoding (`os.fsencode`), and their `labels`."""
+        """Build a source from `paths` in file system encoding (`os.fsencode`) and int32 `labels` [N]."""
         assert len(paths) == len(labels), f"{len(paths)} paths for {len(labels)} labels"
         ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
         return cls(info, root, b"".join(paths), ends, labels)
@@ -44,27 +44,27 @@ class EncodedSource:
         return len(self.labels)
 
     def listed_as(self, index: int) -> str:
-        """Return the path of sample `index` as it is listed: below `root`, or absolute."""
+        """Return the path of sample `index` as listed: relative to `root`, or absolute."""
         start = int(self.ends[index - 1]) if index else 0
         return os.fsdecode(self.paths[start : int(self.ends[index])])
 
     def path_of(self, index: int) -> Path:
-        """Return where sample `index` is."""
+        """Return the full path of sample `index`."""
         return Path(self.root, self.listed_as(index))
 
     def name_of(self, index: int) -> str:
-        """Return the path of sample `index`, as it is printed."""
+        """Return the printable path of sample `index`."""
         return printable(self.path_of(index))
 
     def read(self, index: int) -> Sample:
-        """Return (the bytes of the file, label). Raise `ImageError` naming a file that is gone, empty or no file."""
+        """Return (file bytes, label). Raise `ImageError` for a file that is missing, empty or not a regular file."""
         return self.read_bytes(index), int(self.labels[index])
 
     def read_bytes(self, index: int) -> bytes:
-        """Return the bytes of file `index`, without its label."""
+        """Return the bytes of file `index`."""
         path = self.path_of(index)
         try:
-            # Without O_NONBLOCK a pipe that took a file's place would hang the run.
+            # Without O_NONBLOCK, opening a pipe in place of the file would hang the run.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb", buffering=0) as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -86,7 +86,7 @@ def files_info(
     channels: Literal[1, 3],
     notes: tuple[str, ...] = (),
 ) -> DatasetInfo:
-    """Return the facts of a split of image files of any size, normalised as ImageNet's are."""
+    """Describe a split of image files of any size, normalized with ImageNet's statistics."""
     return DatasetInfo(
         name=name,
         split=split,

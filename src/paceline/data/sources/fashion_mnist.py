@@ -1,4 +1,4 @@
-"""Fashion-MNIST: the four IDX files of its authors, gzipped or not; all pixels in memory (55 MB)."""
+"""Load Fashion-MNIST from the authors' four IDX files, gzipped or not, into memory (55 MB)."""
 
 import gzip
 import math
@@ -37,10 +37,9 @@ _FIX = "remove it and fetch the data set again"
 
 
 def load_fashion_mnist(section: FashionMnist, *, may_download: bool) -> Datasets:
-    """Return Fashion-MNIST as uint8 [N, 28, 28, 1]. Fetch it when that is asked for and allowed.
+    """Load Fashion-MNIST as uint8 [N, 28, 28, 1], and download it if the recipe allows it.
 
-    `root`, `root/FashionMNIST/raw` or `root/raw` holds the files. Raise `DataError` when none does, or when a file
-    is not what its header says.
+    The files are in `root`, `root/FashionMNIST/raw` or `root/raw`. Raise `DataError` if they are missing or malformed.
     """
     root = expanded(section.root)
     folder = _find(root)
@@ -58,10 +57,10 @@ def load_fashion_mnist(section: FashionMnist, *, may_download: bool) -> Datasets
 
 
 def read_idx(path: Path, shape: tuple[int | None, ...]) -> NDArray[np.uint8]:
-    """Return the uint8 array in an IDX file, gzipped when its name ends in `.gz`.
+    """Read the uint8 array in an IDX file, which is gzipped if its name ends in `.gz`.
 
-    `shape` is what it must be, `None` for any length up to 60,000. Raise `DataError` naming a file that has another
-    type or shape, or more or fewer bytes than its header says; no more than that are ever unpacked.
+    `shape` is the expected shape, with None for any length up to 60,000. Raise `DataError` naming a file with another
+    type, shape or length.
     """
     try:
         with open_to_read(path) as file:
@@ -80,11 +79,11 @@ def _parse(file: BinaryIO | gzip.GzipFile, shape: tuple[int | None, ...]) -> NDA
     for size, wanted in zip(sizes, shape, strict=True):
         if size > _MAX_IMAGES if wanted is None else size != wanted:
             raise ValueError(f"its header says {'x'.join(map(str, sizes))}, which is not Fashion-MNIST's")
-    content = file.read(math.prod(sizes) + 1)
+    content = file.read(math.prod(sizes) + 1)  # never decompress more than the header announces
     if len(content) != math.prod(sizes):
-        found = "more" if len(content) > math.prod(sizes) else f"only {len(content):,}"
-        raise ValueError(f"its header says {math.prod(sizes):,} bytes, and it holds {found}")
-    return np.frombuffer(bytearray(content), dtype=np.uint8).reshape(sizes)  # torch wants memory it may write
+        actual = "more" if len(content) > math.prod(sizes) else f"only {len(content):,}"
+        raise ValueError(f"its header says {math.prod(sizes):,} bytes, and it holds {actual}")
+    return np.frombuffer(bytearray(content), dtype=np.uint8).reshape(sizes)  # torch needs writable memory
 
 
 def _candidates(folder: Path, split: Split, kind: str) -> tuple[Path, Path]:
@@ -93,7 +92,6 @@ def _candidates(folder: Path, split: Split, kind: str) -> tuple[Path, Path]:
 
 
 def _find(root: Path) -> Path | None:
-    """Return the first folder that has all four files."""
     for folder in (root, root / "FashionMNIST" / "raw", root / "raw"):
         if all(any(map(is_file, _candidates(folder, split, kind))) for split in _STEMS for kind in _KINDS):
             return folder

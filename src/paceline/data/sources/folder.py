@@ -1,4 +1,4 @@
-"""Class sub-folders of image files, split by folder or, where there is no validation folder, by a keyed hash."""
+"""Load class folders of image files as a training and a validation split."""
 
 import os
 from dataclasses import replace
@@ -20,11 +20,11 @@ VAL_FOLDERS = ("val", "valid", "validation", "test")
 
 
 def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
-    """Return the images that `section` names. The training split's folders are the classes of both.
+    """Load the images of `section`; the class folders of the training split define the classes.
 
-    Where there is no validation folder and one image per class, the validation split is empty. Raise `DataError` for
-    folders that are missing, empty or in contradiction, and for files that can be seen to be no
-    images, before any is opened. With `skip_bad` such files are kept, for whoever reads them to skip.
+    Without a validation folder, validation images are selected by a hash of their paths; with one image per class that
+    split is empty. Raise `DataError` if folders are missing, empty or contradictory, or hold unreadable image files;
+    `skip_bad` keeps such files.
     """
     train_root, val_root = folder_roots(section)
     train = _train_tree(train_root, section, skip_bad=skip_bad)
@@ -34,15 +34,15 @@ def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
         val = _renumber(_val_tree(val_root, skip_bad=skip_bad), train)
         val = replace(val, notes=(*val.notes, *_lacking(val), *_unused(section, val_root)))
         if train_root.samefile(val_root):
-            note = "validation reads the training images: its accuracy says nothing about new ones"
+            note = "validation reads the training images, so its accuracy does not measure generalization"
             val = replace(val, notes=(*val.notes, note))
     return Datasets(_source(train, "train", section), _source(val, "val", section))
 
 
 def load_validation_folder(section: Folder, *, skip_bad: bool = False) -> EncodedSource:
-    """Return the images that `load_folder` would validate by, without looking at others where they have a folder.
+    """Load only the validation split of `load_folder`, without scanning training images if it has its own folder.
 
-    Classes are numbered as that folder has them, which is not as in training where it lacks some.
+    Class numbers follow the validation folder, and differ from training if it lacks a class.
     """
     train_root, val_root = folder_roots(section)
     if val_root is None:
@@ -62,9 +62,9 @@ def _val_tree(root: Path, *, skip_bad: bool) -> ClassTree:
 
 
 def folder_roots(section: Folder) -> tuple[Path, Path | None]:
-    """Return where the training classes are, and the validation classes when they have a folder.
+    """Return the training folder, and the validation folder or None.
 
-    Raise `DataError` for a section that names none, or two.
+    Raise `DataError` if `section` names no training folder or two.
     """
     val_root = None if section.val_root == "auto" else expanded(section.val_root)
     if section.root == "auto" and section.train_root == "auto":
@@ -77,13 +77,13 @@ def folder_roots(section: Folder) -> tuple[Path, Path | None]:
     if section.train_root != "auto":
         return expanded(section.train_root), val_root
     root = expanded(section.root)
-    train, beside = root / "train", [name for name in VAL_FOLDERS if is_folder(root / name)]
-    if is_folder(train) and (beside or has_folders(train)):
-        return train, val_root or (root / beside[0] if beside else None)
-    if beside:
+    train, val_names = root / "train", [name for name in VAL_FOLDERS if is_folder(root / name)]
+    if is_folder(train) and (val_names or has_folders(train)):
+        return train, val_root or (root / val_names[0] if val_names else None)
+    if val_names:
         raise DataError(
-            f"data.source.root: {printable(root)} has {beside[0]}/ but no train/ with class folders; "
-            f"add it, or set data.source.train_root (to the same folder if {beside[0]} is a class)"
+            f"data.source.root: {printable(root)} has {val_names[0]}/ but no train/ with class folders; "
+            f"add it, or set data.source.train_root (to the same folder if {val_names[0]} is a class)"
         )
     return root, val_root
 
@@ -95,12 +95,11 @@ def _split(tree: ClassTree, section: Folder) -> tuple[ClassTree, ClassTree]:
 
 
 def _part(tree: ClassTree, mask: NDArray[np.bool_]) -> ClassTree:
-    paths = [path for path, kept in zip(tree.paths, mask.tolist(), strict=True) if kept]
+    paths = [path for path, is_kept in zip(tree.paths, mask.tolist(), strict=True) if is_kept]
     return replace(tree, paths=paths, labels=tree.labels[mask])
 
 
 def _renumber(val: ClassTree, train: ClassTree) -> ClassTree:
-    """Return `val` with the class numbers of `train`."""
     numbers = {name: number for number, name in enumerate(train.class_names)}
     for name in val.class_names:
         if name not in numbers:
@@ -113,16 +112,14 @@ def _renumber(val: ClassTree, train: ClassTree) -> ClassTree:
 
 
 def _lacking(val: ClassTree) -> list[str]:
-    """Return a sentence on the classes that have no validation images, whose accuracy is therefore not known."""
     present = set(val.labels.tolist())
-    lacking = [printable(name) for number, name in enumerate(val.class_names) if number not in present]
-    if not lacking:
+    missing = [printable(name) for number, name in enumerate(val.class_names) if number not in present]
+    if not missing:
         return []
-    return [f"{len(lacking)} of {count(len(val.class_names), 'class', 'classes')} have no images: {few(lacking)}"]
+    return [f"{len(missing)} of {count(len(val.class_names), 'class', 'classes')} have no images: {few(missing)}"]
 
 
 def _unused(section: Folder, val_root: Path) -> list[str]:
-    """Return a sentence on further splits beside the one that is validated by."""
     if section.root == "auto" or section.val_root != "auto":
         return []
     others = [name for name in VAL_FOLDERS if name != val_root.name and is_folder(val_root.parent / name)]
@@ -133,6 +130,6 @@ def _unused(section: Folder, val_root: Path) -> list[str]:
 
 def _source(tree: ClassTree, split: Split, section: Folder) -> EncodedSource:
     class_names = tuple(printable(name) for name in tree.class_names)
-    root = os.fspath(tree.root.absolute())  # a worker process may have another working directory
+    root = os.fspath(tree.root.absolute())  # worker processes may have another working directory
     info = files_info("folder", split, len(tree.paths), class_names, section.channels, tree.notes)
     return EncodedSource.pack(info, root, tree.paths, tree.labels)

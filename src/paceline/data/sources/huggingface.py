@@ -1,11 +1,4 @@
-"""Data sets on this machine that the `datasets` library reads: parquet, Arrow (`save_to_disk`) and `imagefolder`.
-
-Nothing is fetched, and no script of a data set is run: the library is asked for the readers that it brings along. It
-keeps what it makes of parquet files and image folders in its own cache (`HF_HOME`), once for a machine; for parquet
-that is another copy of the images, without which none could be read by its place. Columns other than the image's and
-the label's are not read, and images are handed on encoded, as they are. Parquet and Arrow are read by C++ code that is
-not guarded here: a file that was made to do harm is for pyarrow to withstand.
-"""
+"""Load local data sets through the `datasets` library: parquet, Arrow (`save_to_disk`) and `imagefolder`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,9 +25,11 @@ _VAL_SPLITS = ("validation", "val", "valid", "test")
 _BATCH = 10_000
 
 
+# Nothing is downloaded and no data set script runs. The library caches converted files in `HF_HOME`, for parquet a
+# second copy of the images. Parquet and Arrow files are parsed by pyarrow without further checks.
 @dataclass(frozen=True, eq=False)
 class HuggingFaceSource:
-    """One split whose images are in Arrow files, which are mapped: `images` has one column; `labels` is int32 [N]."""
+    """A split whose images are embedded in memory-mapped Arrow files; `images` has one column, `labels` int32 [N]."""
 
     info: DatasetInfo
     root: str
@@ -45,7 +40,7 @@ class HuggingFaceSource:
         return len(self.labels)
 
     def read(self, index: int) -> Sample:
-        """Return (the bytes of the image, label). Raise `ImageError` naming an image that is missing."""
+        """Return (encoded image bytes, label). Raise `ImageError` if the image is missing."""
         stored = self.images[int(index)].column(0)[0].as_py()
         data = stored.get("bytes") if isinstance(stored, dict) else stored
         if not data:
@@ -57,19 +52,19 @@ class HuggingFaceSource:
         return f"{printable(self.root)}/{self.info.split}[{index}]"
 
     def names(self) -> Iterator[str]:
-        """Give what the data set itself calls its images; nothing for those that it does not name."""
+        """Yield the image names stored in the data set, "" if there is none."""
         return _paths(self.images)
 
 
 def load_huggingface(section: HuggingFace) -> Datasets:
-    """Return the two splits that `section` names. Raise `DataError` where they, or the library, are not there.
+    """Load the two splits of `section`. Raise `DataError` if a split or the library is missing.
 
-    Where all images are files of their own, as in an `imagefolder`, they are read as such.
+    If all images are separate files, as in an `imagefolder`, the splits are `EncodedSource`s.
     """
     root = expanded(section.root).absolute()
     if not is_folder(root):
         raise DataError(
-            f"data.source.root: {printable(section.root)} is no folder on this machine, and nothing is fetched "
+            f"data.source.root: {printable(section.root)} is not a local folder, and nothing is downloaded "
             f"(download the data set first, for instance with hf download)"
         )
     splits = _open(root)
@@ -88,7 +83,7 @@ def load_huggingface(section: HuggingFace) -> Datasets:
 
 @contextmanager
 def _reading(root: Path) -> Iterator[None]:
-    """Turn whatever the library raises into one line; it raises nearly anything about files that it cannot use."""
+    """Convert whatever the library raises to a `DataError` of one line."""
     try:
         yield
     except DataError:
@@ -102,7 +97,6 @@ def _reading(root: Path) -> Iterator[None]:
 
 
 def _open(root: Path) -> "Mapping[str, Dataset]":
-    """Return the splits in a folder, by the reader that its files ask for."""
     try:
         import datasets
     except ImportError as error:
@@ -120,8 +114,7 @@ def _open(root: Path) -> "Mapping[str, Dataset]":
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Keep the library's progress bars off the terminal, which has our own."""
+def _silent() -> Iterator[None]:  # paceline shows its own progress
     import datasets
 
     was_on = datasets.is_progress_bar_enabled()
@@ -135,9 +128,9 @@ def _silent() -> Iterator[None]:
 
 def _split(splits: "Mapping[str, Dataset]", name: str, setting: str, root: Path) -> "Dataset":
     if name not in splits:
-        there = ", ".join(map(printable, splits))
+        names = ", ".join(map(printable, splits))
         raise DataError(
-            f"{setting}: {printable(root)} has no split '{printable(name)}'{near_miss(name, splits)} (it has {there})"
+            f"{setting}: {printable(root)} has no split '{printable(name)}'{near_miss(name, splits)} (it has {names})"
         )
     if not len(splits[name]):
         raise DataError(f"{setting}: split '{printable(name)}' of {printable(root)} has no images (choose another)")
@@ -147,41 +140,42 @@ def _split(splits: "Mapping[str, Dataset]", name: str, setting: str, root: Path)
 def _image_column(train: "Dataset", section: HuggingFace, root: Path) -> str:
     from datasets import Image
 
-    found = [name for name, feature in train.features.items() if isinstance(feature, Image)]
+    image_columns = [name for name, feature in train.features.items() if isinstance(feature, Image)]
     name = section.image
-    if name == "auto" and len(found) == 1:
-        return str(found[0])
+    if name == "auto" and len(image_columns) == 1:
+        return str(image_columns[0])
     if name == "auto" or name not in train.features:
-        there = ", ".join(
+        columns = ", ".join(
             f"{printable(name)}: {printable(type(kind).__name__)}" for name, kind in train.features.items()
         )
         raise DataError(
-            f"data.source.image: {printable(name)} names no one column of images in {printable(root)} "
-            f"(set it to one of {there[:300]})"
+            f"data.source.image: {printable(name)} does not name one image column of {printable(root)} "
+            f"(set it to one of {columns[:300]})"
         )
     return name
 
 
-def _source(split: "Dataset", image: str, labels: Labels, section: HuggingFace, ours: Split, theirs: str) -> Source:
-    """Return a split: as files where all of its images are paths, else as it is."""
+def _source(
+    split: "Dataset", image: str, labels: Labels, section: HuggingFace, split_name: Split, stored_name: str
+) -> Source:
     root = str(expanded(section.root).absolute())
     with _reading(Path(root)):
         images = split.select_columns([image]).with_format("arrow")
-        info = files_info("huggingface", ours, len(images), labels.class_names, section.channels)
+        info = files_info("huggingface", split_name, len(images), labels.class_names, section.channels)
         if _num_stored(images):
-            return HuggingFaceSource(info, root, images, labels.numbers[theirs])
+            return HuggingFaceSource(info, root, images, labels.numbers[stored_name])
         paths = [fsencode(path.removeprefix(f"{root}/")) for path in _paths(images)]
-    return EncodedSource.pack(info, root, paths, labels.numbers[theirs])
+    return EncodedSource.pack(info, root, paths, labels.numbers[stored_name])
 
 
 def _chunks(images: "Dataset") -> Iterator[Any]:
-    """Give the images' column as Arrow arrays, some thousands at a time; nothing of the images is copied."""
+    """Yield the image column as Arrow arrays without copying images."""
     for batch in images.iter(batch_size=_BATCH):
         yield from batch.column(0).chunks
 
 
 def _stored(chunk: Any) -> tuple[Any, Any]:
-    """Return (bytes, paths) of an Arrow array of images, None for what it does not have."""
+    """Return (bytes, paths) of an Arrow array of images, each None if absent."""
     import pyarrow as pa
 
     kind = chunk.type
@@ -193,18 +187,17 @@ def _stored(chunk: Any) -> tuple[Any, Any]:
         return chunk, None
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return None, chunk
-    raise DataError(f"data.source.image: a column of {kind} holds no images (name another one)")
+    raise DataError(f"data.source.image: a column of {kind} holds no images (choose another column)")
 
 
 def _num_stored(images: "Dataset") -> int:
-    """Return how many images are in the data set itself."""
     stored = (_stored(chunk)[0] for chunk in _chunks(images))
     return sum(len(data) - data.null_count for data in stored if data is not None)
 
 
 def _paths(images: "Dataset") -> Iterator[str]:
-    """Give the paths of the images as they are stored, empty where there is none."""
+    """Yield the stored image paths, "" if there is none."""
     for chunk in _chunks(images):
         _, paths = _stored(chunk)
-        found = paths.to_pylist() if paths is not None else [""] * len(chunk)
-        yield from ((path or "").replace("\0", "") for path in found)
+        values = paths.to_pylist() if paths is not None else [""] * len(chunk)
+        yield from ((path or "").replace("\0", "") for path in values)

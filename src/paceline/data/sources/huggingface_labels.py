@@ -1,4 +1,4 @@
-"""The column of labels of a data set that the `datasets` library reads, as numbers of classes. Reads whole columns."""
+"""Read the label column of a data set of the `datasets` library as class numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,51 +17,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Labels:
-    """The classes, and the labels of each split by its name, int32 [N]."""
+    """Class names, and the labels of each split by name, int32 [N]."""
 
     class_names: tuple[str, ...]
     numbers: dict[str, NDArray[np.int32]]
 
 
-def read_labels(splits: "Mapping[str, Dataset]", section: HuggingFace, place: str) -> Labels:
-    """Return the labels of `splits`, of which the first is the one to train on and decides which classes there are.
+def read_labels(splits: "Mapping[str, Dataset]", section: HuggingFace, root: str) -> Labels:
+    """Read the labels of `splits`; the first split is the training split and defines the classes.
 
-    A column of classes (`ClassLabel`) names them itself; numbers and texts are classes in their own order. Raise
-    `DataError` for a column that holds neither, has gaps, or has a label in another split that training has not.
+    A `ClassLabel` column defines its own class names; integers and strings are sorted. Raise `DataError` for a column
+    of another type, a missing label, or a label that the training split does not have.
     """
     train, *_ = splits.values()
-    column = _column(train, section, place)
-    listed = _class_names(train, column)
-    values = {name: _values(split, column, f"{place}/{name}") for name, split in splits.items()}
-    if listed is not None:
+    column = _column(train, section, root)
+    class_names = _class_names(train, column)
+    values = {name: _values(split, column, f"{root}/{name}") for name, split in splits.items()}
+    if class_names is not None:
         for name, split in splits.items():
-            if _class_names(split, column) != listed:
+            if _class_names(split, column) != class_names:
                 raise DataError(
-                    f"{place}: the classes of {column} differ in '{name}' (save the splits with the same ones)"
+                    f"{root}: the classes of {column} differ in '{name}' (save the splits with the same ones)"
                 )
-            _refuse_unknown(values[name], range(len(listed)), f"{place}/{name}")
-        return Labels(listed, {name: np.asarray(labels, dtype=np.int32) for name, labels in values.items()})
+            _refuse_unknown(values[name], range(len(class_names)), f"{root}/{name}")
+        return Labels(class_names, {name: np.asarray(labels, dtype=np.int32) for name, labels in values.items()})
     classes = sorted(set(next(iter(values.values()))))
     numbers = {value: number for number, value in enumerate(classes)}
     for name, labels in values.items():
-        _refuse_unknown(labels, numbers, f"{place}/{name}")
+        _refuse_unknown(labels, numbers, f"{root}/{name}")
     return Labels(
         tuple(printable(str(value)) for value in classes),
         {name: np.array([numbers[label] for label in labels], dtype=np.int32) for name, labels in values.items()},
     )
 
 
-def _column(train: "Dataset", section: HuggingFace, place: str) -> str:
+def _column(train: "Dataset", section: HuggingFace, root: str) -> str:
     from datasets import ClassLabel
 
-    found = [name for name, feature in train.features.items() if isinstance(feature, ClassLabel)]
+    label_columns = [name for name, feature in train.features.items() if isinstance(feature, ClassLabel)]
     name = section.label
     if name == "auto":
-        name = found[0] if len(found) == 1 else "label"
+        name = label_columns[0] if len(label_columns) == 1 else "label"
     if name not in train.features:
-        there = ", ".join(map(printable, train.features))
+        columns = ", ".join(map(printable, train.features))
         raise DataError(
-            f"data.source.label: {place} has no column '{printable(name)}' (set it to one of {there[:300]})"
+            f"data.source.label: {root} has no column '{printable(name)}' (set it to one of {columns[:300]})"
         )
     return name
 
@@ -73,28 +73,28 @@ def _class_names(split: "Dataset", column: str) -> tuple[str, ...] | None:
     return tuple(map(printable, feature.names)) if isinstance(feature, ClassLabel) else None
 
 
-def _values(split: "Dataset", column: str, place: str) -> list[Any]:
-    """Return the labels as they are stored. Raise `DataError` unless all are numbers, or all are texts."""
+def _values(split: "Dataset", column: str, root: str) -> list[Any]:
+    """Read a column of integers or strings. Raise `DataError` for any other type."""
     import pyarrow as pa
 
     if column not in split.features:
-        raise DataError(f"data.source.label: {place} has no column '{printable(column)}' (choose another split)")
+        raise DataError(f"data.source.label: {root} has no column '{printable(column)}' (choose another split)")
     stored = split.select_columns([column]).with_format("arrow")[:].column(0)
     kind = stored.type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise DataError(
-            f"data.source.label: '{printable(column)}' of {place} holds {kind}, not labels (name another column)"
+            f"data.source.label: '{printable(column)}' of {root} holds {kind}, not labels (choose another column)"
         )
     if stored.null_count:
-        raise DataError(f"{place}: {stored.null_count:,} images have no label in '{printable(column)}' (remove them)")
+        raise DataError(f"{root}: {stored.null_count:,} images have no label in '{printable(column)}' (remove them)")
     return list(stored.to_pylist())
 
 
-def _refuse_unknown(labels: list[Any], known: Any, place: str) -> None:
-    strange = set(labels).difference(known)
-    if strange:
-        index = next(index for index, label in enumerate(labels) if label in strange)
+def _refuse_unknown(labels: list[Any], known: Any, root: str) -> None:
+    unknown = set(labels).difference(known)
+    if unknown:
+        index = next(index for index, label in enumerate(labels) if label in unknown)
         raise DataError(
-            f"{place}[{index}]: has the label {printable(str(labels[index]))[:80]}, which is no class of the training "
-            f"split (correct it, or choose another split)"
+            f"{root}[{index}]: has the label {printable(str(labels[index]))[:80]}, which is not a class of the "
+            f"training split (correct it, or choose another split)"
         )

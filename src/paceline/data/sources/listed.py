@@ -1,4 +1,4 @@
-"""What a listing says about a file: whether it can be an image that can be read. Opens no file."""
+"""Find image files that cannot be read from directory listings, without opening a file."""
 
 import os
 import stat
@@ -12,7 +12,7 @@ _NUM_NAMED = 5
 
 
 def fault_of(entry: os.DirEntry[str]) -> str:
-    """Return why the file that `entry` stands for cannot be read, or "" as far as can be seen without opening it."""
+    """Return the reason why a file cannot be read, or "" if the listing shows none."""
     try:
         status = entry.stat()
     except OSError as error:
@@ -21,17 +21,15 @@ def fault_of(entry: os.DirEntry[str]) -> str:
         return "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
     if status.st_size == 0:
         return "empty"
-    # Asked only where it is not plain: over a network every question is a message.
+    # `os.access` is a round trip on a network file system, so call it only if the mode bits leave it open.
     if not status.st_mode & stat.S_IROTH and not os.access(entry.path, os.R_OK):
         return "no permission to read it"
     return ""
 
 
 def faults_of(paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Give (name, fault) of the files that cannot be read; `paths` are absolute ones by their names.
-
-    Their folders are listed, each once, which is far less than to look at each file over a network.
-    """
+    """Yield (name, reason) of the files that cannot be read; `paths` maps names to absolute paths."""
+    # Listing each folder once takes far fewer requests over a network than one `stat` per file.
     folders: dict[str, dict[str, str]] = {}
     for name, path in paths.items():
         folder, _, last = path.rpartition("/")
@@ -55,14 +53,14 @@ def _faults_in(folder: str, names: dict[str, str]) -> Iterator[tuple[str, str]]:
     yield from ((name, "no such file") for name in missing.values())
 
 
-def refuse_faults(place: str, faults: Mapping[str, str]) -> None:
-    """Raise `DataError` when there are any `faults`, by name: how many, and the first few."""
+def refuse_faults(root: str, faults: Mapping[str, str]) -> None:
+    """Raise `DataError` with the number of `faults` and the first few, unless there are none."""
     if not faults:
         return
     first = sorted(faults, key=os.fsencode)[:_NUM_NAMED]
     named = ", ".join(f"{printable(name)} ({faults[name]})" for name in first)
     more = ", ..." if len(faults) > len(first) else ""
     raise DataError(
-        f"{place}: {count(len(faults), 'image')} cannot be read: {named}{more}; remove or replace them, or set "
+        f"{root}: {count(len(faults), 'image')} cannot be read: {named}{more}; remove or replace them, or set "
         f"data.on_bad_image=skip"
     )

@@ -1,13 +1,4 @@
-"""A data set in an LMDB that paceline has written, read by place: in any order, from any process or thread.
-
-The file is read by `lmdb_pages`, not by LMDB's own library: that maps the file and trusts it, may be opened only once
-in a process and not across a fork, and dies of a file that is cut short or damaged. So nothing has to be installed to
-read one, and reading promises what it does of every other source: whatever the file holds, the answer is samples or a
-`DataError`. That the samples are those that were written is checked when they are read (CRC-32), against damage; who
-crafts a file can of course put any images and labels in it.
-
-Opening takes a few pages whatever the number of samples; in memory are the labels, 4 bytes each.
-"""
+"""Load a data set from an LMDB that paceline has written, with random access from any process or thread."""
 
 import math
 import zlib
@@ -42,11 +33,14 @@ REMEDY = "copy it again, or write it again with paceline data pack --format lmdb
 _SPLITS: tuple[Split, Split] = ("train", "val")
 
 
+# `lmdb_pages` reads the file, not the LMDB library: the library trusts the file that it maps, can open it only once per
+# process and not across a fork, and crashes on a truncated file. Damaged files raise `DataError`. A CRC-32 per sample
+# detects damage but not manipulation. Opening reads a few pages; memory holds 4 bytes per label.
 @dataclass(frozen=True, eq=False)
 class LmdbSource:
     """The encoded images of a split in the file at `path`.
 
-    `labels` is int32 [N]; `digest` is that of the split that was written (`identity.split_digest`).
+    `labels` is int32 [N]; `digest` is the `identity.split_digest` of the split that was written.
     """
 
     info: DatasetInfo
@@ -59,7 +53,7 @@ class LmdbSource:
         return len(self.labels)
 
     def read(self, index: int) -> Sample:
-        """Return (the bytes of the image file, label). Raise `ImageError` naming a sample that is damaged."""
+        """Return (image file bytes, label). Raise `ImageError` for a damaged sample."""
         label = int(self.labels[index])
         try:
             return _image(self.tree, self.info.split, index, label), label
@@ -67,7 +61,7 @@ class LmdbSource:
             raise ImageError(self._place(index), f"is damaged: {error}", REMEDY) from error
 
     def name_of(self, index: int) -> str:
-        """Return the name that the sample had where it came from, or, where that cannot be read, its place here."""
+        """Return the name that the sample had in its original source, or its key here if that cannot be read."""
         try:
             start, length = self.tree.locate(sample_key(self.info.split, index))
             name_bytes, _ = TAIL.unpack(self.tree.read(start + length - TAIL.size, TAIL.size))
@@ -81,9 +75,9 @@ class LmdbSource:
 
 
 def load_lmdb(section: Lmdb) -> Datasets:
-    """Return the two splits of an LMDB. Raise `DataError` for a file that is no such one, cut short or damaged.
+    """Load the two splits of an LMDB: encoded images on access, pixels of one size (CIFAR) into memory.
 
-    Encoded images stay in the file; pixels of one size, as of CIFAR, come into memory.
+    Raise `DataError` for a missing, foreign, truncated or damaged file.
     """
     root = expanded(section.root)
     path = root / "data.mdb"
@@ -96,7 +90,7 @@ def load_lmdb(section: Lmdb) -> Datasets:
 
 
 def open_lmdb(path: Path) -> Datasets:
-    """Return the two splits in the file at `path`."""
+    """Open the two splits in the file at `path`."""
     try:
         tree = Tree(path)
         facts = _facts(tree)
@@ -127,20 +121,20 @@ def _value(tree: Tree, key: bytes, most: int) -> bytes:
 
 
 def _source(tree: Tree, path: Path, split: Split, facts: Facts) -> Source:
-    own, info = facts.of(split), facts.info(split)
-    labels = _labels(tree, split, own, info.num_classes)
-    if own.kind == "encoded":
-        return LmdbSource(info, str(path), tree, labels, bytes.fromhex(own.digest))
-    assert own.image_size is not None, "parse_facts has seen to it"
-    images = _pixels(tree, split, labels, (*own.image_size, info.channels))
+    split_facts, info = facts.of(split), facts.info(split)
+    labels = _labels(tree, split, split_facts, info.num_classes)
+    if split_facts.kind == "encoded":
+        return LmdbSource(info, str(path), tree, labels, bytes.fromhex(split_facts.digest))
+    assert split_facts.image_size is not None, "parse_facts has seen to it"
+    images = _pixels(tree, split, labels, (*split_facts.image_size, info.channels))
     return ArraySource(info, images, labels.astype(np.int64))
 
 
-def _labels(tree: Tree, split: Split, own: SplitFacts, num_classes: int) -> NDArray[np.int32]:
-    stored = _value(tree, labels_key(split), 4 * own.num_images)
-    if len(stored) != 4 * own.num_images:
-        raise DamageError(f"has {len(stored) // 4:,} labels for the {own.num_images:,} images of {split}")
-    if zlib.crc32(stored) != own.labels_crc32:
+def _labels(tree: Tree, split: Split, split_facts: SplitFacts, num_classes: int) -> NDArray[np.int32]:
+    stored = _value(tree, labels_key(split), 4 * split_facts.num_images)
+    if len(stored) != 4 * split_facts.num_images:
+        raise DamageError(f"has {len(stored) // 4:,} labels for the {split_facts.num_images:,} images of {split}")
+    if zlib.crc32(stored) != split_facts.labels_crc32:
         raise DamageError(f"is damaged: the labels of {split} do not have the checksum that they were written with")
     labels = np.frombuffer(stored, dtype="<i4").astype(np.int32)
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
@@ -163,14 +157,14 @@ def _pixels(tree: Tree, split: Split, labels: NDArray[np.int32], shape: tuple[in
 
 
 def _image(tree: Tree, split: Split, index: int, label: int) -> bytes:
-    """Return the image of a sample. Raise `DamageError` unless it is the one with this label."""
+    """Return the image of a sample. Raise `DamageError` if it is damaged or has another label than `label`."""
     start, length = tree.locate(sample_key(split, index))
     if length > MAX_SAMPLE_BYTES:
         raise DamageError(f"has {length:,} bytes in {split}[{index}]")
     try:
-        found, image = unpack_sample(tree.read(start, length))
+        stored_label, image = unpack_sample(tree.read(start, length))
     except ValueError as error:
         raise DamageError(f"{split}[{index}] {error}") from error
-    if found != label:
-        raise DamageError(f"{split}[{index}] has the label {found}, and {label} in the list of labels")
+    if stored_label != label:
+        raise DamageError(f"{split}[{index}] has the label {stored_label}, and {label} in the list of labels")
     return image

@@ -1,14 +1,4 @@
-"""What paceline keeps in an LMDB: which keys there are, and what their values hold. No pickle, no code.
-
-    __paceline__           `Facts` as JSON
-    __paceline__/crc32     the CRC-32 of that JSON, 8 hexadecimal digits
-    labels/SPLIT           int32, little-endian, one for each sample of `train` or `val`
-    SPLIT/0000000012       sample 12: int32 label, the image, its name in UTF-8, uint16 bytes of the name, uint32 CRC-32
-                           of all before it; numbers little-endian
-
-The image is the encoded file, or uint8 pixels [H, W, C] in rows. Whoever takes all after the first four bytes for an
-image file finds the image: decoders stop at its end.
-"""
+"""Keys and values of an LMDB data set; no pickle, no code."""
 
 import re
 import struct
@@ -20,6 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from paceline.core.dataset import DatasetInfo, Split
 from paceline.data.sources.places import printable
 
+#   Key                    Value
+#
+#   __paceline__           `Facts` as JSON
+#   __paceline__/crc32     CRC-32 of that JSON, 8 hexadecimal digits
+#   labels/SPLIT           int32, little-endian, one per sample of `train` or `val`
+#   SPLIT/0000000012       sample 12: int32 label, the image, its name in UTF-8, uint16 bytes of the name, uint32 CRC-32
+#                          of all before it; little-endian
+#
+# The image is an encoded file, or uint8 pixels [H, W, C] in row-major order. A reader that takes everything after the
+# first four bytes for an image file works too, as decoders stop at the end of the image.
 VERSION: Literal[1] = 1
 FACTS_KEY = b"__paceline__"
 FACTS_CRC_KEY = b"__paceline__/crc32"
@@ -39,7 +39,7 @@ class _Strict(BaseModel):
 
 
 class SplitFacts(_Strict):
-    """One split: what `DatasetInfo` says of it alone, its digest, its labels' CRC-32, and what its images are."""
+    """Metadata of one split: its part of `DatasetInfo`, digest, CRC-32 of the labels, and kind of images."""
 
     name: Text
     num_images: int = Field(ge=0, lt=10**10)
@@ -53,7 +53,7 @@ class SplitFacts(_Strict):
 
 
 class Facts(_Strict):
-    """All of the metadata."""
+    """Metadata of both splits."""
 
     version: Literal[1]
     class_names: tuple[Text, ...] = Field(min_length=1)
@@ -71,33 +71,33 @@ class Facts(_Strict):
         return self
 
     def of(self, split: Split) -> SplitFacts:
-        """Return the facts of a split."""
+        """Return the metadata of a split."""
         return self.train if split == "train" else self.val
 
     def info(self, split: Split) -> DatasetInfo:
-        """Return the facts of a split as sources carry them."""
-        own = self.of(split)
+        """Return the `DatasetInfo` of a split."""
+        split_facts = self.of(split)
         return DatasetInfo(
-            name=printable(own.name),
+            name=printable(split_facts.name),
             split=split,
-            num_images=own.num_images,
+            num_images=split_facts.num_images,
             class_names=tuple(map(printable, self.class_names)),
             channels=self.channels,
-            image_size=own.image_size,
-            mean=own.mean,
-            std=own.std,
-            notes=tuple(map(printable, own.notes)),
+            image_size=split_facts.image_size,
+            mean=split_facts.mean,
+            std=split_facts.std,
+            notes=tuple(map(printable, split_facts.notes)),
         )
 
 
 def parse_facts(text: bytes) -> Facts:
-    """Return the metadata in JSON `text`. Raise `ValueError`, with a reason in one line, for anything else."""
+    """Parse the JSON metadata. Raise `ValueError` with a reason of one line if it is invalid."""
     try:
         return Facts.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(printable(f"{place}: {first['msg']}" if place else first["msg"])[:200]) from error
+        field = ".".join(map(str, first["loc"]))
+        raise ValueError(printable(f"{field}: {first['msg']}" if field else first["msg"])[:200]) from error
 
 
 def labels_key(split: Split) -> bytes:
@@ -111,14 +111,14 @@ def sample_key(split: Split, index: int) -> bytes:
 
 
 def pack_sample(label: int, image: bytes, name: str) -> bytes:
-    """Return the value of a sample; a very long name is cut."""
+    """Encode the value of a sample; the name is truncated to 65,535 bytes."""
     text = name.encode("utf-8", "replace")[:_MAX_NAME_BYTES]
     body = b"".join((LABEL.pack(label), image, text, struct.pack("<H", len(text))))
     return body + struct.pack("<I", zlib.crc32(body))
 
 
 def unpack_sample(value: bytes) -> tuple[int, bytes]:
-    """Return (label, image). Raise `ValueError` where the value is not the one that was written."""
+    """Return (label, image). Raise `ValueError` if the checksum does not match."""
     if len(value) < LABEL.size + TAIL.size:
         raise ValueError("is cut short")
     name_bytes, crc = TAIL.unpack_from(value, len(value) - TAIL.size)
@@ -129,7 +129,7 @@ def unpack_sample(value: bytes) -> tuple[int, bytes]:
 
 
 def name_in(tail: bytes) -> str:
-    """Return the name at the end of a value, or of the end of one."""
+    """Return the name at the end of a value, given the value or only its end."""
     name_bytes, _ = TAIL.unpack_from(tail, len(tail) - TAIL.size)
     end = len(tail) - TAIL.size
     return printable(tail[max(0, end - name_bytes) : end].decode("utf-8", "replace"))

@@ -1,14 +1,4 @@
-"""Find values in the file of an LMDB without LMDB: its library trusts every byte of the file it maps, this trusts none.
-
-LMDB checks no page: a file that is cut short, or damaged, or made to do harm, ends the process that reads it (SIGBUS or
-SIGSEGV) or lets it read beyond. Here every number that leads on is compared with the page or the file it leads into,
-and the number of pages that a search looks at is bounded, so that any file gives values, or a `DamageError`. Whether a
-value is the one that was written is for its reader to check: LMDB keeps no checksums.
-
-Reads what LMDB 0.9 writes on 64-bit little-endian machines (its data version 1), one main database without options.
-The layout of pages and nodes is that of `struct MDB_page`, `MDB_meta`, `MDB_db` and `MDB_node` in
-https://github.com/LMDB/lmdb/blob/LMDB_0.9.31/libraries/liblmdb/mdb.c
-"""
+"""Find values in an LMDB file without the LMDB library."""
 
 import struct
 from bisect import bisect_left, bisect_right
@@ -19,8 +9,8 @@ from pathlib import Path
 
 from paceline.data.sources.open_files import OpenFile, OpenFiles
 
-_HEADER = struct.Struct("<QHHHH")  # number, (unused), flags, end of the node pointers, begin of the nodes
-_META = struct.Struct("<II16xI44x4xHH24xQQQQ")  # from the header on; of the two databases, what is used of them
+_HEADER = struct.Struct("<QHHHH")  # page number, (unused), flags, end of the node pointers, start of the nodes
+_META = struct.Struct("<II16xI44x4xHH24xQQQQ")  # after the page header; only the fields that are used
 _NODE = struct.Struct("<HHHH")
 _PAGE_NUMBER = struct.Struct("<Q")
 _IS_BRANCH, _IS_LEAF, _IS_META = 1, 2, 8
@@ -31,13 +21,20 @@ _MAX_DEPTH = 32
 _CACHE_BYTES = 4 * 2**20
 
 
+# The library checks no page: a truncated or damaged file ends the process (SIGBUS, SIGSEGV) or lets it read out of
+# bounds. Here every offset is checked against the page or file, and the search depth is bounded, so that any file gives
+# values or a `DamageError`. LMDB has no checksums; the caller checks the values.
+#
+# Reads LMDB 0.9 files of 64-bit little-endian machines (data version 1) with one main database without options. Layout:
+# `struct MDB_page`, `MDB_meta`, `MDB_db` and `MDB_node` in
+# https://github.com/LMDB/lmdb/blob/LMDB_0.9.31/libraries/liblmdb/mdb.c
 class DamageError(ValueError):
-    """Why a file is no LMDB, or no whole one: what follows its name in a message."""
+    """The reason why a file is not a complete LMDB, worded to follow the file name in a message."""
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What a meta page says: of all pages, the last one, and of the main database its size and where it starts."""
+    """Fields of a meta page: the last page of the file, and size and root of the main database."""
 
     page_bytes: int
     flags: int
@@ -49,7 +46,7 @@ class Meta:
 
 
 class Pages:
-    """Read the pages of the tree in the file at `path`, none beyond the last one."""
+    """Read the pages of the tree in the file at `path`."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -60,7 +57,7 @@ class Pages:
             raise DamageError(f"cannot be read: {error.strerror}") from error
 
     def read(self, number: int) -> "Page":
-        """Return a page of the tree. Raise `DamageError` where it cannot be one."""
+        """Return a page of the tree. Raise `DamageError` if it is not a valid one."""
         size = self.meta.page_bytes
         if not 2 <= number <= self.meta.last_page:
             raise DamageError(f"leads to page {number} of {self.meta.last_page + 1}")
@@ -68,15 +65,15 @@ class Pages:
             content = self.files.read(0, number * size, size)
         except OSError as error:
             raise DamageError(f"page {number} cannot be read: {error.strerror}") from error
-        own_number, _, flags, lower, upper = _HEADER.unpack_from(content)
-        is_sane = own_number == number and flags in (_IS_BRANCH, _IS_LEAF) and not lower % 2
-        if not is_sane or not _HEADER.size < lower <= upper <= size:
+        stored_number, _, flags, lower, upper = _HEADER.unpack_from(content)
+        is_valid = stored_number == number and flags in (_IS_BRANCH, _IS_LEAF) and not lower % 2
+        if not is_valid or not _HEADER.size < lower <= upper <= size:
             raise DamageError(f"page {number} is no page of the tree")
         pointers = struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", content, _HEADER.size)
         return Page(content, number, flags == _IS_LEAF, pointers)
 
     def _newest_meta(self, size: int) -> Meta:
-        """Return the newer of the two meta pages. Raise `DamageError` unless the whole file is there."""
+        """Return the newer of the two meta pages. Raise `DamageError` if the file is incomplete."""
         first = self._meta(0, 0, size)
         metas = (first, self._meta(1, first.page_bytes, size))
         newest = max(metas, key=lambda meta: meta.transaction)
@@ -92,13 +89,13 @@ class Pages:
         if start + length > size:
             raise DamageError(f"is cut short: its {size:,} bytes hold no meta pages")
         content = self.files.read(0, start, length)
-        own_number, _, page_flags, _, _ = _HEADER.unpack_from(content)
-        magic, version, *facts = _META.unpack_from(content, _HEADER.size)
-        if magic != _MAGIC or page_flags != _IS_META or own_number != number:
+        stored_number, _, page_flags, _, _ = _HEADER.unpack_from(content)
+        magic, version, *fields = _META.unpack_from(content, _HEADER.size)
+        if magic != _MAGIC or page_flags != _IS_META or stored_number != number:
             raise DamageError("is no LMDB of a 64-bit little-endian machine")
         if version != _VERSION:
             raise DamageError(f"is of version {version} of LMDB's format, and {_VERSION} can be read")
-        meta = Meta(*facts)
+        meta = Meta(*fields)
         if meta.page_bytes not in _PAGE_BYTES:
             raise DamageError(f"has pages of {meta.page_bytes:,} bytes")
         return meta
@@ -106,7 +103,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of the tree: where each of its nodes begins."""
+    """A page of the tree; `pointers` are the offsets of its nodes."""
 
     content: bytes
     number: int
@@ -114,7 +111,7 @@ class Page:
     pointers: tuple[int, ...]
 
     def key_of(self, index: int) -> bytes:
-        """Return the key of node `index`; what does not fit the page is cut off, and so no key that is looked for."""
+        """Return the key of node `index`, b"" or a truncated key if the node leaves the page."""
         start = self.pointers[index]
         if start > len(self.content) - _NODE.size:
             return b""
@@ -122,7 +119,7 @@ class Page:
         return self.content[start + _NODE.size : start + _NODE.size + length]
 
     def node(self, index: int) -> tuple[int, int, int, int] | None:
-        """Return (low, middle and high 16 bits of a number, where its data begin); None where it leaves the page."""
+        """Return (low, middle, high 16 bits of a number; offset of the data), or None if the node leaves the page."""
         start = self.pointers[index]
         if start > len(self.content) - _NODE.size:
             return None
@@ -131,7 +128,7 @@ class Page:
 
 
 class Tree:
-    """The values of an LMDB by their keys. Cheap to send to a process, safe to use in threads and after a fork."""
+    """Look up values of an LMDB by key; cheap to pickle, safe in threads and after a fork."""
 
     def __init__(self, path: Path) -> None:
         self._pages = Pages(path)
@@ -139,28 +136,28 @@ class Tree:
 
     @property
     def num_bytes(self) -> int:
-        """How long the file is."""
+        """Size of the file."""
         return self._pages.files.sizes[0]
 
     @property
     def num_entries(self) -> int:
-        """How many values there are said to be."""
+        """Number of entries that the file claims to have."""
         return self._pages.meta.num_entries
 
     def get(self, key: bytes) -> bytes:
-        """Return the value of `key`. Raise `DamageError` where there is none."""
+        """Return the value of `key`. Raise `DamageError` if it is missing."""
         start, length = self.locate(key)
         return self.read(start, length)
 
     def read(self, start: int, length: int) -> bytes:
-        """Return bytes of a value that `locate` has found. Raise `DamageError` where they cannot be read."""
+        """Return bytes at a position from `locate`. Raise `DamageError` if they cannot be read."""
         try:
             return self._pages.files.read(0, start, length)
         except OSError as error:
             raise DamageError(f"cannot be read: {error.strerror}") from error
 
     def locate(self, key: bytes) -> tuple[int, int]:
-        """Return (first byte in the file, length) of the value of `key`. Raise `DamageError` where there is none."""
+        """Return (first byte in the file, length) of the value of `key`. Raise `DamageError` if it is missing."""
         meta = self._pages.meta
         number = meta.root
         for level in range(meta.depth):
@@ -188,15 +185,15 @@ class Tree:
             raise DamageError(f"has no {key.decode()}")
         low, middle, flags, start = node
         length, size = low | middle << 16, self._pages.meta.page_bytes
-        place, end = page.number * size + start, (page.number + 1) * size
+        first_byte, end = page.number * size + start, (page.number + 1) * size
         if flags == _IS_ELSEWHERE and start + _PAGE_NUMBER.size <= size:
             (first,) = _PAGE_NUMBER.unpack_from(page.content, start)
-            place, end = first * size + _HEADER.size, (self._pages.meta.last_page + 1) * size
+            first_byte, end = first * size + _HEADER.size, (self._pages.meta.last_page + 1) * size
         elif flags:
             raise DamageError(f"{key.decode()} is stored in a way that is not known")
-        if place + length > end:
+        if first_byte + length > end:
             raise DamageError(f"{key.decode()} does not lie within the file")
-        return place, length
+        return first_byte, length
 
     def __getstate__(self) -> Pages:
         return self._pages
@@ -207,5 +204,5 @@ class Tree:
 
 
 def _cached(pages: Pages) -> Callable[[int], Page]:
-    """Return what reads a page unless it has done so lately: the upper ones are needed for every value."""
+    # The upper pages are needed for every lookup.
     return lru_cache(_CACHE_BYTES // pages.meta.page_bytes)(pages.read)

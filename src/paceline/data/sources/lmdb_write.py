@@ -1,4 +1,4 @@
-"""Write a data set as one LMDB. The folder appears under its name when all of it is on the disk, and not before."""
+"""Convert a data set into one LMDB; the folder gets its name only when it is complete and on disk."""
 
 import errno
 import io
@@ -57,19 +57,17 @@ def write_lmdb(
     skip_bad: bool = False,
     workers: int = 1,
 ) -> None:
-    """Write both splits to the folder `out`, which must not be there yet; call `progress` with (images so far, all).
+    """Write both splits to the new folder `out`; call `progress` with (images done, total).
 
-    Every image is looked at first by `workers` threads, as for a pack.
-
-    Encoded images stay as they are, byte by byte. `ArraySource` is kept as pixels; the pixels of other sources, which
-    may differ in size, as PNG. Raise `DataError` where the folder cannot be written, and, at the end, for images that
-    cannot be read, unless `skip_bad` keeps them as they are for whoever trains to skip. A writer that is killed leaves
-    `.NAME.partial` beside `out`, which nothing reads and the next one removes.
+    `workers` threads read and check every image. Encoded images are stored unchanged, the pixels of an `ArraySource`
+    raw, and pixels of other sources as PNG. Raise `DataError` if the folder cannot be written or images cannot be read;
+    `skip_bad` stores unreadable images as they are.
     """
     _library()
     if os.path.lexists(out):
-        raise DataError(f"{printable(out)}: is there already (remove it, or write to another folder)")
+        raise DataError(f"{printable(out)}: exists already (remove it, or write to another folder)")
     try:
+        # A killed writer leaves `.NAME.partial`, which nothing reads and the next writer removes.
         with made_beside(out, "partial", _LOCK) as beside:
             _fill(beside, datasets, progress, skip_bad=skip_bad, workers=workers)
             open_lmdb(beside / "data.mdb")
@@ -81,7 +79,6 @@ def write_lmdb(
 
 
 def _library() -> None:
-    """Refuse to go on without the package that writes."""
     try:
         import lmdb  # noqa: F401
     except ImportError as error:
@@ -104,7 +101,7 @@ def _fill(
     total, done = len(datasets.train) + len(datasets.val), 0
     splits: dict[Split, _Written] = {"train": _Written(datasets.train), "val": _Written(datasets.val)}
     try:
-        # Not synced before all is written: until then nobody takes the folder for whole.
+        # No sync before the end: until then the folder has a temporary name.
         with lmdb.open(str(folder), map_size=_FIRST_MAP_BYTES, sync=False, metasync=False, lock=False) as env:
             for written in splits.values():
                 for batch in written.batches(encoder, workers):
@@ -118,13 +115,12 @@ def _fill(
             env.sync(True)
     except lmdb.Error as error:
         reason = str(error).rpartition(": ")[2]
-        if reason == os.strerror(errno.EIO):  # what LMDB makes of a write that was cut off, as by a full disk
+        if reason == os.strerror(errno.EIO):  # LMDB reports a short write, such as on a full disk, as EIO
             reason = f"only part of a write was done, and {shutil.disk_usage(folder).free:,} bytes are free"
         raise OSError(errno.EIO, reason) from error
 
 
 def _put(env: "lmdb.Environment", entries: list[_Entry], *, in_order: bool) -> None:
-    """Commit `entries`; give the file more room as often as needed."""
     import lmdb
 
     while True:
@@ -133,6 +129,7 @@ def _put(env: "lmdb.Environment", entries: list[_Entry], *, in_order: bool) -> N
                 for key, value in entries:
                     transaction.put(key, value, append=in_order)
         except lmdb.MapFullError:
+            # The file must grow; retry the whole transaction.
             env.set_mapsize(2 * env.info()["map_size"])
         else:
             return
@@ -140,14 +137,12 @@ def _put(env: "lmdb.Environment", entries: list[_Entry], *, in_order: bool) -> N
 
 @dataclass(frozen=True)
 class _Written:
-    """A split, the labels of those of its samples that are written, and (name, reason) of those that are bad."""
-
     source: Source
     labels: "array[int]" = field(default_factory=lambda: array("i"))
     bad: list[tuple[str, str]] = field(default_factory=list)
 
     def batches(self, encoder: Encoder, workers: int) -> Iterator[list[_Entry]]:
-        """Give the entries of the split in order, some 64 MiB at a time."""
+        """Yield the entries of the split in order, in batches of about 64 MiB."""
         batch: list[_Entry] = []
         num_bytes = 0
         with closing(in_order(self._tasks(encoder), workers)) as read:
@@ -165,7 +160,6 @@ class _Written:
             yield partial(_read, encoder, self.source, range(first, min(first + _IMAGES_A_TASK, len(self.source))))
 
     def _entry(self, sample: Encoded) -> _Entry:
-        """Return what is written of the next sample."""
         index = len(self.labels)
         name = _name(self.source, index)
         if sample.is_bad:
@@ -174,11 +168,11 @@ class _Written:
         return sample_key(self.source.info.split, index), pack_sample(sample.label, _stored(self.source, sample), name)
 
     def stored_labels(self) -> bytes:
-        """Return the labels as they are kept."""
+        """Return the labels as int32 bytes."""
         return np.array(self.labels, dtype="<i4").tobytes()
 
     def facts(self) -> SplitFacts:
-        """Return what the LMDB says of the split."""
+        """Build the metadata of the split."""
         info = self.source.info
         return SplitFacts(
             name=info.name,
@@ -194,7 +188,7 @@ class _Written:
 
 
 def _name(source: Source, index: int) -> str:
-    """Return what names a sample wherever its data set lies: of a file, its path below the root."""
+    """Return a name that does not depend on the location: for files, the path relative to the root."""
     match source:
         case EncodedSource(paths=paths, ends=ends):
             return printable(os.fsdecode(paths[int(ends[index - 1]) if index else 0 : int(ends[index])]))
@@ -215,7 +209,6 @@ def _stored(source: Source, sample: Encoded) -> bytes:
 
 
 def _about(splits: dict[Split, _Written]) -> list[_Entry]:
-    """Return the entries that say what the others are."""
     info = splits["train"].source.info
     facts = Facts(
         version=VERSION,
@@ -230,7 +223,6 @@ def _about(splits: dict[Split, _Written]) -> list[_Entry]:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, onto the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

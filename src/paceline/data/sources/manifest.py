@@ -1,4 +1,4 @@
-"""Image files listed with their labels, in a CSV file or a pickled {path: label} dict."""
+"""Load image files listed with their labels in a CSV file or a pickled {path: label} dict."""
 
 import csv
 import os
@@ -19,8 +19,8 @@ from paceline.data.sources.places import expanded, printable
 from paceline.data.sources.restricted_pickle import load_restricted
 from paceline.recipe.schema.source import Manifest
 
+# (place for messages, path, label)
 _Row = tuple[str, str, str]
-"""Where it stands, for messages; path; label."""
 _NUM_CHECKED = 100
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _ALLOWED = "a manifest may hold only a dict of str to int or str (write it as CSV)"
@@ -28,8 +28,6 @@ _ALLOWED = "a manifest may hold only a dict of str to int or str (write it as CS
 
 @dataclass(frozen=True)
 class _Listing:
-    """One list: where it is, where its relative paths start, and its paths and labels in order."""
-
     file: Path
     root: Path
     paths: Sequence[str]
@@ -37,14 +35,11 @@ class _Listing:
 
 
 def load_manifest(section: Manifest, *, skip_bad: bool = False) -> Datasets:
-    """Return the files that the lists of `section` name. The classes are the training list's labels, sorted.
+    """Load the files that the lists of `section` name; the training list's labels, sorted, are the classes.
 
-    Without a validation list that split is empty.
-
-    Labels that are whole numbers sort as numbers, others as text. Raise `DataError` for a list that is malformed,
-    repeats a path or names files that are missing or cannot be read, and for a validation label that is not in the
-    training list. With `skip_bad` such files are kept, for whoever reads them to skip, unless a list begins with
-    nothing else.
+    Integer labels sort as numbers, others as text. Without a validation list that split is empty. Raise `DataError` for
+    a malformed list, a repeated path, a missing or unreadable file, or an unknown validation label; `skip_bad` keeps
+    unreadable files, unless all of the first paths are missing.
     """
     train = _read_list(section.train, section.root, skip_bad=skip_bad)
     if section.val == "off":
@@ -76,11 +71,11 @@ def _read_list(text: str, root: str, *, skip_bad: bool) -> _Listing:
         case _:
             raise DataError(f"{printable(file)}: is not a .csv, .pkl or .pickle file; write the list as CSV")
     labels: dict[str, str] = {}
-    for place, path, label in rows:
+    for position, path, label in rows:
         if not _is_path(path):
-            raise DataError(f"{place}: '{printable(path)}' is not a path; correct it or leave the line out")
+            raise DataError(f"{position}: '{printable(path)}' is not a path; correct it or leave the line out")
         if path in labels:
-            raise DataError(f"{place}: path '{printable(path)}' is listed twice; leave one of them out")
+            raise DataError(f"{position}: path '{printable(path)}' is listed twice; leave one of them out")
         labels[path] = label
     if not labels:
         raise DataError(f"{printable(file)}: lists no images; write a line for each under 'path,label'")
@@ -88,7 +83,7 @@ def _read_list(text: str, root: str, *, skip_bad: bool) -> _Listing:
     listing = _Listing(file, start, tuple(labels), tuple(labels.values()))
     _check_first(listing, skip_bad=skip_bad)
     if not skip_bad:
-        full = {path: os.path.join(start, path) for path in listing.paths}  # noqa: PTH118 - a third of the time
+        full = {path: os.path.join(start, path) for path in listing.paths}  # noqa: PTH118 - three times as fast
         refuse_faults(printable(file), dict(faults_of(full)))
     return listing
 
@@ -101,13 +96,13 @@ def _is_path(text: str) -> bool:
 
 
 def _check_first(listing: _Listing, *, skip_bad: bool) -> None:
-    """Find a wrong root at once."""
+    # A wrong root is reported after 100 paths, before all files are checked.
     first = [listing.root / path for path in listing.paths[:_NUM_CHECKED]]
     missing = [path for path in first if not os.path.lexists(path)]
     if len(missing) > (len(first) - 1 if skip_bad else 0):
         raise DataError(
-            f"{printable(listing.file)}: lists {printable(missing[0])}, which is not there ({len(missing)} of the "
-            f"first {len(first)} are not); set data.source.root to the folder that the paths start from"
+            f"{printable(listing.file)}: lists {printable(missing[0])}, which does not exist ({len(missing)} of the "
+            f"first {len(first)} do not); set data.source.root to the folder that the paths start from"
         )
 
 
@@ -122,10 +117,12 @@ def _csv_rows(file: Path) -> Iterator[_Row]:
                 )
             path_column, label_column = header.index("path"), header.index("label")
             for cells in filter(None, reader):
-                place = f"{printable(file)}:{reader.line_num}"
+                position = f"{printable(file)}:{reader.line_num}"
                 if len(cells) <= max(path_column, label_column) or not cells[label_column]:
-                    raise DataError(f"{place}: has no label; write 'path,label', with quotes around a comma in either")
-                yield place, cells[path_column], cells[label_column]
+                    raise DataError(
+                        f"{position}: has no label; write 'path,label', with quotes around a comma in either"
+                    )
+                yield position, cells[path_column], cells[label_column]
     except UnicodeDecodeError as error:
         raise DataError(f"{printable(file)}: is not UTF-8 (byte {error.start}); save it as UTF-8") from error
     except csv.Error as error:
@@ -135,7 +132,7 @@ def _csv_rows(file: Path) -> Iterator[_Row]:
 
 
 def _pickle_rows(file: Path) -> Iterator[_Row]:
-    """Give the dict's items by path, so that it does not matter in which order they were put in."""
+    """Yield the dict's items sorted by path, independent of insertion order."""
     table = load_restricted(file, allowed=_ALLOWED)
     if not isinstance(table, dict):
         raise DataError(f"{printable(file)}: holds a {type(table).__name__}; {_ALLOWED}")

@@ -1,10 +1,4 @@
-"""Files of many samples, read at any place by many threads and processes: opened when first read, few at a time.
-
-Nothing is mapped into memory, so that a file that is cut short while it is read is an error and no signal (SIGBUS).
-No descriptor has a place of its own, so that a process that was forked may use what its parent opened. The kernel is
-not told in which order samples are read: `POSIX_FADV_RANDOM` gained nothing for shuffled photographs from a cold disk,
-and cost two thirds of the rate in sequence (measured, LMDB and tars of 110 kB images).
-"""
+"""Random access to a few large files from many threads and processes."""
 
 import errno
 import os
@@ -13,11 +7,13 @@ import stat
 from collections.abc import Callable
 from functools import lru_cache
 
+# Larger samples are treated as damage.
 MAX_SAMPLE_BYTES = 2**30
-"""The most bytes a sample may have: what says more is damaged, or means harm."""
 _MOST_OPEN = 256
 
 
+# Files are opened on first use and read with `pread`: no file is mapped, so a truncated file is an error and not a
+# signal (SIGBUS), and no shared file position exists, so a forked process can use its parent's descriptors.
 class OpenFiles:
     """Read files of known sizes by number. All errors are `OSError`."""
 
@@ -28,10 +24,10 @@ class OpenFiles:
         self._open = _opener()
 
     def read(self, number: int, start: int, length: int) -> bytes:
-        """Return `length` bytes of file `number` from byte `start` on."""
+        """Return `length` bytes of file `number` starting at byte `start`."""
         descriptor = self._open(self.paths[number], self.sizes[number])
         data = os.pread(descriptor.number, length, start)
-        while len(data) < length:  # Linux gives 2 GiB at most, and a network less
+        while len(data) < length:  # Linux returns at most 2 GiB per call, network file systems less
             more = os.pread(descriptor.number, length - len(data), start + len(data))
             if not more:
                 raise OSError(errno.EIO, f"ends before byte {start + length:,}")
@@ -46,13 +42,14 @@ class OpenFiles:
         self._open = _opener()
 
 
+# Closing by reference count: no thread closes a descriptor that another thread still uses.
 class OpenFile:
-    """A regular file, open to be read until nobody holds it: so no thread's descriptor is closed by another one's."""
+    """An open regular file, closed when the last reference goes."""
 
     number = -1
 
     def __init__(self, path: str, expected_bytes: int | None = None) -> None:
-        # Without O_NONBLOCK a pipe that took a file's place would hang the run.
+        # Without O_NONBLOCK, opening a pipe in place of the file would hang the run.
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(self.number)
         self.num_bytes = status.st_size
@@ -67,6 +64,7 @@ class OpenFile:
 
 
 def _opener() -> Callable[[str, int], OpenFile]:
-    """Return what opens a file, or gives the one it has opened before; a quarter of what a process may open at most."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return lru_cache(_MOST_OPEN if most == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, most // 4)))(OpenFile)
+    # No POSIX_FADV_RANDOM: it gained nothing for shuffled images on a cold disk, and cost two thirds of the sequential
+    # throughput (LMDB and tars of 110 kB images).
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # use at most a quarter of the process's limit
+    return lru_cache(_MOST_OPEN if limit == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, limit // 4)))(OpenFile)

@@ -1,4 +1,4 @@
-"""What `paceline data pack` has written: opened from this machine, or from behind a URL."""
+"""Load a data set that `paceline data pack` has written, from a local path or a URL."""
 
 from paceline.core.dataset import Datasets
 from paceline.data.pack.reader import open_pack
@@ -7,9 +7,9 @@ from paceline.recipe.schema.source import Pack
 
 
 def load_pack(section: Pack) -> Datasets:
-    """Return the splits of the pack that `section` names. Raise `DataError` for one that is not there or not whole."""
+    """Load the splits of the pack that `section` names. Raise `DataError` if it is missing or incomplete."""
     if "://" not in section.root:
-        return open_pack(expanded(section.root).absolute())  # a worker process may have another working directory
+        return open_pack(expanded(section.root).absolute())  # worker processes may have another working directory
     from paceline.data.remote import open_remote
 
     return open_remote(section.root, expanded(section.cache), round(section.cache_gb * 1e9))

@@ -1,26 +1,26 @@
-"""Paths as users give them: expanded, looked at and printed without ever raising."""
+"""Handle paths as users type them, without raising."""
 
 import os
 from pathlib import Path
 
 
 def expanded(text: str) -> Path:
-    """Return the path that `text` means, `~` replaced by the home folder where there is one."""
-    return Path(os.path.expanduser(text))  # noqa: PTH111 - the method raises where there is no home
+    """Expand `~` in a path if there is a home folder."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - the method raises without a home folder
 
 
 def is_folder(path: Path) -> bool:
-    """Whether `path` can be seen to be a folder."""
-    return os.path.isdir(path)  # noqa: PTH112 - the method raises where a folder above may not be searched
+    """Return whether `path` is a folder, False if that cannot be determined."""
+    return os.path.isdir(path)  # noqa: PTH112 - the method raises if a parent folder is not searchable
 
 
 def is_file(path: Path) -> bool:
-    """Whether `path` can be seen to be a regular file."""
+    """Return whether `path` is a regular file, False if that cannot be determined."""
     return os.path.isfile(path)  # noqa: PTH113 - as above
 
 
 def printable(name: str | Path) -> str:
-    r"""Return `name` with what cannot be printed on one line, or not encoded, as an escape: `a\n`, `\udcff`."""
+    r"""Escape characters that cannot be printed on one line or encoded: `a\n`, `\udcff`."""
     text = str(name)
     if text.isprintable():
         return text
@@ -28,5 +28,5 @@ def printable(name: str | Path) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return `text` with everything that is not printable as an escape, except line ends."""
+    """Escape characters that cannot be printed or encoded, except line ends."""
     return "\n".join(map(printable, text.split("\n")))

@@ -1,8 +1,4 @@
-"""Read pickles that came from elsewhere without letting them run anything.
-
-A pickle is a program: it may call whatever it can name. Here it can name nothing but what the caller admits. Its
-opcodes are walked over first, so that it can ask for no more memory than its length accounts for.
-"""
+"""Read untrusted pickles without running code."""
 
 import io
 import pickle
@@ -17,13 +13,15 @@ from paceline.data.sources.places import printable
 
 
 class RefusedPickleError(ValueError):
-    """A pickle that asks for more than data."""
+    """A pickle that refers to more than data."""
 
 
+# A pickle can call every global that it names. `RestrictedUnpickler` resolves only the globals that the caller allows,
+# and the opcodes are checked first, so that a small file cannot allocate much memory.
 class RestrictedUnpickler(pickle.Unpickler):
-    """Build plain values: None, bool, numbers, str, bytes, tuples, lists, sets and dicts, and what is `admitted`.
+    """Build plain values: None, bool, numbers, str, bytes, tuples, lists, sets, dicts, and the `admitted` globals.
 
-    `admitted` maps dotted names, as the stream asks for them, to what it gets instead.
+    `admitted` maps dotted global names to their replacements.
     """
 
     def __init__(self, file: BinaryIO, *, admitted: Mapping[str, object], encoding: str) -> None:
@@ -31,14 +29,14 @@ class RestrictedUnpickler(pickle.Unpickler):
         self._admitted = admitted
 
     def find_class(self, module: str, name: str) -> object:
-        """Return what is admitted under `module.name`; refuse anything else before it is imported."""
+        """Return the replacement of `module.name`, or raise before anything is imported."""
         try:
             return self._admitted[f"{module}.{name}"]
         except KeyError:
             raise RefusedPickleError(f"asks for {module}.{name}") from None
 
     def persistent_load(self, pid: object) -> object:
-        """Refuse: there are no objects outside the stream."""
+        """Raise `RefusedPickleError`: a file has no objects outside the stream."""
         raise RefusedPickleError(f"asks for the persistent object {pid!r}")
 
 
@@ -46,11 +44,9 @@ _PUTS: Final = {"PUT", "BINPUT", "LONG_BINPUT"}
 
 
 def _refuse_large_memo(content: bytes) -> None:
-    """Raise `RefusedPickleError` for a place in the memo beyond what `content` could fill, which is made room for.
-
-    Texts and bytes that are longer than what is there make the walk raise `ValueError`. It takes about 0.4 us an
-    opcode (measured), which is three times as long as reading them.
-    """
+    """Raise `RefusedPickleError` for a memo index that exceeds the length of `content`."""
+    # The C unpickler allocates the memo up to the largest index. `genops` raises ValueError for strings longer than the
+    # file. It takes 0.4 us per opcode (measured), three times as long as unpickling.
     for opcode, number, _ in pickletools.genops(content):
         if opcode.name in _PUTS and number is not None and number > len(content):
             raise RefusedPickleError(f"asks for memory for {number:,} values, in {len(content):,} bytes")
@@ -59,9 +55,9 @@ def _refuse_large_memo(content: bytes) -> None:
 def load_restricted(
     path: Path, *, allowed: str, admitted: Mapping[str, object] | None = None, encoding: str = "utf-8"
 ) -> object:
-    """Return the value pickled in `path`. Raise `DataError` naming it when it asks for anything not admitted.
+    """Return the value pickled in `path`. Raise `DataError` if the file needs a global that is not in `admitted`.
 
-    `allowed` ends the message: what such a file may hold and how to mend it. Strings of Python 2 are read in
+    `allowed` ends the error message with the permitted content and the fix. Python 2 strings are decoded with
     `encoding`.
     """
     try:
@@ -72,6 +68,6 @@ def load_restricted(
         problem = printable(str(error))[:120]
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
-    except Exception as error:  # a malformed stream makes the unpickler raise nearly anything, MemoryError included
+    except Exception as error:  # the unpickler raises nearly anything on malformed input, including MemoryError
         problem = f"is not a readable pickle ({printable(str(error))[:120] or type(error).__name__})"
     raise DataError(f"{printable(path)}: {problem}; {allowed}")

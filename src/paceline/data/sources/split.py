@@ -1,4 +1,4 @@
-"""Which samples are held out for validation when a data set does not say so: a pure function of names and a seed."""
+"""Select a validation split if a data set has none."""
 
 import hashlib
 from collections.abc import Iterable
@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 
 
 def held_out(labels: NDArray[np.integer], names: Iterable[bytes], *, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Return which samples, bool [N], are held out: `fraction` of each class, to the nearest.
+    """Return a bool mask [N] of the validation samples: `fraction` of each class, rounded to the nearest number.
 
-    `labels` is [N] and `names` gives N stable names. A class of two or more has a sample on either side; a class
-    of one keeps it for training. Within a class, those with the smallest keyed hash (BLAKE2b) of their name go:
-    the choice depends neither on the order of the samples nor on the other classes.
+    `labels` is [N]; `names` yields N stable names. A class with at least two samples gets one in each split, a class
+    with one keeps it for training.
     """
+    # The samples with the smallest keyed hash of their name are held out, so the choice depends neither on the order of
+    # the samples nor on other classes.
     key = hashlib.blake2b(str(seed).encode()).digest()
     digests = b"".join(hashlib.blake2b(name, key=key, digest_size=8).digest() for name in names)
     hashes = np.frombuffer(digests, dtype="<u8")
@@ -24,7 +25,7 @@ def held_out(labels: NDArray[np.integer], names: Iterable[bytes], *, fraction: f
     quotas[sizes == 1] = 0
     order = np.lexsort((hashes, classes))
     starts = np.cumsum(sizes) - sizes
-    place_in_class = np.arange(len(labels)) - starts[classes[order]]
+    rank_in_class = np.arange(len(labels)) - starts[classes[order]]
     mask = np.zeros(len(labels), dtype=np.bool_)
-    mask[order] = place_in_class < quotas[classes[order]]
+    mask[order] = rank_in_class < quotas[classes[order]]
     return mask

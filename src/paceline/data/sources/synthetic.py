@@ -1,4 +1,4 @@
-"""Made-up images with a class that can be learnt: the same in every run, on every machine, with every numpy."""
+"""Generate learnable images that are identical in every run, on every machine and with every numpy version."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,8 +7,8 @@ from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Split
 from paceline.core.errors import DataError
 from paceline.recipe.schema.source import Synthetic
 
+# Limit for the pixels of both splits, per process.
 MAX_BYTES = 4 * 2**30
-"""The most memory the pixels of both splits may take, in each process."""
 _CHUNK_BYTES = 2**24
 _GRID = 4
 _STREAMS: dict[Split, int] = {"train": 1, "val": 2}
@@ -19,10 +19,10 @@ _STD = (2 * (128**2 - 1) / 12) ** 0.5 / 255
 
 
 def load_synthetic(section: Synthetic) -> Datasets:
-    """Return uint8 images [N, size, size, channels]: a pattern of 4x4 blocks a class, plus as much noise.
+    """Generate uint8 images [N, size, size, channels]: one pattern of 4x4 blocks per class, plus noise of equal
+    variance.
 
-    Labels go round the classes, so each is as frequent as the next. Raise `DataError` when the pixels would take
-    more than `MAX_BYTES`.
+    Labels cycle through the classes. Raise `DataError` if the pixels exceed `MAX_BYTES`.
     """
     image_bytes = section.image_size**2 * section.channels
     needed = (section.num_images + section.num_val_images) * image_bytes
@@ -36,13 +36,11 @@ def load_synthetic(section: Synthetic) -> Datasets:
 
 
 def _bytes(stream: int, count: int, skip: int = 0) -> NDArray[np.uint8]:
-    """Return uint8 [count] of a stream, from byte `skip` (a multiple of 32) on.
-
-    Philox's raw integers are the same in every version of numpy; what Generator makes of them is not (NEP 19).
-    """
-    generator = np.random.Philox(key=stream, counter=skip // 32)  # a count makes four 64-bit integers
-    words = generator.random_raw(-(-count // 8)).astype("<u8", copy=False)
-    return words.view(np.uint8)[:count]
+    """Return uint8 [count] of a random stream from byte `skip` on, a multiple of 32."""
+    # Philox's raw integers do not depend on the numpy version, `Generator`'s distributions do (NEP 19).
+    generator = np.random.Philox(key=stream, counter=skip // 32)  # each counter value gives four 64-bit integers
+    integers = generator.random_raw(-(-count // 8)).astype("<u8", copy=False)
+    return integers.view(np.uint8)[:count]
 
 
 def _source(section: Synthetic, split: Split, num_images: int) -> ArraySource:

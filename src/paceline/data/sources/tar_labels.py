@@ -1,4 +1,4 @@
-"""What the labels in tars mean: a number as text, or a field of JSON, that is a class's number or its name."""
+"""Parse labels in tars: an integer or a class name, as text or in a JSON field."""
 
 import json
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ _MAX_LIST_BYTES = 2**26
 
 @dataclass(frozen=True)
 class LabelReader:
-    """Read labels from members with `extension`: the value of `json_field`, or, where that is None, all of the text.
+    """Parse labels from members with `extension`: the value of `json_field`, or the whole text if that is None.
 
-    `numbers` are the classes by their names, where a list names them.
+    `numbers` maps class names to class numbers, empty without a class list.
     """
 
     extension: bytes
@@ -25,7 +25,7 @@ class LabelReader:
     numbers: Mapping[str, int]
 
     def __call__(self, content: bytes) -> int:
-        """Return the number of the class. Raise `ValueError` with a reason in one line."""
+        """Return the class number. Raise `ValueError` with a reason of one line."""
         value = self._value(content)
         if isinstance(value, str) and value in self.numbers:
             return self.numbers[value]
@@ -33,7 +33,7 @@ class LabelReader:
         if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10:
             text = int(text)
         if not isinstance(text, int) or isinstance(text, bool) or not 0 <= text < MAX_CLASSES:
-            raise ValueError(f"is labelled {printable(repr(value))[:80]}, which is no number of a class")
+            raise ValueError(f"is labelled {printable(repr(value))[:80]}, which is not a class number")
         return text
 
     def _value(self, content: bytes) -> object:
@@ -48,7 +48,7 @@ class LabelReader:
 
 
 def build_label_reader(section: WebDataset, class_names: tuple[str, ...]) -> LabelReader:
-    """Return what reads the labels that `section.label` names. Raise `DataError` where it names none."""
+    """Build the reader for `section.label`. Raise `DataError` for an unknown format."""
     numbers = {name: number for number, name in enumerate(class_names)}
     kind, _, json_field = section.label.partition(":")
     if kind == "cls" and section.label == "cls":
@@ -59,25 +59,25 @@ def build_label_reader(section: WebDataset, class_names: tuple[str, ...]) -> Lab
 
 
 def read_classes(section: WebDataset) -> tuple[str, ...]:
-    """Return the class names in the file that `section.classes` names, none for `auto`. Raise `DataError` naming it."""
+    """Read the class names from the file `section.classes`; () for `auto`. Raise `DataError` naming the file."""
     if section.classes == "auto":
         return ()
     path = expanded(section.classes)
-    place = f"data.source.classes: {printable(path)}"
+    prefix = f"data.source.classes: {printable(path)}"
     try:
         with open_to_read(path) as file:
             text = file.read(_MAX_LIST_BYTES).decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"{place} cannot be read: {error.strerror} (correct the path)") from error
+        raise DataError(f"{prefix} cannot be read: {error.strerror} (correct the path)") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{place} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
+        raise DataError(f"{prefix} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
     names = tuple(printable(line.rstrip("\r")) for line in text.removesuffix("\n").split("\n"))
     if len(names) > MAX_CLASSES:
-        raise DataError(f"{place} names more than {MAX_CLASSES:,} classes (correct the path)")
+        raise DataError(f"{prefix} names more than {MAX_CLASSES:,} classes (correct the path)")
     seen: dict[str, int] = {}
     for number, name in enumerate(names, start=1):
         first = seen.setdefault(name, number)
         if not name.strip() or first != number:
             problem = f"names '{name}' again, after line {first}" if name.strip() else "has no name"
-            raise DataError(f"{place}: line {number} {problem} (give each class one line)")
+            raise DataError(f"{prefix}: line {number} {problem} (give each class one line)")
     return names

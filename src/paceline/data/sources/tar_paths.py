@@ -1,4 +1,4 @@
-"""Which tars a recipe means: a path with ranges of numbers in braces, and with `*`."""
+"""Expand tar paths with number ranges in braces and `*`."""
 
 import os
 import re
@@ -13,32 +13,31 @@ _MAX_TARS = 1_000_000
 
 
 def tar_paths(text: str, setting: str) -> tuple[str, ...]:
-    """Return the absolute paths that `text` means. Raise `DataError`, naming `setting`, where one is not there.
+    """Return the absolute paths that `text` stands for. Raise `DataError`, naming `setting`, if one does not exist.
 
-    `{000..127}` stands for each of its numbers, in order and padded as the first is; `*` for any characters but a
-    slash, in order of the names.
+    `{000..127}` expands to its numbers in order, zero-padded like the first; `*` matches any characters except a slash,
+    in order of the names.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for path in _numbered(str(expanded(text).absolute()), setting):
         pattern = "*".join(map(escape, path.split("*")))
-        matches = sorted(glob(pattern), key=os.fsencode) if "*" in path else [path]  # noqa: PTH207 - takes it whole
+        matches = sorted(glob(pattern), key=os.fsencode) if "*" in path else [path]  # noqa: PTH207 - takes absolute patterns
         if not matches or not os.path.lexists(matches[0]):
-            raise DataError(f"{setting}: there is no {printable(path)} (correct it, or fetch the tars first)")
-        found += matches
-    if len(set(found)) < len(found):
-        twice = next(path for path in found if found.count(path) > 1)
-        raise DataError(f"{setting}: means {printable(twice)} twice (correct it)")
-    return tuple(found)
+            raise DataError(f"{setting}: {printable(path)} does not exist (correct it, or download the tars first)")
+        paths += matches
+    if len(set(paths)) < len(paths):
+        repeated = next(path for path in paths if paths.count(path) > 1)
+        raise DataError(f"{setting}: means {printable(repeated)} twice (correct it)")
+    return tuple(paths)
 
 
 def _numbered(text: str, setting: str) -> list[str]:
-    """Return what `text` stands for, a path for each number in each range."""
     parts = _RANGE.split(text)  # text, first, last, text, first, last, text
     ranges = []
     num_paths = 1
     for first, last in zip(parts[1::3], parts[2::3], strict=True):
         if len(last) > 9 or int(first) > int(last):
-            raise DataError(f"{setting}: {{{first}..{last}}} is no range of numbers that rises (correct it)")
+            raise DataError(f"{setting}: {{{first}..{last}}} is not an increasing range of numbers (correct it)")
         numbers = range(int(first), int(last) + 1)
         num_paths *= len(numbers)
         if num_paths > _MAX_TARS:
@@ -48,4 +47,4 @@ def _numbered(text: str, setting: str) -> list[str]:
 
 
 def _woven(texts: list[str], numbers: tuple[str, ...]) -> list[str]:
-    return [part for pair in zip(texts, (*numbers, ""), strict=True) for part in pair]
+    return [text for pair in zip(texts, (*numbers, ""), strict=True) for text in pair]

@@ -1,8 +1,4 @@
-"""The samples in tars: files that follow one another and have one name up to its first dot, as WebDataset has it.
-
-`n01/7.jpg` and `n01/7.cls` are a sample, `n01/7.a.jpg` is another file of it, whose ending `a.jpg` is no image's:
-https://github.com/webdataset/webdataset/blob/main/src/webdataset/tariterators.py, `base_plus_ext` and `group_by_keys`.
-"""
+"""Group the files of tars into samples: consecutive files with the same name up to the first dot, as in WebDataset."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -19,9 +15,12 @@ _EXTENSIONS = frozenset(extension.encode() for extension in IMAGE_EXTENSIONS)
 _MAX_LABEL_BYTES = 2**20
 
 
+# `n01/7.jpg` and `n01/7.cls` are one sample. `n01/7.a.jpg` belongs to it too, but its extension `a.jpg` is no image's:
+# `base_plus_ext` and `group_by_keys` in
+# https://github.com/webdataset/webdataset/blob/main/src/webdataset/tariterators.py
 @dataclass
 class TarSamples:
-    """Samples in tars, as they are found; `WebDatasetSource` says what the columns are."""
+    """Columns of the samples found so far; see `WebDatasetSource`."""
 
     paths: tuple[str, ...]
     read_label: LabelReader
@@ -35,7 +34,7 @@ class TarSamples:
     num_without_image: int = 0
 
     def add(self, image: Member, label: int) -> None:
-        """Add a sample."""
+        """Append a sample."""
         self.starts.append(image.start)
         self.lengths.append(image.length)
         self.labels.append(label)
@@ -43,7 +42,7 @@ class TarSamples:
         self.name_ends.append(len(self.names))
 
     def refuse_labels_beyond(self, num_classes: int) -> None:
-        """Raise `DataError` naming the first sample whose label is no class's."""
+        """Raise `DataError` naming the first sample whose label is not below `num_classes`."""
         if max(self.labels) < num_classes:
             return
         for index, label in enumerate(self.labels):
@@ -52,18 +51,18 @@ class TarSamples:
                 tar = next(path for path, end in zip(self.paths, self.tar_ends, strict=True) if index < end)
                 raise DataError(
                     f"{printable(tar)}: {shown(name)} has the label {label}, and there are {num_classes:,} classes, "
-                    f"from 0 on (correct the label, or set data.source.classes to a list of all classes)"
+                    f"starting at 0 (correct the label, or set data.source.classes to a list of all classes)"
                 )
 
     def notes(self) -> list[str]:
-        """Return what a user should know of what was left out."""
+        """Return notes on samples that were left out."""
         if not self.num_without_image:
             return []
         return [f"left out {count(self.num_without_image, 'sample')} without an image (.jpg, .png, ...) in the tars"]
 
 
 def list_samples(paths: tuple[str, ...], read_label: LabelReader) -> TarSamples:
-    """Return the samples in the tars at `paths`, in order. Raise `DataError` for a tar or label that cannot be used."""
+    """List the samples in the tars at `paths`. Raise `DataError` for a tar or a label that cannot be used."""
     samples = TarSamples(paths, read_label)
     for path in paths:
         tar = Tar(path)
@@ -80,8 +79,6 @@ def list_samples(paths: tuple[str, ...], read_label: LabelReader) -> TarSamples:
 
 @dataclass
 class _Group:
-    """What was found of the sample with `key`."""
-
     key: bytes
     image: Member | None = None
     label: int | None = None
@@ -104,7 +101,9 @@ def _list(tar: Tar, samples: TarSamples) -> None:
 
 
 def _split(name: bytes) -> tuple[bytes, bytes]:
-    """Return (the name up to the first dot of its last part, the rest in lower case); no rest where there is no key."""
+    """Return (name up to the first dot of its last component, extension in lower case); no extension if there is no
+    key.
+    """
     folder, slash, base = name.rpartition(b"/")
     stem, _, extension = base.partition(b".")
     return folder + slash + stem, extension.lower() if stem else b""
@@ -132,7 +131,7 @@ def _label(tar: Tar, member: Member, group: _Group, read_label: LabelReader) -> 
 
 
 def _close(tar: Tar, group: _Group, samples: TarSamples) -> None:
-    """Add the sample that ends. Raise `DataError` for an image without a label."""
+    """Add a finished group. Raise `DataError` for an image without a label."""
     if group.image is None:
         samples.num_without_image += bool(group.key)
     elif group.label is None:

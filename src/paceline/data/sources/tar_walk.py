@@ -1,11 +1,4 @@
-"""List the files in a tar without unpacking it: from header to header, over what lies between.
-
-Reads POSIX ustar, GNU and old tars with their long names, as GNU tar, Python and WebDataset write them:
-https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html and
-https://www.gnu.org/software/tar/manual/html_node/Standard.html. Names are names only: nothing is made under them, no
-link is followed. A tar that is cut short or damaged is refused, also where it ends after a whole file: its end must be
-marked, as every writer of tars does.
-"""
+"""List the files in a tar by its headers, without unpacking it."""
 
 import os
 import zlib
@@ -18,7 +11,7 @@ from paceline.data.sources.places import printable
 
 BLOCK_BYTES = 512
 _EMPTY = bytes(BLOCK_BYTES)
-_AHEAD_BYTES = 4096  # a header, a label, and the header of the image that follows come in one piece
+_AHEAD_BYTES = 4096  # one read covers a header, a label and the next header
 _MAX_NAME_BYTES = 2**16
 _MAX_EXTENSION_BYTES = 2**20
 _EXTENSIONS = b"xgLK"
@@ -27,8 +20,12 @@ _WITHOUT_CONTENT = b"123456"  # links, devices, folders, pipes
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 
 
+# Reads POSIX ustar, GNU and old tars with long names:
+# https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html and
+# https://www.gnu.org/software/tar/manual/html_node/Standard.html. No file is created and no link followed. A tar
+# without the end marker is refused as truncated, even if it ends after a complete file.
 class Member(NamedTuple):
-    """A regular file in a tar: its name, and where its bytes are."""
+    """A regular file in a tar: its name and the position of its content."""
 
     name: bytes
     start: int
@@ -42,7 +39,7 @@ class _Header(NamedTuple):
 
 
 class Tar:
-    """A tar, read through a window: most of what is wanted lies close to a header."""
+    """Read a tar through a window of 4 KiB."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -55,11 +52,11 @@ class Tar:
         self._window_start = 0
 
     def damage(self, reason: str, fix: str = "copy it again, or make it again") -> DataError:
-        """Return what to raise about the tar."""
+        """Build the error about this tar."""
         return DataError(f"{printable(self._path)}: {reason}; {fix}")
 
     def read(self, start: int, length: int) -> bytes:
-        """Return bytes of the tar. Raise `DataError` where they cannot be read."""
+        """Return bytes of the tar. Raise `DataError` if they cannot be read."""
         at = start - self._window_start
         if not 0 <= at <= len(self._window) - length:
             try:
@@ -67,13 +64,13 @@ class Tar:
             except OSError as error:
                 raise self.damage(f"cannot be read at byte {start:,}: {error.strerror}") from error
             self._window_start, at = start, 0
-        found = self._window[at : at + length]
-        if len(found) < length:
+        content = self._window[at : at + length]
+        if len(content) < length:
             raise self.damage(f"is cut short: ends after {self.num_bytes:,} bytes, without the mark of its end")
-        return found
+        return content
 
     def members(self) -> Iterator[Member]:
-        """Give the regular files, in order. Raise `DataError` for what is no tar, or no whole one."""
+        """Yield the regular files in order. Raise `DataError` for a file that is not a complete tar."""
         at: int | None = 0
         while at is not None:
             header, start = self._next(at)
@@ -84,7 +81,7 @@ class Tar:
             at = start + (0 if header.kind in _WITHOUT_CONTENT else _padded(header.length))
 
     def _next(self, at: int) -> tuple[_Header | None, int]:
-        """Return the next header that stands for a file, as those before it extend it, and where its content starts."""
+        """Return the next file header, with extension headers applied, and the position of its content."""
         name = length = None
         while (block := self.read(at, BLOCK_BYTES)) != _EMPTY:
             header, at = self._header(block, at), at + BLOCK_BYTES
@@ -109,32 +106,30 @@ class Tar:
         return None, at
 
     def _header(self, block: bytes, at: int) -> _Header:
-        """Return what the header at byte `at` says."""
-        field = block[148:156]  # counts as spaces in the sum of all bytes, which it holds
+        field = block[148:156]  # the checksum is the sum of all bytes with this field as spaces
         checksum = _number(field)
         # The lower half of an Adler-32 is 1 + the sum of all bytes, modulo 65521 (RFC 1950): 20 times faster than sum.
         if checksum is None or zlib.adler32(block) & 0xFFFF != (1 + checksum - 8 * 32 + sum(field)) % 65521:
             raise self._no_header(block, at)
         length = _number(block[124:136])
         if length is None or block[156:157] == b"S":
-            raise self.damage(f"has a sparse or endless file at byte {at:,}, which is not read")
+            raise self.damage(f"has a sparse or endless file at byte {at:,}, which is not supported")
         name = block[:100].partition(b"\0")[0]
         if block[345] and block[257:263] == b"ustar\0":
             name = block[345:500].partition(b"\0")[0] + b"/" + name
         return _Header(name, length, block[156:157])
 
     def _no_header(self, block: bytes, at: int) -> DataError:
-        packed = "" if at else _COMPRESSED.get(block[:2], "")
-        if packed:
+        compression = "" if at else _COMPRESSED.get(block[:2], "")
+        if compression:
             fix = "unpack it to a .tar (the images in it are compressed already)"
-            return self.damage(f"is compressed ({packed}), so that samples cannot be read by place", fix)
-        return self.damage(f"is damaged: has no header at byte {at:,}" if at else "is no tar")
+            return self.damage(f"is compressed ({compression}), which prevents random access to samples", fix)
+        return self.damage(f"is damaged: has no header at byte {at:,}" if at else "is not a tar")
 
     def _fields(self, content: bytes, at: int) -> dict[bytes, bytes]:
-        """Return the records of an extended header: `LENGTH KEY=VALUE` lines, whose length counts all of the line."""
         fields = {}
-        start = 0
-        while start < len(content):  # from place to place: copying what is left would take the square of its length
+        start = 0  # records are lines `LENGTH KEY=VALUE`, where LENGTH includes itself
+        while start < len(content):  # by index: slicing off each record would take quadratic time
             digits, _, _ = content[start : start + 20].partition(b" ")
             stop = start + (int(digits) if digits.isdigit() else 0)
             key, is_record, value = content[start + len(digits) + 1 : max(start, stop - 1)].partition(b"=")
@@ -143,7 +138,7 @@ class Tar:
             fields[key] = value
             start = stop
         if any(key.startswith(b"GNU.sparse.") for key in fields):
-            raise self.damage(f"has a sparse or endless file at byte {at:,}, which is not read")
+            raise self.damage(f"has a sparse or endless file at byte {at:,}, which is not supported")
         return fields
 
     def _size(self, text: bytes, at: int) -> int:
@@ -153,12 +148,11 @@ class Tar:
 
 
 def _padded(length: int) -> int:
-    """Return the bytes that a file of `length` takes."""
     return -(-length // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _number(field: bytes) -> int | None:
-    """Return the number in a field of a header: octal digits, or, after a byte of 128, binary; None for neither."""
+    """Parse a number of a header: octal digits, or binary after the byte 128; None if it is neither."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     digits = field.strip(b" \0")
@@ -169,5 +163,5 @@ def _number(field: bytes) -> int | None:
 
 
 def shown(name: bytes) -> str:
-    """Return a name in a tar as it is printed."""
+    """Return a member's name for messages."""
     return printable(os.fsdecode(name))[:200]

@@ -1,4 +1,4 @@
-"""Class folders that are all to be judged by: a test set, which has no training images and is not split."""
+"""Load class folders as a test set, all images of which are evaluated."""
 
 import os
 from pathlib import Path
@@ -12,10 +12,9 @@ from paceline.recipe.schema.source import Folder
 
 
 def load_test_folder(section: Folder, *, skip_bad: bool = False) -> EncodedSource:
-    """Return all images that `section` would have for validation, were they no part of its training images.
+    """Load all images of `val_root`, or of `val/`, `valid/`, `validation/` or `test/` in `root`, or of `root` itself.
 
-    They are those of `val_root`, or of `val/`, `valid/`, `validation/` or `test/` in `root`, or of the class folders in
-    `root` itself. The classes are their own, by name. Raise `DataError` as `load_folder` does.
+    The classes are the folder's own. Raise `DataError` as `load_folder` does.
     """
     root = _root(section)
     setting = "data.source.root" if section.val_root == "auto" else "data.source.val_root"
@@ -25,11 +24,11 @@ def load_test_folder(section: Folder, *, skip_bad: bool = False) -> EncodedSourc
     return EncodedSource.pack(info, os.fspath(root.absolute()), tree.paths, tree.labels)
 
 
-def is_trained_on(section: Folder, own: Folder) -> bool:
-    """Whether `load_test_folder(section)` takes images from the folder that a run of `own` was trained on images of."""
+def is_trained_on(section: Folder, trained: Folder) -> bool:
+    """Return whether `load_test_folder(section)` reads the folder that a run on `trained` used for training."""
     try:
-        train_root, _ = folder_roots(own)
-    except DataError:  # what it was trained on is not there any more
+        train_root, _ = folder_roots(trained)
+    except DataError:  # the training folder no longer exists
         return False
     return os.path.realpath(_root(section)) == os.path.realpath(train_root)
 
@@ -37,10 +36,10 @@ def is_trained_on(section: Folder, own: Folder) -> bool:
 def _root(section: Folder) -> Path:
     if section.val_root != "auto":
         return expanded(section.val_root)
-    named = section.root if section.root != "auto" else section.train_root
-    if named == "auto":
+    text = section.root if section.root != "auto" else section.train_root
+    if text == "auto":
         raise DataError("data.source.root: is not set; set data.source.root to the folder that holds the images")
-    root = expanded(named)
-    beside = (root / name for name in VAL_FOLDERS)
-    # A class may be called `test` too: it has images in it, and no folders.
-    return next((folder for folder in beside if is_folder(folder) and has_folders(folder)), root)
+    root = expanded(text)
+    candidates = (root / name for name in VAL_FOLDERS)
+    # A class may also be called `test`; it contains images and no folders.
+    return next((folder for folder in candidates if is_folder(folder) and has_folders(folder)), root)

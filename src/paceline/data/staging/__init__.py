@@ -1,1 +1,1 @@
-"""The parts of staging: what a source reads from, whether there is room for it, and the copying."""
+"""Copy the files of a data set into memory or to a local disk for the time of a run."""

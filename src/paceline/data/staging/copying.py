@@ -1,8 +1,4 @@
-"""Copy files so that each is there whole, read back and as it was, or not there. Knows no lock and no room.
-
-What an attempt before has copied is kept: a file under its own name in the copy, with the size and the time of its
-source, was copied whole.
-"""
+"""Copy files so that each is complete and verified, or absent."""
 
 import errno
 import os
@@ -20,18 +16,16 @@ from paceline.core.files import open_to_write
 from paceline.data.sources.places import printable
 from paceline.data.staging.inventory import Entry
 
+# Called with (bytes done, total bytes); an exception stops the work.
 Progress = Callable[[int, int], None]
-"""Is told bytes done and bytes in all, now and then; what it raises ends the work."""
-_CHUNK_BYTES: Final = 1 << 20  # that the copy that is compared is still in the cache of the core
-_NUM_THREADS: Final = 4  # more than one file at once hides the latency of a network
+_CHUNK_BYTES: Final = 1 << 20  # small enough that the comparison reads from the CPU cache
+_NUM_THREADS: Final = 4  # hides network latency
 _NUM_AHEAD: Final = 256
 _LOOK_S: Final = 0.2
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 class _Buffers(threading.local):
-    """What a thread reads into, and back into; made once, as a page costs more to get than to fill."""
-
     def __init__(self) -> None:
         self.data = bytearray(_CHUNK_BYTES)
         self.back = bytearray(_CHUNK_BYTES)
@@ -39,8 +33,6 @@ class _Buffers(threading.local):
 
 @dataclass
 class _Work:
-    """What the threads share: where to, whether to stop, and how many bytes are done."""
-
     folder: Path
     buffers: _Buffers = field(default_factory=_Buffers)
     stops: threading.Event = field(default_factory=threading.Event)
@@ -52,11 +44,12 @@ class _Work:
             self.done_bytes += num_bytes
 
 
+# A file with the size and modification time of its source was copied completely, and is not copied again.
 def copy_files(entries: Iterable[Entry], folder: Path, num_bytes: int, progress: Progress) -> None:
-    """Copy `entries`, of `num_bytes` together, into `folder`, several at once, and tell `progress`.
+    """Copy `entries`, `num_bytes` in total, into `folder`, several at once.
 
-    Raise `DataError` for a file that cannot be read, differs when it is read back, or changes meanwhile, and for a
-    full disk. What is copied by then stays.
+    Raise `DataError` for a file that cannot be read, changes meanwhile or differs when read back, and for a full disk.
+    Finished copies stay.
     """
     work = _Work(folder)
     running: deque[Future[None]] = deque()
@@ -76,11 +69,11 @@ def copy_files(entries: Iterable[Entry], folder: Path, num_bytes: int, progress:
         path.unlink()
 
 
-def _settle(running: deque[Future[None]], work: _Work, num_bytes: int, progress: Progress) -> None:
-    """Wait a little for the oldest file, and drop those that are done. Raise what one has raised."""
-    wait([running[0]], timeout=_LOOK_S)
-    while running and running[0].done():
-        running.popleft().result()
+def _settle(copies: deque[Future[None]], work: _Work, num_bytes: int, progress: Progress) -> None:
+    """Wait briefly for the oldest file and remove finished ones. Raise their errors."""
+    wait([copies[0]], timeout=_LOOK_S)
+    while copies and copies[0].done():
+        copies.popleft().result()
     progress(work.done_bytes, num_bytes)
 
 
@@ -89,20 +82,22 @@ def _copy(entry: Entry, work: _Work) -> None:
     if _is_copy(target, entry):
         work.add(entry.num_bytes)
         return
-    # Hidden, so that no file of a data set is called so, and short, as names may be as long as can be.
+    # A hidden name cannot collide with a data set's file; a short one cannot exceed the limit for names.
     beside = work.folder / f".copying-{threading.get_ident()}"
     try:
         source = os.open(entry.source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise _fault(entry, error) from error
     try:
-        beside.unlink(missing_ok=True)  # of an attempt before
+        beside.unlink(missing_ok=True)  # of an earlier attempt
         with open_to_write(beside, "x+b") as copy:
             _copy_bytes(source, copy.fileno(), entry, work)
         if work.stops.is_set():
             return
         if _facts(os.fstat(source)) != (entry.num_bytes, entry.mtime_ns):
-            raise DataError(f"{printable(entry.source)}: changed while it was copied (start again when it is at rest)")
+            raise DataError(
+                f"{printable(entry.source)}: changed while it was copied (start again when it no longer changes)"
+            )
         os.utime(beside, ns=(entry.mtime_ns, entry.mtime_ns))
         try:
             beside.rename(target)
@@ -116,24 +111,27 @@ def _copy(entry: Entry, work: _Work) -> None:
 
 
 def _copy_bytes(source: int, copy: int, entry: Entry, work: _Work) -> None:
-    """Copy up to the size that was seen, one byte more to see growth, and compare what is read back."""
+    """Copy the content and compare what is read back."""
     data, back = work.buffers.data, work.buffers.back
     position = 0
     while not work.stops.is_set():
+        # One byte more than expected shows a file that grows.
         num_read = os.readv(source, [memoryview(data)[: entry.num_bytes - position + 1]])
         if not num_read:
             return
         if position + num_read > entry.num_bytes:
-            raise DataError(f"{printable(entry.source)}: grew while it was copied (start again when it is at rest)")
+            raise DataError(
+                f"{printable(entry.source)}: grew while it was copied (start again when it no longer changes)"
+            )
         chunk = memoryview(data)[:num_read]
         written = 0
         while written < num_read:
             written += os.write(copy, chunk[written:])
         num_back = os.preadv(copy, [memoryview(back)[:num_read]], position)
-        # Comparing views would go byte by byte.
+        # Comparing memoryviews is slow (byte by byte).
         same = data == back if num_read == _CHUNK_BYTES else data[:num_read] == back[:num_read]
         if num_back != num_read or not same:
-            raise DataError(f"{printable(work.folder)}: gives back other bytes than were written (name another folder)")
+            raise DataError(f"{printable(work.folder)}: returned other bytes than were written (choose another folder)")
         position += num_read
         work.add(num_read)
 
@@ -147,7 +145,7 @@ def _is_copy(target: Path, entry: Entry) -> bool:
 
 
 def is_copied(entries: Iterable[Entry], folder: Path) -> bool:
-    """Whether all of `entries` lie in `folder`, with the sizes and the times of their sources."""
+    """Return whether all of `entries` are in `folder`, with size and modification time of their sources."""
     return all(_is_copy(folder / entry.name, entry) for entry in entries)
 
 
@@ -160,4 +158,4 @@ def _fault(entry: Entry, error: OSError) -> DataError:
         return DataError(
             f"data.stage: no room is left for {printable(entry.source)} (free some, or set data.stage=off)"
         )
-    return DataError(f"{printable(entry.source)}: cannot be copied: {error.strerror} (mend it, or set data.stage=off)")
+    return DataError(f"{printable(entry.source)}: cannot be copied: {error.strerror} (fix it, or set data.stage=off)")

@@ -1,4 +1,4 @@
-"""Have a file system write out what it holds, so that a copy that is called whole is whole after a power cut too."""
+"""Sync a file system, so that a finished copy survives a power loss."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def flush(folder: Path) -> None:
-    """Write the file system of `folder` to its medium, at once for all of its files (Linux; elsewhere all of them)."""
+    """Sync the file system of `folder` (Linux), or all file systems (elsewhere)."""
     if not sys.platform.startswith("linux"):
         os.sync()
         return

@@ -1,7 +1,4 @@
-"""Which files a source reads from, where each comes to lie in a copy, and how the recipe then names them.
-
-Opens no image. Sources that are held in memory, or lie behind a URL, have nothing to copy.
-"""
+"""List the files that a source reads, their paths in a copy, and the recipe section for that copy."""
 
 import hashlib
 import os
@@ -30,17 +27,17 @@ from paceline.recipe.schema.source import (
     WebDataset,
 )
 
-_PAGE_BYTES = 4096  # what file systems, those in memory too, hand out space by
+_PAGE_BYTES = 4096  # allocation unit of file systems, including tmpfs
 _LOCKS_OF_LMDB = frozenset({"lock.mdb"})
 
 
 def paged(num_bytes: int) -> int:
-    """Return the bytes that a file takes where it fills whole pages."""
+    """Round a file size up to whole pages."""
     return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
 
 
 class Entry(NamedTuple):
-    """A file: where it is, where it comes to lie in the copy, its bytes and when it was changed last."""
+    """A file: path, path in the copy, bytes, and modification time."""
 
     source: str
     name: str
@@ -50,9 +47,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Stock:
-    """What the files of a data set come to; `room_bytes` is what they take where each fills whole pages.
+    """Number and size of the files of a data set; `room_bytes` counts whole pages.
 
-    `digest` moves with the path, the size and the time of every file, and differs between users.
+    `digest` depends on the path, size and time of every file, and on the user.
     """
 
     digest: str
@@ -61,16 +58,17 @@ class Stock:
     room_bytes: int
 
     def less(self, other: "Stock") -> "Stock":
-        """Return what of this is left to do when `other` is done."""
+        """Return what remains to be copied when `other` is done."""
         left = (self.num_files - other.num_files, self.num_bytes - other.num_bytes, self.room_bytes - other.room_bytes)
         return Stock(self.digest, *(max(0, value) for value in left))
 
 
+# No image is opened. Sources in memory or behind a URL have nothing to copy.
 @dataclass(frozen=True)
 class Inventory:
-    """The files of a data set: `pairs` gives (path, path in the copy) in an order that stays.
+    """The files of a data set: `pairs` yields (path, path in the copy) in a fixed order.
 
-    `section_at` returns the recipe's section for a copy that lies in a folder. `title` is what a user would call it.
+    `section_at` returns the recipe section for a copy in the given folder; `title` is for messages.
     """
 
     title: str
@@ -78,7 +76,7 @@ class Inventory:
     section_at: Callable[[Path], SourceSection]
 
     def entries(self) -> Iterator[Entry]:
-        """Give every file with its size. Raise `DataError` for what is gone, or is neither a file nor a bad image."""
+        """Yield every file with its size. Raise `DataError` for one that is missing or not a regular file."""
         for source, name in self.pairs():
             try:
                 status = os.stat(source)  # noqa: PTH116 - a million of them
@@ -89,21 +87,21 @@ class Inventory:
             yield Entry(source, name, status.st_size, status.st_mtime_ns)
 
     def take_stock(self) -> "Stock":
-        """Look at every file, and return what they come to. Raise `DataError` as `entries` does."""
-        found = hashlib.sha256(str(os.getuid()).encode())
+        """Sum up all files. Raise `DataError` as `entries` does."""
+        digest = hashlib.sha256(str(os.getuid()).encode())
         num_files = num_bytes = room_bytes = 0
         for entry in self.entries():
-            found.update(f"\0{entry.source}\0{entry.name}\0{entry[2:]}".encode("utf-8", "surrogateescape"))
+            digest.update(f"\0{entry.source}\0{entry.name}\0{entry[2:]}".encode("utf-8", "surrogateescape"))
             num_files += 1
             num_bytes += entry.num_bytes
             room_bytes += paged(entry.num_bytes)
-        return Stock(found.hexdigest()[:16], num_files, num_bytes, room_bytes)
+        return Stock(digest.hexdigest()[:16], num_files, num_bytes, room_bytes)
 
 
 def take_inventory(section: SourceSection, *, skip_bad: bool = False) -> Inventory:
-    """Return the files that `section` reads from. Raise `DataError` where it has none that could be copied.
+    """List the files that `section` reads, including unreadable images with `skip_bad`.
 
-    With `skip_bad`, image files that can be seen to be bad are among them.
+    Raise `DataError` if there is nothing that could be copied.
     """
     match section:
         case Pack():
@@ -118,7 +116,7 @@ def take_inventory(section: SourceSection, *, skip_bad: bool = False) -> Invento
             return _of_manifest(section, skip_bad=skip_bad)
         case OwnSource(name=name):
             raise DataError(
-                f"data.stage: cannot copy what {name} reads, which its code alone knows (set data.stage=off)"
+                f"data.stage: cannot copy what {name} reads, as only its code knows the files (set data.stage=off)"
             )
     raise DataError(f"data.stage: has no effect on {section.name}, which is held in memory (set data.stage=off)")
 
@@ -139,14 +137,12 @@ def _of_pack(section: Pack) -> Inventory:
             "(set data.stage=off, and data.source.cache to a folder in memory)"
         )
     root = _there(section.root)
-    # Whoever names the index of a folder of shards means the folder.
+    # The index of a folder of shards stands for the folder.
     is_index = root.name == INDEX_NAME and (root.parent / shard_name(0)).is_file()
     return _of_tree(section, root.parent if is_index else root)
 
 
 def _of_tree(section: Pack | Lmdb | HuggingFace, root: Path, omit: frozenset[str] = frozenset()) -> Inventory:
-    """Return all files of `root`, a folder or a file, but for hidden ones and those called as `omit` says."""
-
     def pairs() -> Iterator[tuple[str, str]]:
         if not root.is_dir():
             yield str(root), root.name
@@ -159,7 +155,7 @@ def _of_tree(section: Pack | Lmdb | HuggingFace, root: Path, omit: frozenset[str
 
 
 def _below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """Give the files below `folder`, by name; links are followed, as data sets are often made of them."""
+    """Yield the files below `folder` by name, following links."""
     try:
         status = folder.stat()
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
@@ -167,7 +163,7 @@ def _below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
         raise DataError(f"{printable(folder)}: cannot be listed: {error.strerror} (make it readable)") from error
     identity = (status.st_dev, status.st_ino)
     if identity in above:
-        raise DataError(f"{printable(folder)}: links back to a folder above it (remove the link)")
+        raise DataError(f"{printable(folder)}: links to one of its parent folders (remove the link)")
     for name in names:
         path = folder / name
         if path.is_dir():
@@ -180,24 +176,23 @@ def _of_folder(section: Folder, *, skip_bad: bool) -> Inventory:
     datasets = load_folder(section, skip_bad=skip_bad)
     train, val = datasets.train, datasets.val
     assert isinstance(train, EncodedSource) and isinstance(val, EncodedSource), "folders hold files"
-    # Named beside one another even where one lies in the other, so that nothing has to be told apart again.
-    places = {train.root: Path("train", Path(train.root).name)}
-    places.setdefault(val.root, Path("val", Path(val.root).name))
+    # Two separate folders in the copy, even if one is inside the other in the source.
+    targets = {train.root: Path("train", Path(train.root).name)}
+    targets.setdefault(val.root, Path("val", Path(val.root).name))
     is_split = section.val_root == "auto" and val.root == train.root
 
     def section_at(copy: Path) -> SourceSection:
-        roots = {"train_root": str(copy / places[train.root]), "val_root": str(copy / places[val.root])}
+        roots = {"train_root": str(copy / targets[train.root]), "val_root": str(copy / targets[val.root])}
         return section.model_copy(update={"root": "auto", **roots, **({"val_root": "auto"} if is_split else {})})
 
     def pairs() -> Iterator[tuple[str, str]]:
         for source in (train, val) if is_split or val.root != train.root else (train,):
-            yield from _images(source, places[source.root])
+            yield from _images(source, targets[source.root])
 
     return Inventory(printable(train.root), pairs, section_at)
 
 
 def _of_manifest(section: Manifest, *, skip_bad: bool) -> Inventory:
-    """Return the lists and their files. Each place that paths start from is a numbered folder of the copy."""
     datasets = load_manifest(section, skip_bad=skip_bad)
     train, val = datasets.train, datasets.val
     assert isinstance(train, EncodedSource) and isinstance(val, EncodedSource), "lists hold files"
@@ -206,18 +201,20 @@ def _of_manifest(section: Manifest, *, skip_bad: bool) -> Inventory:
         _refuse_outside(source, file)
     roots = list(dict.fromkeys((train.root, val.root)))
     is_auto = section.root == "auto"
-    # A list whose paths start from its own folder stays in it.
-    named = [f"{roots.index(str(file.parent)) if is_auto else f'list{n}'}/{file.name}" for n, file in enumerate(lists)]
+    # Each root of paths becomes a numbered folder of the copy. A list with paths relative to itself stays next to them.
+    list_names = [
+        f"{roots.index(str(file.parent)) if is_auto else f'list{n}'}/{file.name}" for n, file in enumerate(lists)
+    ]
 
     def section_at(copy: Path) -> SourceSection:
-        update = {split: str(copy / name) for split, name in zip(("train", "val"), named, strict=False)}
+        update = {split: str(copy / name) for split, name in zip(("train", "val"), list_names, strict=False)}
         return section.model_copy(update=update if is_auto else {**update, "root": str(copy / "0")})
 
     def pairs() -> Iterator[tuple[str, str]]:
         seen: set[str] = set()
-        listed = ((str(file), name) for file, name in zip(lists, named, strict=True))
+        list_files = ((str(file), name) for file, name in zip(lists, list_names, strict=True))
         images = (_images(source, Path(str(roots.index(source.root)))) for source in (train, val))
-        for path, name in chain(listed, *images):
+        for path, name in chain(list_files, *images):
             if name not in seen:
                 seen.add(name)
                 yield path, name
@@ -225,11 +222,11 @@ def _of_manifest(section: Manifest, *, skip_bad: bool) -> Inventory:
     return Inventory(printable(lists[0]), pairs, section_at)
 
 
-def _images(source: EncodedSource, place: Path) -> Iterator[tuple[str, str]]:
+def _images(source: EncodedSource, target: Path) -> Iterator[tuple[str, str]]:
     start = 0
     for end in source.ends.tolist():
         path = os.fsdecode(source.paths[start:end])
-        yield f"{source.root}/{path}", f"{place}/{path}"
+        yield f"{source.root}/{path}", f"{target}/{path}"
         start = end
 
 
@@ -267,7 +264,8 @@ def _of_tars(section: WebDataset) -> Inventory:
 
 
 def _fixed(pattern: str) -> tuple[Path, str]:
-    """Return the folder above the first part of `pattern` that stands for several, and the rest."""
     parts = expanded(pattern).absolute().parts
-    special = next((number for number, part in enumerate(parts) if set(part) & set("*{")), len(parts) - 1)
-    return Path(*parts[:special]), str(Path(*parts[special:]))
+    first_pattern = next(
+        (number for number, component in enumerate(parts) if set(component) & set("*{")), len(parts) - 1
+    )
+    return Path(*parts[:first_pattern]), str(Path(*parts[first_pattern:]))

@@ -1,4 +1,4 @@
-"""Whether a folder has room for a copy. What lies in memory counts against memory, not only against the folder."""
+"""Check the free space of a folder; a folder in memory also counts against the memory limit."""
 
 import math
 import os
@@ -14,13 +14,13 @@ from paceline.data.staging.inventory import Stock
 
 PROC: Final = Path("/proc")
 _IN_MEMORY: Final = {"tmpfs", "ramfs"}
+# Fraction of free memory that a copy must leave to the run.
 _KEPT_SHARE: Final = 0.1
-"""Of the memory that is left, what a copy may not take: the run itself needs some."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes that may be written to a folder, why not more, and how many files."""
+    """Free bytes in a folder, the limit that applies, and the number of files that can be created."""
 
     num_bytes: float
     limit: str
@@ -28,9 +28,9 @@ class Room:
 
 
 def room_in(folder: Path, memory_left: Callable[[], float], proc: Path = PROC) -> Room:
-    """Return the room in `folder`; `memory_left` gives the bytes that the control group of this process may still use.
+    """Return the free space of `folder`; `memory_left` returns the bytes left in the process's control group.
 
-    In a folder that is held in memory, nine tenths of the memory that is free are the most.
+    For a folder in memory, the limit is nine tenths of the free memory.
     """
     status = os.statvfs(folder)
     free = Room(status.f_bavail * status.f_frsize, "free there", status.f_favail or math.inf)
@@ -44,17 +44,17 @@ def room_in(folder: Path, memory_left: Callable[[], float], proc: Path = PROC) -
 
 
 def check_room(stock: Stock, room: Room, folder: Path, title: str) -> None:
-    """Raise `DataError` where what is still to be copied, `stock`, does not fit in `folder`."""
-    place = f"data.stage: {printable(folder)} has no room for {title}"
-    fix = "(free some, name another folder, or set data.stage=off)"
+    """Raise `DataError` if the remaining files `stock` do not fit into `folder`."""
+    prefix = f"data.stage: {printable(folder)} has not enough space for {title}"
+    fix = "(free some, choose another folder, or set data.stage=off)"
     if stock.room_bytes > room.num_bytes:
-        raise DataError(f"{place}: {size(stock.room_bytes)} are needed, {size(room.num_bytes)} {room.limit} {fix}")
+        raise DataError(f"{prefix}: {size(stock.room_bytes)} are needed, {size(room.num_bytes)} {room.limit} {fix}")
     if stock.num_files > room.num_files:
-        raise DataError(f"{place}: {count(stock.num_files, 'file')}, {room.num_files:,.0f} more may be made {fix}")
+        raise DataError(f"{prefix}: {count(stock.num_files, 'file')}, {room.num_files:,.0f} more may be made {fix}")
 
 
 def is_in_memory(folder: Path, proc: Path = PROC) -> bool:
-    """Whether the file system that `folder` is on is held in memory (`man 5 proc_pid_mountinfo`)."""
+    """Return whether the file system of `folder` is in memory (`man 5 proc_pid_mountinfo`)."""
     device = os.stat(folder).st_dev  # noqa: PTH116 - beside os.major
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -62,7 +62,7 @@ def is_in_memory(folder: Path, proc: Path = PROC) -> bool:
     except OSError:
         return False
     mounts = [line.split() for line in lines]
-    return any(words[2] == number and words[words.index("-") + 1] in _IN_MEMORY for words in mounts)
+    return any(fields[2] == number and fields[fields.index("-") + 1] in _IN_MEMORY for fields in mounts)
 
 
 def _available(proc: Path) -> float:
@@ -70,5 +70,5 @@ def _available(proc: Path) -> float:
         lines = (proc / "meminfo").read_text().splitlines()
     except OSError:
         return math.inf
-    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return int(found) * 1024 if found else math.inf
+    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(kib) * 1024 if kib else math.inf
