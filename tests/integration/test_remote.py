@@ -289,7 +289,7 @@ def test_what_fails_once_is_asked_for_again(server: Server, cache: Path, expecte
             "locked/set.pack",
             r"/locked/set.pack: 401 Unauthorized \(set PACELINE_URL_CREDENTIALS=https://NAME:PASSWORD@HOST/PATH",
         ),
-        ("unranged/set.pack", r"/unranged/set.pack: is sent whole where a range was asked for \(200 instead of 206\)"),
+        ("unranged/set.pack", r"/unranged/set.pack: is sent whole .* \(200 instead of 206\)"),
         ("set/data-00000.pack", r"is a shard of a pack \(name the folder that it lies in\)"),
         ("empty.pack", r"/empty.pack: is not a pack"),
         ("page.pack", r"/page.pack: is not a pack"),
@@ -357,7 +357,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.pack"
-        with pytest.raises(DataError, match=r"a.pack: cannot be read: nothing came for 0.05 s, 2 times"):
+        with pytest.raises(DataError, match=r"a.pack: cannot be read: nothing received for 0.05 s, 2 times"):
             at_once(lambda: None).read(Http(stalled_s=0.05), Address(url), 0, 10)
 
 

@@ -349,7 +349,7 @@ def test_without_room_nothing_is_copied(folder: Folder, top: Path, monkeypatch: 
     room = Room(4096 * 3, "free there", math.inf)
     monkeypatch.setattr("paceline.data.stage.room_in", lambda folder, memory_left: room)
     with (
-        pytest.raises(DataError, match=r"has no room for .*: 32.8 kB are needed, 12.3 kB free there"),
+        pytest.raises(DataError, match=r"has not enough space for .*: 32.8 kB are needed, 12.3 kB free there"),
         staged(folder, str(top), is_first=True),
     ):
         pytest.fail("was staged")

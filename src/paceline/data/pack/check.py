@@ -59,8 +59,8 @@ def check_pack(source: Datasets, packed: Datasets, progress: Callable[[int, int]
     size and similar pixels. Raise `DataError` if the pack was made from another data set.
     """
     total = len(packed.train) + len(packed.val)
-    for each, other in ((source.train, packed.train), (source.val, packed.val)):
-        _refuse_another(each, other)
+    for source_split, packed_split in ((source.train, packed.train), (source.val, packed.val)):
+        _refuse_another(source_split, packed_split)
     core = native()
     images = exact = num_faults = 0
     differences: list[float] = []
@@ -91,19 +91,19 @@ def _refuse_another(source: Source, packed: Source) -> None:
     split = source.info.split
     facts = {"class_names": "class names", "channels": "channels", "num_images": "number of images"}
     for what, title in facts.items():
-        ours, theirs = getattr(packed.info, what), getattr(source.info, what)
-        if ours != theirs:
-            values = f"{ours!s:.60} and {theirs!s:.60}"
+        packed_value, source_value = getattr(packed.info, what), getattr(source.info, what)
+        if packed_value != source_value:
+            values = f"{packed_value!s:.60} and {source_value!s:.60}"
             raise DataError(
                 f"the pack and its source differ in the {title} of {split}: {values} (pack the source again)"
             )
 
 
 def _tasks(source: Datasets, packed: Datasets, core: Native | None) -> Iterator[Callable[[], list[_Found]]]:
-    for each, other in ((source.train, packed.train), (source.val, packed.val)):
-        comparison = _Comparison(each, other, Names.of(each), Names.of(other), core)
-        for first in range(0, len(each), _IMAGES_A_TASK):
-            yield partial(comparison.of, range(first, min(first + _IMAGES_A_TASK, len(each))))
+    for source_split, packed_split in ((source.train, packed.train), (source.val, packed.val)):
+        comparison = _Comparison(source_split, packed_split, Names.of(source_split), Names.of(packed_split), core)
+        for first in range(0, len(source_split), _IMAGES_A_TASK):
+            yield partial(comparison.of, range(first, min(first + _IMAGES_A_TASK, len(source_split))))
 
 
 @dataclass(frozen=True)
@@ -119,23 +119,26 @@ class _Comparison:
         return [self._one(index) for index in indices]
 
     def _one(self, index: int) -> _Found:
-        ours, theirs = _read(self.packed, index), _read(self.source, index)
+        packed_sample, source_sample = _read(self.packed, index), _read(self.source, index)
         if self.names.raw(index) != self.packed_names.raw(index):
             return self._fault(index, f"is named {self.packed_names.of_sample(index)} in the pack")
-        if isinstance(ours, str) or isinstance(theirs, str):
+        if isinstance(packed_sample, str) or isinstance(source_sample, str):
             # A file that was unreadable when it was packed stays unreadable; the reasons may be worded differently.
-            if isinstance(ours, str) and isinstance(theirs, str):
+            if isinstance(packed_sample, str) and isinstance(source_sample, str):
                 return _Found(0.0)
-            return self._fault(index, ours if isinstance(ours, str) else f"can be read, but in the source: {theirs}")
-        if ours[1] != theirs[1]:
-            return self._fault(index, f"has label {ours[1]} in the pack, and {theirs[1]} in the source")
-        if isinstance(ours[0], bytes) and ours[0] == theirs[0]:
+            return self._fault(
+                index,
+                packed_sample if isinstance(packed_sample, str) else f"can be read, but in the source: {source_sample}",
+            )
+        if packed_sample[1] != source_sample[1]:
+            return self._fault(index, f"has label {packed_sample[1]} in the pack, and {source_sample[1]} in the source")
+        if isinstance(packed_sample[0], bytes) and packed_sample[0] == source_sample[0]:
             return _Found(0.0)
-        return self._pixels(index, ours, theirs)
+        return self._pixels(index, packed_sample, source_sample)
 
-    def _pixels(self, index: int, ours: Sample, theirs: Sample) -> _Found:
+    def _pixels(self, index: int, packed_sample: Sample, source_sample: Sample) -> _Found:
         try:
-            expected, actual = self._decoded(theirs), self._decoded(ours)
+            expected, actual = self._decoded(source_sample), self._decoded(packed_sample)
         except DataError as error:
             return self._fault(index, BadImage.of(index, "", error).reason)
         if self._is_native(index):

@@ -54,16 +54,16 @@ def load_own_validation(section: OwnSource, *, skip_bad: bool = False) -> Source
 
 
 def _split(plugin: Own, section: OwnSource, split: Split, *, skip_bad: bool, channels: Literal[1, 3] = 3) -> Source:
-    made = plugin.make(split=split)
-    match made:
+    returned = plugin.make(split=split)
+    match returned:
         case tuple((images, labels, class_names)):
             _refuse_channels(section)
             return _pixels(plugin, split, images, labels, class_names)
-    if isinstance(_asked(plugin, split, lambda: getattr(made, "info", None)), DatasetInfo):
+    if isinstance(_asked(plugin, split, lambda: getattr(returned, "info", None)), DatasetInfo):
         _refuse_channels(section)
-        _require(plugin, split, made, ("__len__", "read", "name_of"))
-        return cast(Source, made)
-    return _read_one_by_one(plugin, section, split, made, skip_bad=skip_bad, channels=channels)
+        _require(plugin, split, returned, ("__len__", "read", "name_of"))
+        return cast(Source, returned)
+    return _read_one_by_one(plugin, section, split, returned, skip_bad=skip_bad, channels=channels)
 
 
 def _asked(plugin: Own, split: Split, question: Callable[[], Any]) -> Any:
@@ -76,10 +76,10 @@ def _asked(plugin: Own, split: Split, question: Callable[[], Any]) -> Any:
         raise plugin.lacks(f"raised {told(error)} for {split} (fix it)") from error
 
 
-def _require(plugin: Own, split: Split, made: Any, names: Sequence[str]) -> None:
+def _require(plugin: Own, split: Split, returned: Any, names: Sequence[str]) -> None:
     for name in names:
-        if not _asked(plugin, split, partial(hasattr, made, name)):
-            raise plugin.lacks(f"gives {split} as {type(made).__name__}, which has no {name} (return {_KINDS})")
+        if not _asked(plugin, split, partial(hasattr, returned, name)):
+            raise plugin.lacks(f"gives {split} as {type(returned).__name__}, which has no {name} (return {_KINDS})")
 
 
 def _refuse_channels(section: OwnSource) -> None:
@@ -147,14 +147,14 @@ def _class_names(plugin: Own, class_names: object) -> tuple[str, ...]:
 
 
 def _read_one_by_one(
-    plugin: Own, section: OwnSource, split: Split, made: Any, *, skip_bad: bool, channels: Literal[1, 3]
+    plugin: Own, section: OwnSource, split: Split, returned: Any, *, skip_bad: bool, channels: Literal[1, 3]
 ) -> "OwnSamples":
-    _require(plugin, split, made, ("classes", "__len__", "read"))
-    names = _class_names(plugin, _asked(plugin, split, lambda: made.classes))
-    num_images = _asked(plugin, split, lambda: len(made))
+    _require(plugin, split, returned, ("classes", "__len__", "read"))
+    names = _class_names(plugin, _asked(plugin, split, lambda: returned.classes))
+    num_images = _asked(plugin, split, lambda: len(returned))
     if num_images == 0 and split == "train":
         raise plugin.lacks("has no training images (return some for split 'train')")
-    tried = OwnSamples(files_info(plugin.name, split, num_images, names, channels), made, plugin.make(split=split))
+    tried = OwnSamples(files_info(plugin.name, split, num_images, names, channels), returned, plugin.make(split=split))
     content = tried.first(skip_bad=skip_bad)
     samples = replace(
         tried, info=files_info(plugin.name, split, num_images, names, _channels(section, content, channels))

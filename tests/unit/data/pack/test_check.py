@@ -131,4 +131,4 @@ def test_other_pixels_of_the_native_core_are_found(core, photos, packed, monkeyp
     made = packed(photos)
     monkeypatch.setattr("paceline.data.pack.check.native", Wrong)
     faults = check_pack(photos, made, silent, 2).faults
-    assert len(faults) == 7 and {fault.what for fault in faults} == {"is decoded to other pixels by the native core"}
+    assert len(faults) == 7 and {fault.what for fault in faults} == {"decodes to other pixels with the native core"}

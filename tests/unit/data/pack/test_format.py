@@ -98,5 +98,5 @@ BAD_WORDS = {
 
 @pytest.mark.parametrize("words", BAD_WORDS.values(), ids=BAD_WORDS.keys())
 def test_other_words_are_refused_in_one_line(words):
-    with pytest.raises(DataError, match=r"^x: what its index says of the data set is damaged \(.*\)$"):
+    with pytest.raises(DataError, match=r"^x: the metadata in its index is damaged \(.*\)$"):
         Meta.parsed(words, "x")

@@ -141,7 +141,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("column", "row", "value"), HOSTILE.values(), ids=HOSTILE.keys())
 def test_an_index_that_is_made_up_is_refused(changed, column, row, value):
-    with pytest.raises(DataError, match=r"changed: its index cannot be true: .* \(pack it again, or .*\)$"):
+    with pytest.raises(DataError, match=r"changed: its index is inconsistent: .* \(pack it again, or .*\)$"):
         changed(column, row, value)
 
 
@@ -172,7 +172,7 @@ def test_shards_of_impossible_sizes_are_refused(core, photos, packed, tmp_path, 
         struct.pack_into("<Q", content, table + 16 * number, size)
     path.unlink()
     path.write_bytes(mended(bytes(content)))
-    with pytest.raises(DataError, match="its list of shards is none"):
+    with pytest.raises(DataError, match="its list of shards is invalid"):
         open_pack(tmp_path / "made.pack")
 
 
@@ -196,5 +196,5 @@ def test_a_sample_that_lies_in_two_shards_is_refused(core, photos, packed, tmp_p
         struct.pack_into("<Q", content, table + 16 * number, size + change)
     path.unlink()
     path.write_bytes(mended(bytes(content)))
-    with pytest.raises(DataError, match="its index cannot be true: a sample of train lies in two shards"):
+    with pytest.raises(DataError, match="its index is inconsistent: a sample of train lies in two shards"):
         open_pack(tmp_path / "made.pack")

@@ -76,7 +76,9 @@ def test_a_sample_whose_bytes_have_changed_is_named(made, tmp_path):
     content = bytearray(file.read_bytes())
     content[HEADER_BYTES + 50] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ImageError, match=r"made.pack: cat/a.jpg: is damaged: its checksum is another; copy the pack"):
+    with pytest.raises(
+        ImageError, match=r"made.pack: cat/a.jpg: is damaged: its checksum does not match; copy the pack"
+    ):
         open_pack(path).train.read(0)
     assert open_pack(path).train.read(1) == packed.train.read(1)
 
@@ -97,7 +99,7 @@ def test_a_shard_that_is_cut_short_while_it_is_read_is_an_error_and_no_crash(cor
     found = packed(photos, shard_bytes=1 << 20)
     found.train.read(0)
     os.truncate(tmp_path / "made.pack" / "data-00000.pack", 200)
-    with pytest.raises(DataError, match=r"ends before byte .* \(it was cut short; restore it\)"):
+    with pytest.raises(DataError, match=r"ends before byte .* \(it was truncated; restore it\)"):
         found.train.read(0)
 
 
@@ -200,5 +202,5 @@ def test_too_many_shards_for_a_process_are_told_of(tmp_path):
 
 
 def test_a_folder_that_is_no_pack_is_told_so(tmp_path):
-    with pytest.raises(DataError, match=r": is a folder without index\.pack, so no pack \(name a pack\)$"):
+    with pytest.raises(DataError, match=r": is a folder without index\.pack, not a pack \(name a pack\)$"):
         open_pack(tmp_path)

@@ -34,7 +34,7 @@ def test_a_part_that_another_user_has_made_is_refused(core, pixels, tmp_path):
     part = tmp_path / ".x.pack.part"
     part.mkdir()
     (part / "data-00000.pack").symlink_to(thesis)
-    with pytest.raises(DataError, match=r"data-00000\.pack: is no file of an unfinished pack \(move it away"):
+    with pytest.raises(DataError, match=r"data-00000\.pack: is not part of an unfinished pack \(move it away"):
         pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
     os.chown(part, NOBODY, NOBODY)
     tmp_path.chmod(0o777)
@@ -64,7 +64,7 @@ def test_a_folder_of_somebodys_notes_is_no_unfinished_pack(core, pixels, tmp_pat
         part = tmp_path / f".{name}.pack.part"
         part.mkdir()
         (part / name).write_text("journal of a voyage")
-        with pytest.raises(DataError, match=rf"{name}: is no (file of an unfinished|journal of a) pack"):
+        with pytest.raises(DataError, match=rf"{name}: is not (part of an unfinished pack|a pack's journal)"):
             pack(pixels, tmp_path / f"{name}.pack", PackOptions(), silent, 1)
         assert (part / name).read_text() == "journal of a voyage"
 
@@ -93,7 +93,7 @@ def test_a_folder_called_old_stays(core, pixels, tmp_path):
     thesis = thesis_in(tmp_path / ".out.pack.old")
     pack(pixels, tmp_path / "out.pack", SHARDS, silent, 1)
     assert thesis.read_text() == THESIS
-    with pytest.raises(DataError, match=r"\.out\.pack\.old: is no pack, so it is not overwritten"):
+    with pytest.raises(DataError, match=r"\.out\.pack\.old: is not a pack, so it is not overwritten"):
         pack(pixels, tmp_path / "out.pack", PackOptions(shard_bytes=1 << 20, overwrite=True), silent, 1)
     assert thesis.read_text() == THESIS
 
@@ -103,7 +103,7 @@ def test_overwriting_a_folder_removes_no_file_that_is_not_of_a_pack(core, pixels
     pack(pixels, out, SHARDS, silent, 1)
     (out / "thesis.txt").write_text(THESIS)
     again = PackOptions(shard_bytes=1 << 20, overwrite=True)
-    with pytest.raises(DataError, match=r"thesis\.txt: is no file of a pack, so the folder is not overwritten \(move"):
+    with pytest.raises(DataError, match=r"thesis\.txt: is not part of a pack, so the folder is not overwritten \(move"):
         pack(pixels, out, again, silent, 1)
     assert (out / "thesis.txt").read_text() == THESIS
     (out / "thesis.txt").unlink()

@@ -125,7 +125,7 @@ def test_one_file_and_a_folder_of_shards_replace_each_other(core, pixels, packed
 def test_what_is_no_pack_is_never_overwritten(core, pixels, packed, tmp_path):
     (tmp_path / "made.pack").mkdir()
     (tmp_path / "made.pack" / "thesis.tex").write_text("x")
-    with pytest.raises(DataError, match="is no pack, so it is not overwritten"):
+    with pytest.raises(DataError, match="is not a pack, so it is not overwritten"):
         packed(pixels, overwrite=True)
     assert (tmp_path / "made.pack" / "thesis.tex").exists()
 
@@ -248,13 +248,13 @@ def test_the_beginning_of_another_pack_is_not_gone_on_with(core, photos, pixels,
     with pytest.raises(StopError):
         pack(photos, tmp_path / "p", PackOptions(), stop_after(1), 1)
     for datasets, options in ((pixels, PackOptions()), (photos, PackOptions(every=4)), (photos, PackOptions(resize=9))):
-        with pytest.raises(DataError, match=r"\.p\.part: is the beginning of a pack of another source or with other"):
+        with pytest.raises(DataError, match=r"\.p\.part: is an unfinished pack of another source or with other"):
             pack(datasets, tmp_path / "p", options, silent, 1)
 
 
 def test_two_processes_do_not_write_the_same_pack(core, pixels, tmp_path):
     part = Part.opened(tmp_path / ".p.part", bytes(32), None)
-    with pytest.raises(DataError, match="another process is writing there"):
+    with pytest.raises(DataError, match="another process is writing to it"):
         pack(pixels, tmp_path / "p", PackOptions(), silent, 1)
     part.close()
 
@@ -321,7 +321,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(core, photos, tmp_path
 
     monkeypatch.setattr(Part, "add", full)
     with pytest.raises(
-        DataError, match=r"p: the disk is full \(free some space and pack again: it goes on from here\)"
+        DataError, match=r"p: the disk is full \(free some space and pack again: packing resumes from here\)"
     ):
         pack(photos, tmp_path / "p", PackOptions(), silent, 1)
     monkeypatch.setattr(Part, "add", add)
@@ -338,7 +338,7 @@ def test_options_that_mean_nothing_are_refused(core, pixels, packed, wrong):
 
 
 def test_a_place_that_is_not_there_is_refused(core, pixels, tmp_path):
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         pack(pixels, tmp_path / "no" / "p", PackOptions(), silent, 1)
 
 

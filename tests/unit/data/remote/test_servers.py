@@ -194,7 +194,7 @@ def test_a_server_with_the_same_header_does_not_change_the_labels_of_another(
     evil = forged(whole)
     assert evil[:128] == whole[:128] and evil != whole
     clean = open_remote(f"http://127.0.0.1:{serve(files(whole))}/a.pack", tmp_path / "clean", 10**9, AT_ONCE)
-    with pytest.raises(DataError, match=r"a.pack: its index cannot be true: bytes between its columns are not zero"):
+    with pytest.raises(DataError, match=r"a.pack: its index is inconsistent: bytes between its columns are not zero"):
         open_remote(f"http://127.0.0.1:{serve(files(evil))}/a.pack", tmp_path / "cache", 10**9, AT_ONCE)
     good = open_remote(f"http://127.0.0.1:{serve(files(whole))}/a.pack", tmp_path / "cache", 10**9, AT_ONCE)
     assert [good.train.read(index)[1] for index in range(5)] == [clean.train.read(index)[1] for index in range(5)]
@@ -240,7 +240,7 @@ def huge(num_bytes: int, sizes: bytes) -> Answer:
 
 def test_an_index_is_as_long_as_its_samples_need(serve: Callable[..., int], tmp_path: Path) -> None:
     port = serve(huge(200 << 30, Sizes(100, 0, (10, 10), (100, 100)).packed()))
-    with pytest.raises(DataError, match=r"its index cannot be true: 214,748,364,800 bytes for 20 samples"):
+    with pytest.raises(DataError, match=r"its index is inconsistent: 214,748,364,800 bytes for 20 samples"):
         open_remote(f"http://127.0.0.1:{port}/a.pack", tmp_path, 10**9, AT_ONCE)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == 0
 
@@ -340,7 +340,7 @@ def test_no_redirection_leads_from_https_to_http(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     url = f"https://127.0.0.1:{serve(redirect, tls)}"
     assert read(f"{url}/same.pack", 8) == whole[:8]
-    with pytest.raises(LastingError, match="leads from https to http"):
+    with pytest.raises(LastingError, match="redirects from https to http"):
         read(f"{url}/other.pack", 8)
 
 
@@ -422,6 +422,6 @@ def test_a_variable_that_is_not_understood_is_named_and_not_shown(entry: str) ->
 
 def test_a_netrc_that_is_not_understood_is_named_and_not_shown(tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text("machine host login me password pw\nS3CRETpw\n")
-    with pytest.raises(LastingError, match=r"netrc is not understood") as raised:
+    with pytest.raises(LastingError, match=r"netrc cannot be parsed") as raised:
         credentials_for("https://host/a.pack", {"NETRC": str(tmp_path / "netrc")})
     assert "S3CRETpw" not in f"{raised.value} {raised.value.fix}"

@@ -265,7 +265,7 @@ def test_without_a_network_the_message_says_so(tmp_path, monkeypatch, refusal):
     message = refusal(load_cifar, Cifar100(root=str(tmp_path)), may_download=True)
     assert message == (
         f"data.source.root: {tmp_path} has no CIFAR-100, and it could not be downloaded: <urlopen error Name or "
-        f"service not known>; fetch it elsewhere and set data.source.root to the folder that has it"
+        f"service not known>; download it elsewhere and set data.source.root to the folder that has it"
     )
 
 

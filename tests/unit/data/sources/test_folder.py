@@ -201,14 +201,14 @@ def test_a_folder_whose_images_cannot_be_read_says_what_they_are(grow, tmp_path,
         (tmp_path / f"dog/{number}.heic").touch()
     assert refusal(load_folder, Folder(root=str(tmp_path))) == (
         f"data.source.root: {tmp_path} has no images to train on: 2 folders in it, all without images, with 3 .heic; "
-        f"save what are photographs as .jpg or .png"
+        f"convert images to .jpg or .png"
     )
 
 
 def test_a_folder_to_validate_by_is_not_one_to_train_on(grow, refusal):
     root = grow({"train/cat": 1, "other": 2})
     message = refusal(load_folder, Folder(root=str(root), val_root=f"{root}/other"))
-    assert message.startswith(f"data.source.val_root: {root}/other has no images to validate by: 2 images in it, in no")
+    assert message.startswith(f"data.source.val_root: {root}/other has no images to validate on: 2 images in it, in no")
 
 
 def test_a_class_of_other_files_says_what_they_are(grow, refusal):
@@ -216,8 +216,8 @@ def test_a_class_of_other_files_says_what_they_are(grow, refusal):
     for name in ("1.heic", "deep/2.heic", "notes.txt"):
         (root / "eel" / name).touch()
     assert refusal(load_folder, Folder(root=str(root))) == (
-        f"{root}/eel: is a class folder without images, with 2 .heic, 1 notes.txt; remove it, or save what are "
-        f"photographs as .jpg or .png"
+        f"{root}/eel: is a class folder without images, with 2 .heic, 1 notes.txt; remove it, or convert "
+        f"images to .jpg or .png"
     )
 
 
@@ -292,14 +292,14 @@ def test_files_that_cannot_be_read_stay_for_whoever_skips_them(spoilt, refusal):
 def test_classes_that_look_the_same_are_refused(grow, refusal):
     root = grow({"caf\u00e9": 2, "cafe\u0301": 2})
     message = refusal(load_folder, Folder(root=str(root)))
-    assert "only by how it is encoded" in message and "'cafe\\u0301'" in message and "'caf\\xe9'" in message
+    assert "only in its Unicode encoding" in message and "'cafe\\u0301'" in message and "'caf\\xe9'" in message
 
 
 def test_a_link_to_a_folder_above_does_not_go_round(grow, refusal):
     root = grow({"cat": 1, "dog": 1})
     (root / "cat/again").symlink_to(root)
     assert refusal(load_folder, Folder(root=str(root))) == (
-        f"{root}/cat/again: links back to a folder above it; remove the link"
+        f"{root}/cat/again: links to one of its parent folders; remove the link"
     )
 
 

@@ -144,7 +144,7 @@ def test_forked_processes_and_pickles_read_the_same(save):
 
 def test_what_is_no_folder_is_not_fetched(refusal, tmp_path):
     for root in ("ILSVRC/imagenet-1k", "https://huggingface.co/datasets/mnist", str(tmp_path / "gone")):
-        assert refusal(load, root).startswith(f"data.source.root: {root} is no folder on this machine, and nothing is ")
+        assert refusal(load, root).startswith(f"data.source.root: {root} is not a local folder, and nothing is ")
 
 
 def test_without_the_library_the_command_is_named(tmp_path, refusal, monkeypatch):
@@ -165,8 +165,8 @@ WRONG = {
     "no such split": ({"train": "trian"}, "data.source.train: ", "has no split 'trian' (did you mean 'train'?)"),
     "no split to validate": ({"val": "auto"}, "data.source.val: ", "has no split 'validation'"),
     "no such label": ({"label": "class", "val": "train"}, "data.source.label: ", "has no column 'class'"),
-    "images for labels": ({"label": "image", "val": "train"}, "data.source.label: ", "not labels (name another"),
-    "no such image": ({"image": "img", "val": "train"}, "data.source.image: ", "img names no one column of images in"),
+    "images for labels": ({"label": "image", "val": "train"}, "data.source.label: ", "not labels (choose another"),
+    "no such image": ({"image": "img", "val": "train"}, "data.source.image: ", "img does not name one image column of"),
     "labels for images": ({"image": "label", "val": "train"}, "data.source.image: ", "int64 holds no images"),
 }
 
@@ -180,12 +180,12 @@ def test_what_is_not_there_is_named(options, start, problem, save, refusal):
 def test_labels_that_are_missing_or_unknown_are_named(save, refusal, tmp_path):
     text = hf.Value("string")
     unlabelled = save("saved", train=made(2), test=made(2, labels=[0, -1]))
-    assert "saved/test[1]: has the label -1, which is no class" in refusal(load, unlabelled)
+    assert "saved/test[1]: has the label -1, which is not a class" in refusal(load, unlabelled)
     gaps = save("parquet", train=made(2, ["a", None], text), test=made(1, ["a"], text))
     assert "parquet/train: 1 images have no label in 'label'" in refusal(load, gaps)
     strange = tmp_path / "strange"
     hf.DatasetDict(train=made(2, ["a", "b"], text), test=made(1, ["c"], text)).save_to_disk(str(strange))
-    assert "strange/test[0]: has the label c, which is no class of the training split" in refusal(load, strange)
+    assert "strange/test[0]: has the label c, which is not a class of the training split" in refusal(load, strange)
 
 
 def test_images_without_bytes_among_others_are_named_when_read(tmp_path, refusal):

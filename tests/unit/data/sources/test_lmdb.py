@@ -193,7 +193,7 @@ def test_names_of_any_kind_and_length_survive(write):
 def test_a_folder_that_is_there_is_not_written_over(write, refusal, tmp_path):
     folder = write(made([b"1"]))
     message = refusal(write_lmdb, made([b"2"]), folder, print)
-    assert message == f"{folder}: is there already (remove it, or write to another folder)"
+    assert message == f"{folder}: exists already (remove it, or write to another folder)"
     assert load(folder).train.read(0) == (b"1", 0)
 
 

@@ -178,7 +178,7 @@ def test_a_wrong_root_is_one_error_at_once(load, refusal, tmp_path):
     rows = "".join(f"{index}.jpg,cat\n" for index in range(150))
     message = refusal(load, f"path,label\n{rows}")
     assert message == (
-        f"{tmp_path}/train.csv: lists {tmp_path}/6.jpg, which is not there (94 of the first 100 are not); "
+        f"{tmp_path}/train.csv: lists {tmp_path}/6.jpg, which does not exist (94 of the first 100 do not); "
         f"set data.source.root to the folder that the paths start from"
     )
 
@@ -202,7 +202,7 @@ def test_missing_files_stay_for_whoever_skips_them_but_a_wrong_root_does_not(loa
     assert refusal(train.read, 0).startswith(f"{tmp_path}/9.jpg: cannot be read: No such file or directory")
     assert train.read(1) == (b"0.jpg", 0)
     message = refusal(load, "path,label\n8.jpg,cat\n9.jpg,cat\n", skip_bad=True)
-    assert "8.jpg, which is not there (2 of the first 2 are not)" in message
+    assert "8.jpg, which does not exist (2 of the first 2 do not)" in message
 
 
 @pytest.mark.parametrize("name", ["m.txt", "m", "m.json"])

@@ -118,14 +118,17 @@ def test_the_digest_moves_with_pixels(load) -> None:
         ({"images": ((4, 6), float)}, "gives train images as float64 [3, 4, 6, 1] (give uint8 [N, H, W], or"),
         ({"labels": [0, 1, 2]}, "gives train label 2, and 2 classes (give 0 to 1)"),
         ({"labels": [0.0, 1.0, 1.0]}, "gives train labels as float64 [3] for 3 images (give one whole number each)"),
-        ({"names": ["a"]}, "gives ['a'] as names of classes (give a list of two or more)"),
-        ({"names": "ab"}, "gives 'ab' as names of classes (give a list of two or more)"),
-        ({"names": ["a", "a"]}, "names class 'a' twice (give each class a name of its own)"),
-        ({"channels": 1}, "data.source.channels: 1 has no effect on parts_of_data:Data, which says it itself"),
+        ({"names": ["a"]}, "gives ['a'] as class names (give a list of two or more)"),
+        ({"names": "ab"}, "gives 'ab' as class names (give a list of two or more)"),
+        ({"names": ["a", "a"]}, "names class 'a' twice (give each class a unique name)"),
+        (
+            {"channels": 1},
+            "data.source.channels: 1 has no effect on parts_of_data:Data, which defines its channels itself",
+        ),
         (
             {"data": ([np.zeros((2, 2)), np.zeros((3, 2))], [0, 1], ["a", "b"])},
-            "gives train images of which numpy makes no array: setting an array element with a sequence. The requested "
-            "array has an inhomogeneous shape",
+            "gives train images that numpy cannot convert to an array: setting an array element with a sequence. The "
+            "requested array has an inhomogeneous shape",
         ),
     ],
 )

@@ -46,8 +46,8 @@ def test_a_folder_without_images_is_refused(grow, refusal, tmp_path):
 def test_images_without_class_folders_are_for_predicting_and_not_for_evaluating(grow, refusal):
     root = grow({".": 3})
     assert refusal(load_test_folder, Folder(root=str(root))) == (
-        f"data.source.root: {root} has no images to evaluate by: 3 images in it, in no class folder; make one folder "
-        f"for each class, or take `paceline predict`, which needs none"
+        f"data.source.root: {root} has no images to evaluate on: 3 images in it, in no class folder; make one folder "
+        f"for each class, or use `paceline predict`, which needs none"
     )
 
 

@@ -151,8 +151,8 @@ BAD_PATHS = {
     "nowhere.tar": "there is no ",
     "no*.tar": "there is no ",
     "t-{0..2}.tar": "there is no ",
-    "t-{2..0}.tar": "{2..0} is no range of numbers that rises",
-    "t-{0..9999999999}.tar": "{0..9999999999} is no range",
+    "t-{2..0}.tar": "{2..0} is not an increasing range of numbers",
+    "t-{0..9999999999}.tar": "{0..9999999999} is not an increasing range",
     "t-{0..99999}{0..99}.tar": "means more than 1,000,000 tars",
     "t-{0..0}{,}.tar": "there is no ",
 }
@@ -189,7 +189,7 @@ def test_classes_are_named_by_a_list(tar, tmp_path):
 
 
 BAD_LISTS = {
-    "too few": (b"cat\ndog\n", "has the label 2, and there are 2 classes, from 0 on"),
+    "too few": (b"cat\ndog\n", "has the label 2, and there are 2 classes, starting at 0"),
     "a name twice": (b"cat\ndog\ncat\n", "line 3 names 'cat' again, after line 1"),
     "no name": (b"cat\n\nemu\n", "line 2 has no name"),
     "empty": (b"", "line 1 has no name"),
@@ -208,7 +208,7 @@ def test_a_list_of_classes_that_cannot_be_is_refused(text, problem, tar, tmp_pat
 def test_a_validation_label_that_training_lacks_is_named(tar, refusal):
     train, val = tar(samples(2)), tar(samples(3), name="val.tar")
     assert refusal(load, train, val) == (
-        f"{val}: 000002.jpg has the label 2, and there are 2 classes, from 0 on (correct the label, or set "
+        f"{val}: 000002.jpg has the label 2, and there are 2 classes, starting at 0 (correct the label, or set "
         f"data.source.classes to a list of all classes)"
     )
 
@@ -226,11 +226,11 @@ def test_labels_come_from_a_field_of_json_as_numbers_or_names(tar, tmp_path):
 
 
 BAD_LABELS = {
-    "text": (b"cat", "000000.cls is labelled 'cat', which is no number of a class"),
+    "text": (b"cat", "000000.cls is labelled 'cat', which is not a class number"),
     "nothing": (b"", "is labelled '', which"),
     "a sign": (b"-1", "is labelled '-1', which"),
     "a fraction": (b"1.0", "is labelled '1.0', which"),
-    "immense": (b"9" * 5000, "which is no number of a class"),
+    "immense": (b"9" * 5000, "which is not a class number"),
     "other digits": ("٣".encode(), "000000.cls has a .cls that cannot be read as such"),
     "a lot": (b"1" * 2**21, "has 2,097,152 bytes in 000000.cls, which is too much for a label"),
 }
@@ -404,7 +404,7 @@ HOSTILE = {
     "names and no file": (pax(b"14 path=a.jpg\n") * 50 + END, "has no samples to use"),
     "links": (header(kind=b"2") + header(kind=b"1") + header(kind=b"3") + END, "has no samples to use"),
     "a folder called like an image": (header(b"a.jpg/", kind=b"0", more=bytes(512)) + END, "has no samples to use"),
-    "gzip": (b"\x1f\x8b" + bytes(600), "is compressed (gzip), so that samples cannot be read by place; unpack it"),
+    "gzip": (b"\x1f\x8b" + bytes(600), "is compressed (gzip), which prevents random access to samples; unpack it"),
     "text": (b"<html>" * 100, "is no tar; "),
     "garbage within": (header(more=record(b"x")) + b"x" * 1024 + END, "has no header at byte 1,024"),
     "nothing but zeros": (END, "has no samples to use"),
