@@ -72,7 +72,7 @@ def test_another_name_is_found(core, folder, photos, packed):
     made = packed(photos)
     (folder / "val/cat/h.jpg").rename(folder / "val/cat/z.jpg")
     (fault,) = check_pack(load_folder(Folder(root=str(folder))), made, silent, 2).faults
-    assert (fault.name, fault.what) == ("cat/z.jpg", "is called cat/h.jpg in the pack")
+    assert (fault.name, fault.what) == ("cat/z.jpg", "is named cat/h.jpg in the pack")
 
 
 @pytest.mark.parametrize("change", [{"class_names": ("x", "y")}, {"channels": 1}], ids=["classes", "channels"])

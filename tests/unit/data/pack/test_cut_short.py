@@ -31,7 +31,7 @@ def test_bytes_beyond_the_end_are_zeros_and_the_file_is_named(tmp_path: Path, is
     os.truncate(path, 3 * PAGE)
     check_mapped()  # nobody has touched what is gone
     assert seen[: 2 * PAGE].all() and not seen[2 * PAGE :].any()
-    with pytest.raises(DataError, match=r"photos\\n\.pack: was cut short.*restore it") as caught:
+    with pytest.raises(DataError, match=r"photos\\n\.pack: was truncated.*restore it") as caught:
         check_mapped()
     assert len(str(caught.value).splitlines()) == 1
     del seen, memory
@@ -130,5 +130,5 @@ def test_a_pack_that_is_cut_short_in_mid_run_ends_it_in_one_line(
     )  # fmt: skip
     lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert ended.returncode == 2, ended.stderr[-2000:]
-    assert len(lines) == 1 and str(pack) in lines[0] and "cut short" in lines[0] and "restore it" in lines[0]
+    assert len(lines) == 1 and str(pack) in lines[0] and "truncated" in lines[0] and "restore it" in lines[0]
     assert "Traceback" not in ended.stderr

@@ -108,7 +108,7 @@ def test_shards_of_another_pack_are_refused(core, photos, packed, monkeypatch, t
     for name, every in (("a", 8), ("b", 7)):
         packed(photos, name, shard_bytes=2500, every=every)
     (tmp_path / "a" / "data-00001.pack").write_bytes((tmp_path / "b" / "data-00001.pack").read_bytes())
-    with pytest.raises(DataError, match=r"data-00001.pack: has (another header|.* bytes, not)"):
+    with pytest.raises(DataError, match=r"data-00001.pack: (its header|has .* bytes, not)"):
         open_pack(tmp_path / "a")
 
 

@@ -415,7 +415,7 @@ def test_netrc_is_for_https_and_its_own_host(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", ["S3CRETpw", "https://host/S3CRETpw", "https://[S3CRETpw", "https://a:b@h:S3CRETpw/"])
 def test_a_variable_that_is_not_understood_is_named_and_not_shown(entry: str) -> None:
-    with pytest.raises(LastingError, match=r"PACELINE_URL_CREDENTIALS: entry 2 is no URL") as raised:
+    with pytest.raises(LastingError, match=r"PACELINE_URL_CREDENTIALS: entry 2 is not a URL") as raised:
         credentials_for("https://host/a.pack", {"PACELINE_URL_CREDENTIALS": f"https://me:x@host {entry}"})
     assert "S3CRETpw" not in f"{raised.value} {raised.value.fix}"
 

@@ -150,7 +150,7 @@ def test_what_fails_for_a_while_is_tried_again_with_doubled_pauses(remote, store
     assert shards.read(0, 0, 6) == b"plpack"
     assert remote.pauses == [0.5, 1.0]
     store.before = passing(times=3)
-    with pytest.raises(DataError, match=r"data-00000.pack: cannot be read: 503 Service Unavailable, 3 times \(see"):
+    with pytest.raises(DataError, match=r"data-00000.pack: cannot be read: 503 Service Unavailable, 3 times \(check"):
         shards.read(0, 0, 6)
 
 

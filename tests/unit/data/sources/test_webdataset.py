@@ -148,13 +148,13 @@ def test_ranges_and_stars_name_tars_in_order(tar, tmp_path):
 
 
 BAD_PATHS = {
-    "nowhere.tar": "there is no ",
-    "no*.tar": "there is no ",
-    "t-{0..2}.tar": "there is no ",
+    "nowhere.tar": "does not exist",
+    "no*.tar": "does not exist",
+    "t-{0..2}.tar": "does not exist",
     "t-{2..0}.tar": "{2..0} is not an increasing range of numbers",
     "t-{0..9999999999}.tar": "{0..9999999999} is not an increasing range",
     "t-{0..99999}{0..99}.tar": "means more than 1,000,000 tars",
-    "t-{0..0}{,}.tar": "there is no ",
+    "t-{0..0}{,}.tar": "does not exist",
 }
 
 
@@ -405,7 +405,7 @@ HOSTILE = {
     "links": (header(kind=b"2") + header(kind=b"1") + header(kind=b"3") + END, "has no samples to use"),
     "a folder called like an image": (header(b"a.jpg/", kind=b"0", more=bytes(512)) + END, "has no samples to use"),
     "gzip": (b"\x1f\x8b" + bytes(600), "is compressed (gzip), which prevents random access to samples; unpack it"),
-    "text": (b"<html>" * 100, "is no tar; "),
+    "text": (b"<html>" * 100, "is not a tar; "),
     "garbage within": (header(more=record(b"x")) + b"x" * 1024 + END, "has no header at byte 1,024"),
     "nothing but zeros": (END, "has no samples to use"),
     "nothing": (b"", "is cut short"),
