@@ -1,4 +1,4 @@
-"""Where the ticks of an axis stand, and how they are written."""
+"""Compute the ticks of chart axes and format them."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Axis:
-    """From `low` to `high`, with the value and the text of each tick; as long as `scale` says that stretches are."""
+    """An axis from `low` to `high` with the value and text of each tick; `scale` maps values to a linear scale."""
 
     low: float
     high: float
@@ -15,17 +15,17 @@ class Axis:
     scale: Callable[[float], float] = field(default=float)
 
     def place(self, value: float) -> float:
-        """Return where `value` stands, from 0 at `low` to 1 at `high`."""
+        """Return the position of `value`, from 0 at `low` to 1 at `high`."""
         low, high = self.scale(self.low), self.scale(self.high)
         return (self.scale(value) - low) / (high - low)
 
 
 def axis(low: float, high: float, num_ticks: int = 5, *, is_tight: bool = False) -> Axis:
-    """Return an axis over `low` to `high` with about `num_ticks` ticks at 1, 2 or 5 times a power of ten.
+    """Return a linear axis with about `num_ticks` ticks at 1, 2 or 5 times a power of ten.
 
-    A tight one ends with the values and not with ticks.
+    A tight axis ends at the values instead of at ticks.
     """
-    if not high - low > 1e-300:  # below which a tenth of it has no logarithm
+    if not high - low > 1e-300:  # below this, a tenth of it underflows to 0 and has no logarithm
         around = abs(low) if abs(low) > 1e-300 else 1.0
         low, high = (low, low + around) if low >= 0 else (low - around, low)
     step = _step((high - low) / num_ticks)
@@ -38,12 +38,12 @@ def axis(low: float, high: float, num_ticks: int = 5, *, is_tight: bool = False)
 
 
 def doublings(low: float, high: float, num_ticks: int = 7) -> Axis:
-    """Return an axis over positive `low` to `high` on which a doubling is as long everywhere: of ranks, or batches.
+    """Return a log axis over positive values with at most `num_ticks` ticks at powers of two, such as rank counts.
 
-    Its ticks are at powers of two, at most `num_ticks` of them, or at its ends where there are less than two. A single
-    value stands in the middle, with its own tick alone: half a rank is nothing to draw.
+    With fewer than two powers of two in range, the ticks are at both ends.
     """
     if not high > low:
+        # Center a single value with its own tick alone: half a rank is meaningless.
         return Axis(low / 2, low * 2, ((low, _power(low)),), math.log)
     first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
     every = max(1, -(-(last - first + 1) // num_ticks))
@@ -53,10 +53,7 @@ def doublings(low: float, high: float, num_ticks: int = 7) -> Axis:
 
 
 def decades(low: float, high: float, num_ticks: int = 5) -> Axis:
-    """Return an axis over positive `low` to `high` on which tenfold is as long everywhere, and which ends with ticks.
-
-    They are at 1, 2 and 5 times a power of ten, as many of these as fit.
-    """
+    """Return a log axis over positive values that ends at ticks: at 1, 2 and 5 times a power of ten if these fit."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     for nice in ((1.0, 2.0, 5.0), (1.0,)):
         ticks = [each * 10.0**power for power in range(first, last + 1) for each in nice]
@@ -79,7 +76,7 @@ def _step(rough: float) -> float:
 
 
 def _writer(step: float, largest: float) -> Callable[[float], str]:
-    """Return how ticks are written: with as many decimals as tell them apart, and a power of ten where that is long."""
+    """Return a formatter with enough decimals to distinguish ticks, or with exponents for long numbers."""
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if decimals > 4 or largest >= 1e7:
         return lambda value: f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e") if value else "0"

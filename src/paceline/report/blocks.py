@@ -1,4 +1,4 @@
-"""What a report is made of, whatever it is written as: sections of paragraphs, tables, charts and pictures."""
+"""The document model of a report: sections of paragraphs, tables, charts and images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from paceline.report.thin import Point
 
 @dataclass(frozen=True)
 class Cell:
-    """A place in a table: text, and where it shows a number that number as it was measured.
+    """A table cell: `text` for the reader, and `value` as measured where the cell shows a number.
 
-    `bar` is a share to draw behind it, `swatch` the colour of a part of a bar, `is_code` what can be pasted. `note` is
-    what stands below it in small print, such as an interval.
+    `bar` is a share (0 to 1) drawn behind the text, `swatch` a colour class, and `note` small print such as an
+    interval. `is_code` marks text to paste.
     """
 
     text: str
@@ -25,7 +25,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading; numbers stand to the right. One that holds sentences is wide."""
+    """A column heading; numbers align right, and a wide column holds sentences."""
 
     title: str
     is_number: bool = True
@@ -34,7 +34,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A sentence or two; `is_missing` when it says that, and why, something is not there."""
+    """A sentence or two; `is_missing` marks a note on why something is absent."""
 
     text: str
     is_missing: bool = False
@@ -43,7 +43,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Command:
-    """Something to paste into a shell."""
+    """A shell command to paste."""
 
     text: str
     kind: ClassVar[str] = "command"
@@ -51,8 +51,11 @@ class Command:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells. Those after the first `num_open`, if that is not 0, are folded away under `more`; with
-    `is_folded` all are, under `title`. `has_sum` says that the last row adds up the others."""
+    """Rows of cells.
+
+    Rows after the first `num_open` (0 for no limit) are folded under `more`. `is_folded` folds the whole table under
+    `title`. `has_sum` marks the last row as a total.
+    """
 
     title: str
     columns: Sequence[Column]
@@ -66,7 +69,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values, one under the other."""
+    """A list of names and values."""
 
     rows: Sequence[tuple[str, Cell]]
     title: str = ""
@@ -75,7 +78,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Code:
-    """A file to read, folded away under `title`."""
+    """A file, folded under `title`."""
 
     title: str
     text: str
@@ -84,12 +87,11 @@ class Code:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. Its points are marked where they are `marked`, as each of them is a measurement of its own.
+    """A line of a chart.
 
-    Where a chart has too many lines to tell apart, those of one `group` look alike, and its name is told once; so they
-    do where some of them are `dashed`, such as what was measured on training images beside what was on others. `label`
-    stands at the line's end in place of a name that is too long, which a legend has in full. `bounds` are the intervals
-    in which points lie, low and high, by point.
+    `marked` draws a marker at each point. `bounds` holds intervals (low, high) by point. `label` replaces a name too
+    long for the line's end. Lines of one `group` share a style and one label if the chart has too many lines or any
+    `dashed` line.
     """
 
     name: str
@@ -103,10 +105,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over a common x. `low` and `high` are what the y axis shows at least, None as the values have it.
+    """Lines over a common x axis.
 
-    `note` is a few words on the figures, and `rule` a level to compare with: its y and its name. On an axis with
-    `log_x` or `log_y` a doubling is as long everywhere; what is drawn there is above 0, and `low` is None.
+    The y axis includes `low` and `high` unless None. `rule` is a horizontal reference line: its y and its name. With
+    `log_x` or `log_y` all values on that axis must be above 0, and `low` is None for `log_y`.
     """
 
     title: str
@@ -124,7 +126,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts side by side, as many as there is room for."""
+    """Charts in a responsive row."""
 
     charts: Sequence[Chart]
     kind: ClassVar[str] = "charts"
@@ -132,7 +134,7 @@ class Charts:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a bar: `share` of the whole, 0 to 1, and the value as text; `colour` is a class of the style sheet."""
+    """A segment of a bar: its `share` of the whole (0 to 1), its value as text, and a CSS class as `colour`."""
 
     name: str
     share: float
@@ -142,8 +144,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Bar:
-    """Parts of a whole, side by side; `scale` is its beginning, middle and end. A legend is left out
-    where a table follows that has the same colours."""
+    """A stacked bar; `scale` labels its start, middle and end. Drop the legend if a table with the same colours
+    follows.
+    """
 
     title: str
     parts: Sequence[Part]
@@ -155,10 +158,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarRow:
-    """A bar among others, of `parts` whose shares are of the longest one's room, with its value as `text`.
-
-    `bounds` is the interval in which its end lies, as shares of the same.
-    """
+    """One bar of a bar chart: `parts` and `bounds` (the interval of its end) are shares of the chart's width."""
 
     name: str
     parts: Sequence[Part]
@@ -168,9 +168,8 @@ class BarRow:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars one under the other, to compare; `legend` names colours of parts. `note` is a few words on the figures.
-
-    `has_table` says that a table follows with what the parts are; where bars are no drawing, they are left out then.
+    """A bar chart; `legend` pairs a name with a CSS class. `has_table` says that a table repeats it, so Markdown omits
+    it.
     """
 
     title: str
@@ -183,7 +182,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Counts of images, a row a true class and a column a predicted one."""
+    """A confusion matrix: image counts, true classes by row, predicted classes by column."""
 
     title: str
     names: Sequence[str]
@@ -193,7 +192,7 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Picture:
-    """A thumbnail as a data: address ("" where there is none), what it is taken for, and what is known of it."""
+    """A thumbnail as a data URL ("" for none), with its true and predicted class."""
 
     address: str
     true: str
@@ -204,22 +203,22 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures side by side."""
+    """Thumbnails side by side."""
 
     title: str
     pictures: Sequence[Picture]
     kind: ClassVar[str] = "gallery"
 
 
+# CSS class of a status or a finding.
 Tone = Literal["good", "warning", "bad"]
-"""Colour that marks a status or a finding."""
 
 Block = Paragraph | Command | Table | Facts | Code | Charts | Bar | Bars | HeatMap | Gallery
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report under a heading; `key` names it in links."""
+    """A headed part of the report; `key` is its link anchor."""
 
     key: str
     title: str
@@ -228,7 +227,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number in large print: what it is, as text, as measured, and what to know of it."""
+    """A key figure in large print."""
 
     label: str
     cell: Cell
@@ -237,7 +236,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What held the run back, and what would help: a `command` to paste, "" when none was earned."""
+    """The bottleneck of a run; `command` is what to try, "" if paceline suggests none."""
 
     bottleneck: str
     evidence: str
@@ -248,7 +247,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class HealthFinding:
-    """Something wrong with what was learnt, and what to do about it."""
+    """A problem in what the model learned, and what to do about it."""
 
     title: str
     severity: Literal["error", "warning", "note"]
@@ -257,7 +256,7 @@ class HealthFinding:
 
     @property
     def tone(self) -> Tone:
-        """The colour that it is marked with."""
+        """Return the tone of the severity."""
         match self.severity:
             case "error":
                 return "bad"
@@ -269,7 +268,7 @@ class HealthFinding:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report; `about` is what it is of, in a word or two, and `source` where its figures are from."""
+    """A whole report; `about` names its kind and `source` where its figures come from."""
 
     title: str
     subtitle: Sequence[str]

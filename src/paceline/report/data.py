@@ -1,4 +1,4 @@
-"""The report as data: everything that a page shows, as it was measured, for programs."""
+"""Render a run report as data: everything that the page shows, at full precision, for programs."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ FORMAT_VERSION = 1
 
 
 def to_data(run: Run) -> dict[str, Any]:
-    """Return a run as plain values for JSON: infinity and NaN are text, and long series are thinned as on the page."""
+    """Return a run as plain values for JSON; NaN and infinity are strings, and long series are downsampled."""
     result = run.result.model_dump(mode="json") if run.result is not None else None
     return jsonable(  # type: ignore[no-any-return]
         {
@@ -50,10 +50,10 @@ def _node(node: Node) -> dict[str, Any]:
     return {"node": node.number, "gpus": node.gpus, **_series(node.series)}
 
 
-def _class(found: ClassCount) -> dict[str, Any]:
-    accuracy = found.accuracy if found.images else None
-    return {"class": found.name, "images": found.images, "correct": found.correct, "accuracy": accuracy}
+def _class(counted: ClassCount) -> dict[str, Any]:
+    accuracy = counted.accuracy if counted.images else None
+    return {"class": counted.name, "images": counted.images, "correct": counted.correct, "accuracy": accuracy}
 
 
-def _rows(found: Rows) -> dict[str, Any]:
-    return {"total": found.total, "rows": list(found.rows)}
+def _rows(records: Rows) -> dict[str, Any]:
+    return {"total": records.total, "rows": list(records.rows)}

@@ -1,4 +1,4 @@
-"""Where a curve over time has a gap, as a run was down; and its mean over time, as looks need not be evenly spaced."""
+"""Split time series at gaps, and average them over time."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -7,16 +7,14 @@ from typing import Final
 
 from paceline.report.thin import Point
 
+# A pause is a gap if it exceeds the median interval nearby, before and after, by this factor.
 _GAP: Final = 5.0
-"""A pause of so many times the usual one nearby, before it and after it, is a gap."""
 _NEAR: Final = 8
 
 
 def pieces(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
-    """Yield the unbroken pieces of a line: a run that was down for a while has no values in between.
-
-    What is usual is judged nearby, as the longer a run goes on the less often its nodes are looked at.
-    """
+    """Yield the runs of points between gaps, such as while the run was down."""
+    # Compare with nearby intervals only: the longer a run takes, the less often paceline samples its nodes.
     widths = [after[0] - before[0] for before, after in pairwise(points)]
     begin = 0
     for index, width in enumerate(widths):
@@ -28,12 +26,9 @@ def pieces(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
 
 
 def mean_over_time(points: Sequence[Point]) -> float:
-    """Return the mean of the values, each for the time since the one before; gaps are left out.
-
-    Values of points that take no time, as there is only one, count alike.
-    """
+    """Return the mean of the values, each weighted by the time since the previous point; gaps do not count."""
     weighted = [(after[0] - before[0], after[1]) for piece in pieces(points) for before, after in pairwise(piece)]
     whole = sum(width for width, _ in weighted)
     if whole > 0:
         return sum(width * value for width, value in weighted) / whole
-    return sum(value for _, value in points) / len(points)
+    return sum(value for _, value in points) / len(points)  # a single point, or points at one time

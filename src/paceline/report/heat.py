@@ -1,4 +1,4 @@
-"""A confusion matrix as geometry: cells with names for a few classes, small cells up to a hundred."""
+"""Lay out a confusion matrix: labelled cells for a few classes, small cells for up to a hundred."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _LONGEST = 14
 
 @dataclass(frozen=True)
 class Square:
-    """A cell that is not 0: its corner, how strong it is (0 to 1), whether it is right, what it says and tells."""
+    """A nonzero cell: its corner, opacity (0 to 1), text and tooltip; `is_right` marks the diagonal."""
 
     x: float
     y: float
@@ -30,7 +30,7 @@ class Square:
 
 @dataclass(frozen=True)
 class Shade:
-    """All small cells of one strength, as one SVG path."""
+    """All small cells of one opacity as one SVG path."""
 
     level: float
     is_right: bool
@@ -39,7 +39,7 @@ class Shade:
 
 @dataclass(frozen=True)
 class Name:
-    """A class's name beside its row and above its column; `at` is the middle of both."""
+    """A class name at its row and column; `at` is the center of both."""
 
     at: float
     text: str
@@ -47,7 +47,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Grid:
-    """A heat map, ready to draw: `left` and `top` are what the names take; long ones on top lean."""
+    """A heat map ready to draw; `left` and `top` are the margins of the names, which lean if they are long."""
 
     width: float
     height: float
@@ -81,7 +81,7 @@ def grid(heat: HeatMap) -> Grid:
 
 
 def _level(count: int, total: int) -> float:
-    """Return how strong a cell is: by the root of its share of the true class, so that one mistake is seen too."""
+    """Return the opacity of a cell: the root of its share of the true class, so that single mistakes stay visible."""
     return _FAINTEST + (1 - _FAINTEST) * sqrt(count / total)
 
 
@@ -89,15 +89,15 @@ def _squares(heat: HeatMap, cell: float) -> Iterator[Square]:
     for row, counts in enumerate(heat.counts):
         for column, count in enumerate(counts):
             if count:
-                part = f"{count:,} of {sum(counts):,}, {share(count / sum(counts))}"
-                hint = f"{clean(heat.names[row], 60)} taken for {clean(heat.names[column], 60)}: {part}"
+                fraction = f"{count:,} of {sum(counts):,}, {share(count / sum(counts))}"
+                hint = f"{clean(heat.names[row], 60)} taken for {clean(heat.names[column], 60)}: {fraction}"
                 text = f"{count:,}" if cell > 30 and count < 10_000 else ""
                 level = _level(count, sum(counts))
                 yield Square(column * cell, row * cell, level, row == column, text, hint)
 
 
 def _shades(counts: Sequence[Sequence[int]], cell: float) -> Iterator[Shade]:
-    """Yield the cells of each strength together: ten paths take a tenth of the bytes of ten thousand squares."""
+    """Yield the cells of each opacity as one path: ten paths take a tenth of the bytes of ten thousand squares."""
     paths: dict[tuple[bool, int], list[str]] = {}
     for row, line in enumerate(counts):
         total = sum(line)

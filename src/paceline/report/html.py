@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no network, no script, no font. All text is escaped."""
+"""Render a report as one self-contained HTML file: no network, no script, no font. Jinja escapes all text."""
 
 from paceline.report.blocks import Page
 from paceline.report.heat import grid
@@ -7,7 +7,7 @@ from paceline.report.plot import plot
 
 def to_html(page: Page) -> str:
     """Return a page as HTML."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # not needed to train, and slow to import
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and training does not need it
 
     environment = Environment(
         loader=PackageLoader("paceline.report"),

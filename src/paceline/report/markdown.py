@@ -1,7 +1,4 @@
-"""The report as Markdown: the same sections, tables for bars, and a row for each curve of a chart.
-
-Text from outside is escaped by HTML entities, which every renderer takes for text, where backslashes are not.
-"""
+"""Render a report as Markdown: bars become tables, and each curve of a chart becomes a row."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,12 +21,13 @@ from paceline.report.blocks import (
     Table,
 )
 
+# Replaced by HTML entities, which every renderer shows as text; not all renderers honour backslashes.
 _SPECIAL = re.compile(r"[&<>|`\[\]*~\\]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _MAX_MATRIX = 20
 
 
 def to_markdown(page: Page) -> str:
-    """Return a page as Markdown, tables in GitHub's way."""
+    """Return a page as GitHub-flavoured Markdown."""
     lines = [f"# {escaped(page.title)}", "", f"**{escaped(page.status)}** · {escaped(' · '.join(page.subtitle))}", ""]
     lines += [f"- could not be read: {escaped(problem)}" for problem in page.problems]
     rows = [[figure.label, figure.cell.text, figure.note] for figure in page.figures]
@@ -41,10 +39,10 @@ def to_markdown(page: Page) -> str:
             for each in page.health
         ]
     if page.verdict is not None:
-        found = page.verdict
-        lines += ["", f"## Bottleneck: {escaped(found.bottleneck)}", ""]
-        lines += [escaped(" ".join(filter(None, (found.evidence, found.ceiling, found.advice))))]
-        lines += ["", *_fenced(found.command, "sh")] if found.command else []
+        bottleneck = page.verdict
+        lines += ["", f"## Bottleneck: {escaped(bottleneck.bottleneck)}", ""]
+        lines += [escaped(" ".join(filter(None, (bottleneck.evidence, bottleneck.ceiling, bottleneck.advice))))]
+        lines += ["", *_fenced(bottleneck.command, "sh")] if bottleneck.command else []
     for section in page.sections:
         lines += ["", f"## {escaped(section.title)}"]
         for block in section.blocks:
@@ -54,12 +52,12 @@ def to_markdown(page: Page) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text that no Markdown renderer takes for markup, or for HTML."""
+    """Return text with everything that Markdown or HTML would interpret as character references."""
     return _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", text)
 
 
 def table_lines(table: Table) -> list[str]:
-    """Return the lines of a table alone, without its title."""
+    """Return the lines of a table without its title."""
     return _table([column.title for column in table.columns], [[_text(cell) for cell in row] for row in table.rows])
 
 
@@ -85,7 +83,7 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _drawing(block: Bar | Bars | Charts | HeatMap | Gallery) -> Iterator[str]:
-    """Yield as a table what is a drawing elsewhere."""
+    """Yield a drawing as a table."""
     match block:
         case Bar():
             rows = [[part.name, part.text, share(part.share)] for part in block.parts]

@@ -1,9 +1,10 @@
-"""Names and colours of the parts of a run's time, the same in every bar, table and sentence."""
+"""Labels and colours of the parts of a run's time, for every bar, table and sentence."""
 
 from typing import Final
 
 from paceline.core.stages import PAUSES, STAGES, spoken
 
+# What a process does outside its counted steps, and time that no stage covers.
 _AROUND: Final = {
     "start_up": spoken("start_up"),
     "compile": "compiling",
@@ -12,14 +13,13 @@ _AROUND: Final = {
     "closing": "closing",
     "residual": spoken("residual"),
 }
-"""What a process does before and after its counted steps, and what nothing covers."""
 
 
-def name(part: str) -> str:
-    """Return what a stage, a pause or another part of a run's time is called."""
-    return _AROUND.get(part) or spoken(part)
+def name(key: str) -> str:
+    """Return the label of a stage, a pause or another part of a run's time."""
+    return _AROUND.get(key) or spoken(key)
 
 
-def colour(part: str) -> str:
-    """Return the style sheet's class of a part; one that nobody knows has that of the unknown."""
-    return f"c-{part.replace('_', '-')}" if part in (*_AROUND, *STAGES, *PAUSES) else "c-unknown"
+def colour(key: str) -> str:
+    """Return the CSS class of a part."""
+    return f"c-{key.replace('_', '-')}" if key in (*_AROUND, *STAGES, *PAUSES) else "c-unknown"

@@ -1,4 +1,4 @@
-"""Charts as geometry: where each line, tick and word of a chart stands in its drawing. Pure; the template draws it."""
+"""Lay out charts as SVG geometry: lines, ticks and labels. Pure; the template draws it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from paceline.report.words import clean
 WIDTH, HEIGHT = 440.0, 236.0
 MAX_LINES = 32
 _TOP, _BOTTOM, _LETTER, _BOLD, _LABEL = 22.0, 34.0, 6.9, 8.2, 13.0
-_POINTS_OF_ALL = 2000
+_POINTS_OF_ALL = 2000  # over all lines of a chart
 NUM_DISTINCT = 4
 _LONGEST_LABEL = 14
 _NUM_HINTS = 60
@@ -22,7 +22,7 @@ _NUM_HINTS = 60
 
 @dataclass(frozen=True)
 class Mark:
-    """A text at a place; `value` is where it belongs."""
+    """A text at a position."""
 
     x: float
     y: float
@@ -31,7 +31,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Within:
-    """Between which heights a point at `x` lies."""
+    """The vertical extent of an interval at `x`."""
 
     x: float
     low: float
@@ -40,8 +40,7 @@ class Within:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line: its class, its unbroken pieces as SVG points, its marked points, their intervals, and its name at its
-    end."""
+    """A line: its CSS class, unbroken pieces as SVG points, markers, error bars, and the label at its end."""
 
     style: str
     name: str
@@ -53,7 +52,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Hint:
-    """A strip of the chart that says what is there."""
+    """A vertical strip of the chart with a tooltip."""
 
     x: float
     width: float
@@ -62,9 +61,9 @@ class Hint:
 
 @dataclass(frozen=True)
 class Plot:
-    """A chart, ready to draw: the frame of its axes, ticks, curves and hints.
+    """A chart ready to draw: frame, ticks, curves and tooltips.
 
-    `legend` has the class and the full name of each line, or of each group, where a name has no room at a line's end.
+    `legend` pairs CSS classes with full names if a name does not fit at its line's end.
     """
 
     left: float
@@ -81,7 +80,7 @@ class Plot:
 
 
 def plot(chart: Chart) -> Plot:
-    """Return the geometry of a chart, one of whose lines has a point."""
+    """Return the geometry of a chart; at least one of its lines must have a point."""
     lines = [line for line in chart.lines if line.points][:MAX_LINES]
     assert lines, f"{chart.title}: nothing to draw"
     lines = [replace(line, points=thin_points(line.points, _limit(len(lines)))) for line in lines]
@@ -125,7 +124,7 @@ def plot(chart: Chart) -> Plot:
 
 
 def _looks(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
-    """Return the class of each line, and the name to write at its end ("" for none)."""
+    """Return the CSS class of each line, and the label at its end ("" for none)."""
     if not _has_groups(lines):
         fits = all(_fits(line.name) for line in lines)
         labels = [_label(line.name, "" if fits else line.label) if len(lines) > 1 else "" for line in lines]
@@ -143,12 +142,12 @@ def _looks(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
 
 
 def _has_groups(lines: Sequence[Line]) -> bool:
-    """Return whether lines look as their group does: where there are too many, or some of them are dashed."""
+    """Return whether lines share the style of their group: if there are too many, or any is dashed."""
     return len(lines) > NUM_DISTINCT or any(line.dashed for line in lines)
 
 
 def _legend(lines: Sequence[Line], styles: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the class and the name of each line or group; nothing where all names stand at their lines' ends."""
+    """Return CSS class and name of each line or group; nothing if all names fit at the ends of their lines."""
     if len(lines) == 1:
         return ()
     has_groups = _has_groups(lines)
@@ -161,15 +160,13 @@ def _legend(lines: Sequence[Line], styles: Sequence[str]) -> tuple[tuple[str, st
 
 
 def _pieces(chart: Chart, line: Line) -> Iterable[Sequence[Point]]:
-    """Return the unbroken pieces of a line; where distances double, a long one is no gap."""
+    """Return the unbroken pieces of a line; on a log axis a long distance is no gap."""
     return [line.points] if chart.log_x else pieces(line.points)
 
 
 def _bounds(chart: Chart, lines: Sequence[Line], line: Line) -> Iterator[tuple[Point, tuple[float, float]]]:
-    """Yield the points whose intervals are known, and where these are drawn; means of several points have none.
-
-    An interval that is much longer than all points are apart would hide these: it is drawn as far as there is room.
-    """
+    """Yield points with known intervals, and the drawn part of each interval."""
+    # An interval much longer than the range of all points would flatten them, so it is clipped.
     lowest, highest = _room(chart, [y for each in lines for _, y in each.points])
     for point in line.points:
         if point in line.bounds:
@@ -178,7 +175,7 @@ def _bounds(chart: Chart, lines: Sequence[Line], line: Line) -> Iterator[tuple[P
 
 
 def _room(chart: Chart, ys: Sequence[float]) -> tuple[float, float]:
-    """Return between which values intervals are drawn: twice as far above the points as they are apart, or a decade."""
+    """Return the range for intervals: twice the points' own range above and below, or a decade on a log axis."""
     if chart.log_y:
         return min(ys) / 10, max(ys) * 10
     base = min(ys) if chart.low is None else min(chart.low, *ys)
@@ -202,12 +199,12 @@ def _axes(chart: Chart, lines: Sequence[Line]) -> tuple[Axis, Axis]:
 
 
 def _dots(line: Line) -> Sequence[Point]:
-    """Return the points to mark: all that were measured singly, where they do not hide the line, or the only one."""
+    """Return the points to mark: all single measurements unless these would hide the line, or the only point."""
     return line.points if (line.marked and len(line.points) <= _NUM_HINTS) or len(line.points) == 1 else ()
 
 
 def _spread(ends: Sequence[float | None], bottom: float) -> list[float]:
-    """Return where the names of lines that end at `ends` (None: no name) stand: near, and none upon another."""
+    """Return a height per label near the end of its line (None: no label), so that labels do not overlap."""
     order = sorted((end, index) for index, end in enumerate(ends) if end is not None)
     placed = dict.fromkeys(range(len(ends)), 0.0)
     above = _TOP - _LABEL
@@ -224,7 +221,7 @@ def _spread(ends: Sequence[float | None], bottom: float) -> list[float]:
 def _hints(
     chart: Chart, lines: Sequence[Line], at: Callable[[Point], Point], left: float, right: float
 ) -> Iterator[Hint]:
-    """Yield strips over the whole chart, each with the values of the lines that have no marked points."""
+    """Yield tooltips over the whole chart with the values of the lines that have no markers."""
     plain = [line for line in lines if not _dots(line)][:NUM_DISTINCT]
     if not plain:
         return
@@ -237,9 +234,9 @@ def _hints(
         yield Hint(begin, end - begin, _hint(chart, nearest))
 
 
-def _hint(chart: Chart, found: Sequence[tuple[Line, Point]]) -> str:
-    values = (f"{line.name} {number(point[1], 4)}{_within(line, point)}" for line, point in found)
-    return f"{chart.x_label} {number(found[0][1][0], 4)}: {', '.join(values)}"
+def _hint(chart: Chart, points: Sequence[tuple[Line, Point]]) -> str:
+    values = (f"{line.name} {number(point[1], 4)}{_within(line, point)}" for line, point in points)
+    return f"{chart.x_label} {number(points[0][1][0], 4)}: {', '.join(values)}"
 
 
 def _within(line: Line, point: Point) -> str:
@@ -248,7 +245,7 @@ def _within(line: Line, point: Point) -> str:
 
 
 def _label(name: str, short: str) -> str:
-    """Return what stands at a line's end: its name, or what is `short` for it where there is such."""
+    """Return the label for a line's end: `short` if given, else the name."""
     return clean(short or name, _LONGEST_LABEL)
 
 
@@ -257,8 +254,8 @@ def _fits(name: str) -> bool:
 
 
 def _summary(chart: Chart, lines: Sequence[Line]) -> str:
-    """Return the chart in words, for those who do not see it."""
-    told = (
+    """Return a description of the chart for screen readers."""
+    ranges = (
         f"{line.name} from {number(line.points[0][1])} to {number(line.points[-1][1])}" for line in lines[:NUM_DISTINCT]
     )
-    return f"{chart.title} ({chart.y_label}) over {chart.x_label}: {'; '.join(told)}"
+    return f"{chart.title} ({chart.y_label}) over {chart.x_label}: {'; '.join(ranges)}"

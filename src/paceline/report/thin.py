@@ -1,4 +1,4 @@
-"""Series of any length as at most a few hundred points, in one pass and bounded memory."""
+"""Downsample series of any length to a few hundred points, in one pass and bounded memory."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ MAX_POINTS = 500
 
 @dataclass(frozen=True)
 class Extent:
-    """Of all records of one key, not only the points that are kept: lowest, highest, mean and last value."""
+    """Statistics over all records of a key, not only the points that remain."""
 
     lowest: float
     highest: float
@@ -21,9 +21,9 @@ class Extent:
 
 @dataclass(frozen=True)
 class Series:
-    """`points` are means of `per_point` records each, by key; `extents` are of all `num_records` records.
+    """A downsampled series: `points` are means of `per_point` records each, `extents` cover all `num_records`.
 
-    With `is_sample` these are records of a long file, spread evenly, and not all that it has.
+    `is_sample` says that the file was too long to read whole: the records are spread evenly over it.
     """
 
     points: tuple[Mapping[str, float], ...] = ()
@@ -33,16 +33,16 @@ class Series:
     is_sample: bool = False
 
     def line(self, x: str, y: str) -> tuple[Point, ...]:
-        """Return `y` over `x`, where both are known."""
+        """Return `y` over `x` for the points that have both."""
         return tuple((point[x], point[y]) for point in self.points if x in point and y in point)
 
     def has(self, key: str) -> bool:
-        """Whether any record has `key`."""
+        """Return whether any record has `key`."""
         return key in self.extents
 
 
 class Thinner:
-    """Take records one by one; where there would be more than `limit` points, neighbours become their mean."""
+    """Collect records one by one; above `limit` points, average neighbours pairwise."""
 
     def __init__(self, limit: int = MAX_POINTS) -> None:
         assert limit % 2 == 0, limit
@@ -55,11 +55,11 @@ class Thinner:
         self._seen: dict[str, list[float]] = {}  # lowest, highest, last
 
     def add(self, record: Mapping[str, object]) -> None:
-        """Take a record; values that are no finite numbers are left out."""
+        """Add a record, ignoring values that are not finite numbers."""
         if len(self._points) == self._limit and not self._num_open:
             self._halve()
-        for key, found in record.items():
-            value = finite(found)
+        for key, raw in record.items():
+            value = finite(raw)
             if value is None:
                 continue
             _add(self._open, key, value, 1)
@@ -72,7 +72,7 @@ class Thinner:
             self._open, self._num_open = {}, 0
 
     def series(self) -> Series:
-        """Return what there is so far."""
+        """Return the series of all records added so far."""
         points = [*self._points, self._open] if self._num_open else self._points
         whole: _Sums = {}
         for each in points:
@@ -90,8 +90,8 @@ class Thinner:
         self._per_point *= 2
 
 
+# Sum and number of values by key.
 _Sums = dict[str, tuple[float, int]]
-"""Sums by key, and how many values each has."""
 
 
 def _add(sums: _Sums, key: str, value: float, number: int) -> None:

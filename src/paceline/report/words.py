@@ -1,4 +1,4 @@
-"""Names, moments and values from outside as a reader sees them; how amounts are written is in `core.units`."""
+"""Format and sanitize values for a reader; `core.units` formats amounts."""
 
 import math
 from datetime import UTC, datetime
@@ -6,13 +6,13 @@ from typing import Any, Final
 
 from paceline.core.units import number
 
+# No real measurement is larger; sums and squares of smaller values stay finite.
 LARGEST: Final = 1e100
-"""No measurement is so large; sums and squares of what is smaller stay finite."""
 _LONGEST: Final = 160
 
 
 def moment(unix_s: float) -> str:
-    """Return seconds since 1970 as `2026-11-21 15:31 UTC`; an impossible time as the number."""
+    """Return a Unix time as `2026-11-21 15:31 UTC`, or as a plain number if it is out of range."""
     try:
         return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M} UTC"
     except (OverflowError, ValueError, OSError):
@@ -20,7 +20,7 @@ def moment(unix_s: float) -> str:
 
 
 def clean(text: object, longest: int = _LONGEST) -> str:
-    """Return `text` on one line, cut to `longest` characters, with what cannot be printed as an escape."""
+    """Return `text` on one line, cut to `longest` characters, with non-printable characters escaped."""
     line = str(text)
     if len(line) > longest:
         line = line[: longest - 1] + "…"
@@ -28,19 +28,19 @@ def clean(text: object, longest: int = _LONGEST) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """Return `text` with its lines as they are, and what cannot be printed as an escape."""
+    """Return `text` with its line breaks, and other non-printable characters escaped."""
     return "\n".join(clean(line, len(line) + 1) for line in text.expandtabs(4).splitlines())
 
 
 def finite(value: object) -> float | None:
-    """Return `value` as a float; None for what is no number, not finite, or too large to be a measurement."""
+    """Return `value` as a float, or None if it is not a number, not finite or implausibly large."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
         return None
     return float(value)
 
 
 def jsonable(value: Any) -> Any:
-    """Return plain values with infinity and NaN as text, which JSON does not have as numbers."""
+    """Return plain values with NaN and infinity as strings, since JSON has no such numbers."""
     match value:
         case dict():
             return {str(key): jsonable(each) for key, each in value.items()}
