@@ -1,1 +1,1 @@
-"""A run's trained network in use: loaded ready to be asked, shown images from files, and its answers ranked."""
+"""Load trained models, classify images and export models."""

@@ -1,7 +1,7 @@
-"""A model card, Markdown with the Hugging Face Hub's header, written from what a run recorded.
+"""Write a model card, Markdown with the Hugging Face Hub's header, from the records of a run.
 
-After Mitchell et al. 2019, Model Cards for Model Reporting (arXiv 1810.03993). What no run can know is left to fill in,
-and marked. No path, host or user name is written.
+It follows Mitchell et al. 2019, Model Cards for Model Reporting (arXiv 1810.03993). Unknown facts are marked to fill
+in. The card holds no path, host name or user name.
 """
 
 import re
@@ -23,21 +23,20 @@ _VERSIONS = ("paceline", "torch", "torchvision", "python", "cuda")
 
 
 def write_card(classifier: Classifier, record: Record, *, name: str, library: str, takes: str, usage: str) -> str:
-    """Return the card of the file or folder `name`, which the Hub says is loaded by `library`.
+    """Return the model card of the file or folder `name`, which the Hub loads with `library`.
 
-    `takes` says what the network's input is, `usage` how Python asks it.
+    `takes` describes the model's input, and `usage` is Python code that runs it.
     """
     sections = [
         _header(library),
         f"# {_plain(name)}\n\n{_summary(classifier)}",
         f"## Use\n\n`images` are {takes}: {_sized(classifier.preprocessing)}\n\n```python\n{usage.rstrip()}\n```",
-        f"## Intended use\n\n- What it is for: {FILL_IN}\n- Who uses it, and on which images: {FILL_IN}\n"
-        f"- What it must not be used for: {FILL_IN}",
+        f"## Intended use\n\n- Purpose: {FILL_IN}\n- Users and images: {FILL_IN}\n- Out of scope: {FILL_IN}",
         f"## Data\n\n{_table(_data(classifier, record))}",
         f"## Accuracy\n\n{_accuracy(classifier, record.judged)}",
         f"## Training\n\n{_table(_training(classifier.recipe, record))}",
-        f"## Limits\n\n- The classes above are all it knows: of an image of anything else it names one of them.\n"
-        f"- Images it was not judged on, groups of people or places it does badly on: {FILL_IN}",
+        f"## Limits\n\n- The model knows only the classes above: it assigns one of them to any image.\n"
+        f"- Images it was not evaluated on, groups of people or places with low accuracy: {FILL_IN}",
         f"## Licence\n\n- Of the weights: {FILL_IN}\n- Of the training data: {FILL_IN}\n- Contact: {FILL_IN}",
     ]
     return printable("\n\n".join(sections) + "\n")
@@ -62,11 +61,11 @@ def _summary(classifier: Classifier) -> str:
 
 def _sized(preprocessing: Preprocessing) -> str:
     size = preprocessing.image_size
-    colour = "RGB" if preprocessing.channels == 3 else "grey"
+    colour = "RGB" if preprocessing.channels == 3 else "grayscale"
     how = (
         f"the whole image, resized to {size} x {size} pixels"
         if preprocessing.resize is None
-        else f"the short side scaled to {preprocessing.resize} pixels and the centre of {size} x {size} cut out"
+        else f"the short side scaled to {preprocessing.resize} pixels and the center cropped to {size} x {size}"
     )
     mean, std = (", ".join(f"{each:.4g}" for each in values) for values in (preprocessing.mean, preprocessing.std))
     return f"{colour}, {how}, bilinear with antialiasing; mean {mean} and std {std} of pixels / 255."
@@ -74,7 +73,7 @@ def _sized(preprocessing: Preprocessing) -> str:
 
 def _data(classifier: Classifier, record: Record) -> list[tuple[str, str]]:
     plan = record.plan
-    rows = [("data set", f"`{classifier.recipe.data.source.name}`; where it is from: {FILL_IN}")]
+    rows = [("data set", f"`{classifier.recipe.data.source.name}`; origin: {FILL_IN}")]
     if "train_images" in plan:
         rows.append(("training images", f"{plan['train_images']:,}"))
         rows.append(("validation images", f"{plan['val_images']:,}"))
@@ -82,26 +81,28 @@ def _data(classifier: Classifier, record: Record) -> list[tuple[str, str]]:
     return rows
 
 
-def _accuracy(classifier: Classifier, judged: Judged | None) -> str:
-    if judged is None:
+def _accuracy(classifier: Classifier, evaluation: Judged | None) -> str:
+    if evaluation is None:
         return "Not measured: the run was not evaluated after this step."
     views = classifier.recipe.data.eval_views
-    seen = f", each judged by {views} views of it, which the exported network does not take" if views > 1 else ""
-    table = _table([("top-1", _share(judged.top1)), ("top-5", _share(judged.top5))])
+    note = f", averaged over {views} views per image, which the exported model does not do" if views > 1 else ""
+    table = _table([("top-1", _share(evaluation.top1)), ("top-5", _share(evaluation.top5))])
     text = (
-        f"Of {judged.of} on {count(judged.num_images, 'validation image')}{seen}. Intervals are Wilson's, 95 % "
-        f"([doi](https://doi.org/10.1080/01621459.1927.10502953)), and tell of other images like these; they do not "
-        f"tell how training again with another seed would end.\n\n{table}"
+        f"Of {evaluation.of} on {count(evaluation.num_images, 'validation image')}{note}. Intervals are Wilson's, 95 % ("
+        f"[doi](https://doi.org/10.1080/01621459.1927.10502953)). They cover the choice of images, not that of the "
+        f"training seed.\n\n{table}"
     )
-    weakest = worst(judged.classes, _WORST)
+    weakest = worst(evaluation.classes, _WORST)
     if not weakest:
         return text
     rows = [(_plain(each.name), f"{accuracy(each.accuracy)} of {each.images:,}") for each in weakest]
-    text = f"{text}\n\nThe classes that are recognised least:\n\n{_table(rows, ('class', 'top-1'))}"
-    confused = [(f"{_plain(each.name)} for {_plain(each.taken_for)}", f"{each.images:,}") for each in judged.confused]
+    text = f"{text}\n\nThe classes with the lowest accuracy:\n\n{_table(rows, ('class', 'top-1'))}"
+    confused = [
+        (f"{_plain(each.name)} as {_plain(each.taken_for)}", f"{each.images:,}") for each in evaluation.confused
+    ]
     if not confused:
         return text
-    return f"{text}\n\nWhat is taken for what most often:\n\n{_table(confused[:_WORST], ('class', 'images'))}"
+    return f"{text}\n\nThe most frequent confusions:\n\n{_table(confused[:_WORST], ('class', 'images'))}"
 
 
 def _share(interval: Interval) -> str:
@@ -113,7 +114,7 @@ def _training(recipe: Recipe, record: Record) -> list[tuple[str, str]]:
     weights = "" if recipe.model.weights == "off" else ", from pretrained weights"
     return [
         ("recipe", f"`{recipe.hash}` (`recipe.yaml` of the run)"),
-        ("network", f"`{recipe.model.name}`{weights}"),
+        ("model", f"`{recipe.model.name}`{weights}"),
         ("optimizer", recipe.optim.name),
         ("schedule", recipe.schedule.name),
         ("batch", count(recipe.data.global_batch_size, "image")),
@@ -138,29 +139,29 @@ def _ended(record: Record, result: RunResult) -> list[tuple[str, str]]:
 
 
 def _seen(record: Record) -> str:
-    """Return how much training is in the checkpoint: epochs and images, or steps where those are not known."""
+    """Return the training of the checkpoint: epochs and images, or steps if these are unknown."""
     steps_per_epoch, images = record.plan.get("steps_per_epoch"), record.images_seen
     epochs = [count(round(record.step / steps_per_epoch, 2), "epoch")] if steps_per_epoch else []
     return ", ".join([*epochs, *([] if images is None else [count(images, "image")])]) or count(record.step, "step")
 
 
 def _of_the_run(record: Record) -> str:
-    """Return what is to be said of a number of the whole run, where the checkpoint is not its last step."""
+    """Return a suffix for numbers of the whole run, unless the checkpoint is its last step."""
     is_before = record.result is not None and record.step != record.result.steps
     return " (of the whole run)" if is_before else ""
 
 
 def _energy(energy_wh: float) -> str:
-    return f"{number(energy_wh / 1000)} kWh, of all GPUs of its nodes, by their mean power (no other part of a machine)"
+    return f"{number(energy_wh / 1000)} kWh, all GPUs of its nodes, from their mean power (no other components)"
 
 
 def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what trained it: the GPUs of a node, equal ones counted, or else its processor; and versions."""
+    """Return the hardware, GPUs per node or else the CPU, and the versions."""
     gpus = machine.get("cuda_devices") or []
     counted = ", ".join(f"{gpus.count(each)} x {_plain(str(each))}" for each in dict.fromkeys(gpus))
     processor = _plain(f"{machine.get('cpu', 'unknown')}, {machine.get('logical_cores', '?')} cores")
     known = (f"{each} {_plain(str(machine[each]))}" for each in _VERSIONS if machine.get(each))
-    return [("hardware", f"{counted} a node" if gpus else processor), ("versions", ", ".join(known))]
+    return [("hardware", f"{counted} per node" if gpus else processor), ("versions", ", ".join(known))]
 
 
 def _table(rows: Iterable[tuple[str, str]], headings: tuple[str, str] = ("", "")) -> str:
@@ -169,6 +170,6 @@ def _table(rows: Iterable[tuple[str, str]], headings: tuple[str, str] = ("", "")
 
 
 def _plain(text: str) -> str:
-    """Return a name as Markdown that shows just that: one line, with no markup of HTML, tables or its own in it."""
+    """Return a name as literal Markdown text on one line."""
     text = one_line(text).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text)

@@ -1,8 +1,6 @@
-"""Load a run's trained network, ready to be asked: the weights it was judged by, and what it was told them with.
+"""Load the trained model of a run, with the weights and preprocessing of its evaluation.
 
-Answers are those of the run's evaluation: same sizing, normalising, number format and views. It reads nothing but the
-run directory, so the data set need not be there. Reading files in numbers is `reading`, and putting answers into order
-`ranking`.
+Only the run directory is read: the data set need not exist.
 """
 
 import copy
@@ -34,12 +32,12 @@ _NO_DRAWS = np.empty(0)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What makes an image the network's input, as evaluation did it.
+    """The preprocessing from an image to the model's input, as in evaluation.
 
-    The short side is scaled to `resize` pixels and the centre cut out, `image_size` pixels squared; where `resize` is
-    None the whole image is stretched to that. `channels` is 3 for RGB and 1 for grey. `mean` and `std` are per channel,
-    of pixels / 255. Interpolation is bilinear and antialiased: Pillow's, and with `is_pixels`, of sets that are pixels
-    of one size, torch's.
+    Scale the short side to `resize` pixels and crop the center to `image_size` pixels squared; stretch the whole image
+    to that if `resize` is None. `channels` is 3 for RGB and 1 for grayscale. `mean` and `std` are per channel, of
+    pixels / 255. Interpolation is bilinear and antialiased: Pillow's, or torch's with `is_pixels`, for data sets of
+    pixel arrays of one size.
     """
 
     image_size: int
@@ -52,11 +50,11 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A run's trained network in evaluation mode; `classes` are in the order of its logits.
+    """A run's trained model in evaluation mode; `classes` are in the order of its logits.
 
-    `sizing`, `place`, `precision` and `views` are what evaluation shows it images by; the model is where `place` is.
-    `own_code` says that code which the run names may run. `judged_at` is the size of images in the run's evaluation,
-    where `preprocessing` has another.
+    `sizing`, `place`, `precision` and `views` are those of evaluation; `place` has the model's device. `own_code`
+    allows code that the run names to run. `judged_at` is the image size of the run's evaluation if that of
+    `preprocessing` differs.
     """
 
     model: nn.Module
@@ -74,22 +72,22 @@ class Classifier:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """Return the device of the model."""
         return self.place.device
 
     def image(self, data: bytes, name: str) -> Tensor:
-        """Return the image of a file's bytes, uint8 [channels, image_size, image_size], on the host.
+        """Return the image in a file's bytes, uint8 [channels, image_size, image_size], on the CPU.
 
-        Reads what training reads (`data.decode`). Raise `ImageError` calling the file `name`.
+        Decode the same formats as training (`data.decode`). Raise `ImageError`, which calls the file `name`.
         """
         wanted = self.preprocessing
-        picture = decode(data, channels=3 if wanted.channels == 3 else 1, name=name)
-        return self.sizing(as_tensor(picture) if wanted.is_pixels else picture, _NO_DRAWS, wanted.image_size)
+        decoded = decode(data, channels=3 if wanted.channels == 3 else 1, name=name)
+        return self.sizing(as_tensor(decoded) if wanted.is_pixels else decoded, _NO_DRAWS, wanted.image_size)
 
     def log_probabilities(self, images: Tensor) -> Tensor:
-        """Return float64 [N, classes], on the network's device, for uint8 images [N, C, H, W] from anywhere.
+        """Return float64 [N, classes] on the model's device for uint8 images [N, C, H, W] on any device.
 
-        They are what evaluation ranks by: summed in float64, so that no two classes become equal by rounding.
+        Evaluation ranks classes by these; the softmax is in float64 so that rounding creates no ties.
         """
         with torch.inference_mode():
             normalised = self.place.normalise(images.to(self.device, non_blocking=True))
@@ -98,21 +96,20 @@ class Classifier:
             return logits.double().log_softmax(dim=1)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Return float32 [N, classes], on the network's device, for uint8 images [N, C, H, W]; each row sums to 1."""
+        """Return float32 [N, classes] on the model's device for uint8 images [N, C, H, W]; each row sums to 1."""
         return self.log_probabilities(images).exp().float()
 
 
 def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *, own_code: bool = False) -> Classifier:
-    """Return the network of run directory `run` as checkpoint `last`, `best` or of a step has it, ready to be asked.
+    """Load the model of run directory `run` from checkpoint `last`, `best` or a step number.
 
-    The weights are those the run was judged by: the averaged ones where it keeps any (`train.ema`, schedule_free).
-    `device` is cpu, cuda, or auto for a GPU where there is one; a number format that a CPU lacks is float32 there. On
-    a GPU torch is set to the run's numerics (TF32 or not). Torch's random state stays as it is.
+    The weights are those that the run evaluated: averaged ones if it keeps any (`train.ema`, schedule_free). `device`
+    is cpu, cuda, or auto for a GPU if there is one. A number format that the CPU lacks becomes float32. On a GPU, set
+    torch to the run's numerics (TF32 or not). Torch's random state does not change.
 
-    A network that is code, which the run names by import path, is imported only with `own_code`: set it where you trust
-    whoever wrote that code and the run. Other code that a run may name is not imported. Raise `RecipeError` for such a
-    network without it, for what is no run and for an unknown device, and `CheckpointError` where there is no whole
-    checkpoint.
+    A plugin model, which the run names by import path, is imported only with `own_code`: set it if you trust the code
+    and the run. Other plugins of the run are never imported. Raise `RecipeError` for a plugin model without `own_code`,
+    for a folder that is not a run and for an unknown device, and `CheckpointError` if there is no complete checkpoint.
     """
     rundir = RunDir.existing(run)
     loaded = load(str(rundir.path))
@@ -142,26 +139,28 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
 
 
 def at_size(classifier: Classifier, image_size: int) -> Classifier:
-    """Return `classifier` for images of `image_size` pixels squared, of which as large a share is cut out as before.
+    """Return `classifier` for images of `image_size` pixels squared, with the same share of the image cropped.
 
-    Raise `RecipeError` where its network cannot take them.
+    Raise `RecipeError` if its model does not support that size.
     """
-    told, recipe = classifier.preprocessing, classifier.recipe
-    if image_size == told.image_size:
+    preprocessing, recipe = classifier.preprocessing, classifier.recipe
+    if image_size == preprocessing.image_size:
         return classifier
-    # On the CPU in float32, as what is exported: no kernel of a GPU, and no 16 bits, are to blame.
+    # On the CPU in float32, like an export, so that a failure is the model's and not a GPU kernel's.
     model = copy.deepcopy(classifier.model).to("cpu", torch.float32)
     try:
         with torch.inference_mode():
-            shape = tuple(model(torch.zeros(1, told.channels, image_size, image_size)).shape)
-    except Exception as error:  # whatever a network makes of it
+            shape = tuple(model(torch.zeros(1, preprocessing.channels, image_size, image_size)).shape)
+    except Exception as error:  # a model may raise anything
         reason = " ".join(str(error).split())[:150]
         raise _no_size(classifier, image_size, f": {reason}") from None
     if shape != (1, len(classifier.classes)):
-        raise _no_size(classifier, image_size, f", for which it gives {list(shape)} and not a number a class")
-    resize = None if told.resize is None else round(image_size / recipe.data.eval_crop)
-    wanted = replace(told, image_size=image_size, resize=resize)
-    return replace(classifier, preprocessing=wanted, judged_at=classifier.judged_at or told.image_size)
+        raise _no_size(
+            classifier, image_size, f", for which it returns shape {list(shape)} instead of a logit per class"
+        )
+    resize = None if preprocessing.resize is None else round(image_size / recipe.data.eval_crop)
+    wanted = replace(preprocessing, image_size=image_size, resize=resize)
+    return replace(classifier, preprocessing=wanted, judged_at=classifier.judged_at or preprocessing.image_size)
 
 
 def _no_size(classifier: Classifier, image_size: int, why: str) -> RecipeError:
@@ -177,14 +176,14 @@ def _device(name: str) -> torch.device:
     if name not in ("auto", "cpu", "cuda"):
         raise RecipeError(f"--device: {name!r} is not a device (write cpu, cuda or auto)")
     if name == "cuda" and not has_gpu:
-        raise RecipeError("--device: cuda: no GPU can be used here (use --device cpu)")
+        raise RecipeError("--device: cuda: no usable GPU (use --device cpu)")
     return torch.device("cuda", 0) if has_gpu and name != "cpu" else torch.device("cpu")
 
 
 def _precision(recipe: Recipe, device: torch.device) -> Precision:
-    """Return the number format the run was evaluated in, or float32 where `device` lacks it."""
+    """Return the precision of the run's evaluation, or float32 if `device` lacks it."""
     name = precision_on(recipe.train.precision, device)
-    # Timing cuDNN's algorithms takes longer than a few images do, and its choice may change the last bits.
+    # cuDNN's benchmark takes longer than a few images do, and its choice may change the last bits.
     set_numerics(name, device, benchmark=False)
     return build_precision(name, device)
 

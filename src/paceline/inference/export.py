@@ -1,4 +1,4 @@
-"""Export a classifier: write it in a form, ask what was written, and only then let it be seen, with its model card."""
+"""Export a classifier: write it, verify the written file, then publish it with its model card."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ FormName = Literal["onnx", "torch", "safetensors", "state_dict"]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the file or folder, its card, its bytes, how it answers, and what there is to tell of it."""
+    """The exported file or folder, its model card, size in bytes, parity and facts about it."""
 
     path: Path
     card: Path
@@ -38,9 +38,9 @@ class Exported:
 
 
 def build_form(name: FormName, section: Model) -> Form:
-    """Return the form called `name` of a network that a recipe's `section` describes.
+    """Return the export format `name` for a model built from a recipe's `section`.
 
-    Raise `RecipeError` where what it takes is not installed.
+    Raise `RecipeError` if a library that it needs is not installed.
     """
     match name:
         case "onnx":
@@ -55,25 +55,25 @@ def build_form(name: FormName, section: Model) -> Form:
 
 
 def check_place(out: Path, suffix: str) -> None:
-    """Raise `RecipeError` for a file that is not called as its form is (`suffix`, empty for a folder), or is there."""
+    """Raise `RecipeError` if `out` exists, or lacks the format's `suffix` (empty for a folder)."""
     if out.suffix != suffix and (suffix or out.suffix in (".safetensors", ".onnx", ".pt2", ".pth")):
         kind = f"a file ending in {suffix}" if suffix else "a folder"
-        raise RecipeError(f"--out: {out} says something else than --format does (name {kind})")
-    for place in {out, card_of(out, suffix)}:
-        if os.path.lexists(place):
-            raise _is_there(place)
+        raise RecipeError(f"--out: {out} does not match --format (name {kind})")
+    for path in {out, card_of(out, suffix)}:
+        if os.path.lexists(path):
+            raise _is_there(path)
 
 
 def card_of(out: Path, suffix: str) -> Path:
-    """Return where the model card of `out` is: in the folder, or beside the file."""
+    """Return the path of the model card of `out`: in the folder, or beside the file."""
     return out.with_name(f"{out.name}.md") if suffix else out / "README.md"
 
 
 def export_classifier(classifier: Classifier, form: Form, out: Path, *, with_preprocessing: bool) -> Exported:
-    """Write `classifier` to `out` in `form`, and its card; return what was written.
+    """Write `classifier` to `out` in format `form` with its model card, and return what was written.
 
-    Raise `RecipeError` as `check_place` does, also where something appears at `out` meanwhile, and `PacelineError` for
-    a network that cannot be exported or whose export answers otherwise than PyTorch: then nothing is left behind.
+    Raise `RecipeError` like `check_place`, also if `out` appears meanwhile, and `PacelineError` for a model that cannot
+    be exported or whose export differs from PyTorch. Nothing is left behind then.
     """
     check_place(out, form.suffix)
     sample = sample_images(classifier)
@@ -103,51 +103,48 @@ def export_classifier(classifier: Classifier, form: Form, out: Path, *, with_pre
 
 
 def _of_this_size(classifier: Classifier, record: Record) -> Record:
-    """Return `record`, of which accuracy says that it was measured at another size, where it was."""
-    judged, before, now = record.judged, classifier.judged_at, classifier.preprocessing.image_size
-    if judged is None or before is None:
+    """Return `record` with a note if its accuracy was measured at another image size."""
+    evaluation, before, now = record.judged, classifier.judged_at, classifier.preprocessing.image_size
+    if evaluation is None or before is None:
         return record
-    of = (
-        f"{judged.of} at {before} x {before} pixels, another size than the {now} x {now} of this file, at which it "
-        "was not measured,"
-    )
-    return replace(record, judged=replace(judged, of=of))
+    description = f"{evaluation.of} at {before} x {before} pixels (not measured at the {now} x {now} of this file)"
+    return replace(record, judged=replace(evaluation, of=description))
 
 
 def _ends(network: Network, classifier: Classifier) -> tuple[tuple[str, str], ...]:
     return (("images", network.takes), (OUTPUT, f"float32 [batch, {len(classifier.classes)}]"))
 
 
-def _is_there(place: Path) -> RecipeError:
-    return RecipeError(f"--out: {place} is there already (name another, or remove it)")
+def _is_there(path: Path) -> RecipeError:
+    return RecipeError(f"--out: {path} already exists (name another, or remove it)")
 
 
-def _show(places: Mapping[Path, Path]) -> None:
-    """Move what was written to its names, all or nothing, and over nothing: each is claimed by making it first."""
+def _show(paths: Mapping[Path, Path]) -> None:
+    """Move files to their final paths, all or none and overwriting nothing: claim each path by creating it first."""
     claimed: list[Path] = []
     try:
-        for written, place in places.items():
+        for written, path in paths.items():
             try:
-                place.mkdir() if written.is_dir() else write_new(place, b"")
+                path.mkdir() if written.is_dir() else write_new(path, b"")
             except FileExistsError:
-                raise _is_there(place) from None
-            claimed.append(place)
-        for written, place in places.items():
-            written.replace(place)
+                raise _is_there(path) from None
+            claimed.append(path)
+        for written, path in paths.items():
+            written.replace(path)
     except BaseException:
-        for place in claimed:
-            _remove(place)
+        for path in claimed:
+            _remove(path)
         raise
 
 
-def _remove(place: Path) -> None:
+def _remove(path: Path) -> None:
     with suppress(OSError):
-        place.rmdir() if place.is_dir() else place.unlink()
+        path.rmdir() if path.is_dir() else path.unlink()
 
 
 @contextmanager
 def _told(what: str, happened: str, fix: str) -> Iterator[None]:
-    """Make one line of whatever a library raises, as it does in ways of its own for a full disk alone."""
+    """Convert any error of a library into one line; libraries differ in how they report a full disk."""
     try:
         yield
     except PacelineError:
@@ -161,7 +158,7 @@ def _told(what: str, happened: str, fix: str) -> Iterator[None]:
 
 @contextmanager
 def _unseen(out: Path) -> Iterator[Path]:
-    """Make a folder beside `out`, from which a file can be renamed into place, and remove it in the end."""
+    """Create a folder beside `out`, from which files can be renamed into place, and remove it at the end."""
     with _told(f"--out: {out}", "cannot be written", "name another"):
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))

@@ -1,4 +1,4 @@
-"""The forms in which a classifier leaves paceline, as one protocol, and what a file says of itself."""
+"""The protocol of export formats, and the metadata of exported files."""
 
 import json
 from pathlib import Path
@@ -17,52 +17,52 @@ OUTPUT = "logits"
 
 
 class Form(Protocol):
-    """A kind of file, or folder, that holds a classifier."""
+    """A kind of exported file or folder."""
 
     @property
     def suffix(self) -> str:
-        """How its name ends; empty for a folder."""
+        """Return the file suffix; empty for a folder."""
         ...
 
     @property
     def library(self) -> str:
-        """The library that the Hugging Face Hub is told loads it."""
+        """Return the library name for the Hugging Face Hub."""
         ...
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
-        """What there is to tell of every file of this form: (name, text)."""
+        """Return facts about every file of this format as (name, text)."""
         ...
 
     def write(self, network: Network, classifier: Classifier, path: Path) -> None:
-        """Write `network`, which is that of `classifier`, to `path`. Raise `PacelineError` for one that cannot be."""
+        """Write `network`, the export model of `classifier`, to `path`. Raise `PacelineError` if that is impossible."""
         ...
 
     def open(self, path: Path) -> Answer:
-        """Return what answers from the file at `path`, read as its users read it."""
+        """Return a function that computes logits with the file at `path`, loaded as users load it."""
         ...
 
     def usage(self, name: str) -> str:
-        """Return lines of Python that load the file called `name` and ask it for logits."""
+        """Return Python code that loads the file `name` and computes logits."""
         ...
 
 
 def example(classifier: Classifier, network: Network) -> torch.Tensor:
-    """Return two black images as the network takes them: of one, torch.export would make a batch that is always one."""
+    """Return two black images as the model's input; with one, torch.export would specialize the batch size to 1."""
     size, channels = classifier.preprocessing.image_size, classifier.preprocessing.channels
     return network.inputs(torch.zeros(2, channels, size, size, dtype=torch.uint8))
 
 
 def exported_program(classifier: Classifier, network: Network) -> torch.export.ExportedProgram:
-    """Return `network` as a graph for a batch of any size, without the paths of the sources it was traced from.
+    """Return `network` as a graph for any batch size, without source paths.
 
-    Raise `PacelineError` for a network of which there is none.
+    Raise `PacelineError` if it cannot be traced.
     """
     try:
         batch = torch.export.Dim("batch", min=1)
         inputs = (example(classifier, network),)
         program = torch.export.export(network.module, inputs, dynamic_shapes={"images": {0: batch}})
-    except Exception as error:  # whatever a network does in Python makes the tracer raise
+    except Exception as error:  # the tracer raises anything that the model's Python code does
         first = " ".join(str(error).split())[:150]
         raise PacelineError(
             f"model.name: {classifier.recipe.model.name} cannot be traced for a batch of any size: {first} "
@@ -74,19 +74,19 @@ def exported_program(classifier: Classifier, network: Network) -> torch.export.E
 
 
 def quoted(text: str) -> str:
-    """Return `text` as Python writes it between double quotes, whatever is in it."""
+    """Return `text` as a Python string literal in double quotes."""
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def metadata(classifier: Classifier, network: Network) -> dict[str, str]:
-    """Return what a file says of itself, as JSON by name: `classes`, `preprocessing`, and what `paceline` knows of it.
+    """Return the metadata of a file as JSON by name: `classes`, `preprocessing` and `paceline`.
 
-    The classes are in the order of the logits. In `preprocessing`, `resize` is what the short side is scaled to before
-    the centre of `image_size` pixels squared is cut out, or null where the whole image is; `mean` and `std` are of
-    pixels in [0, 1], and `input` says what is left to do.
+    Classes are in the order of the logits. In `preprocessing`, `resize` is the length of the short side before the
+    center crop to `image_size` pixels squared, or null without crop. `mean` and `std` are of pixels in [0, 1]. `input`
+    is the layout that remains to be prepared.
     """
     preprocessing = classifier.preprocessing
-    told = {
+    values = {
         "classes": [printable(each) for each in classifier.classes],
         "preprocessing": {
             "image_size": preprocessing.image_size,
@@ -104,4 +104,4 @@ def metadata(classifier: Classifier, network: Network) -> dict[str, str]:
             "checkpoint": classifier.checkpoint.name,
         },
     }
-    return {name: json.dumps(value) for name, value in told.items()}
+    return {name: json.dumps(value) for name, value in values.items()}

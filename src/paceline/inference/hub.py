@@ -1,8 +1,7 @@
-"""A folder of `config.json` and `model.safetensors` as timm and the Hugging Face Hub lay it out.
+"""Export a folder with `config.json` and `model.safetensors`, in the layout of timm and the Hugging Face Hub.
 
-For a network that timm has, timm loads it, from the folder or from the Hub: recipes with `timm:NAME`, and
-torchvision's ResNets, whose tensors have the same names there. For any other the layout is the same, and the card says
-how to load it.
+timm loads it, from the folder or the Hub, for `timm:NAME` models and for torchvision's ResNets, whose tensors have the
+same names there. Other models have the same layout, and the model card has the code that loads them.
 """
 
 import json
@@ -29,6 +28,7 @@ from paceline.recipe.schema.model import Model
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+# Models of torchvision that timm has under the same name with the same tensors (a test compares them).
 _SAME_IN_TIMM = frozenset(
     {
         "resnet18",
@@ -42,23 +42,22 @@ _SAME_IN_TIMM = frozenset(
         "wide_resnet101_2",
     }
 )
-"""Networks of torchvision that timm has under the same name, with the same tensors (compared by a test)."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Which library builds a network, and what it calls it there."""
+    """The library of a model, and its name there."""
 
     library: Literal["timm", "torchvision", "paceline"]
     name: str
 
     def __str__(self) -> str:
-        """As `architecture` of `config.json`, in which timm's names are the ones without a library."""
+        """Return `architecture` of `config.json`; names without a library are timm's."""
         return self.name if self.library == "timm" else f"{self.library}/{self.name}"
 
 
 def architecture(model_name: str) -> Architecture:
-    """Return who loads the network that a recipe calls `model_name`."""
+    """Return the library that loads the model `model_name` of a recipe."""
     library, colon, name = model_name.partition(":")
     match library, colon:
         case "timm", ":":
@@ -69,9 +68,9 @@ def architecture(model_name: str) -> Architecture:
 
 
 class Hub:
-    """Write the folder, and load it as its readers do: through timm for timm's networks, else through `build_model`.
+    """Write the folder, and load it as users do: timm models with timm, others with `build_model`.
 
-    Raise `RecipeError` for a network of timm's where timm is not installed.
+    Raise `RecipeError` for a timm model if timm is not installed.
     """
 
     suffix = ""
@@ -90,19 +89,21 @@ class Hub:
                 ) from None
 
     def write(self, network: Network, classifier: Classifier, path: Path) -> None:
-        """Make the folder `path`."""
-        assert network.layout == Plain.layout, "safetensors hold weights alone"
+        """Create the folder `path`."""
+        assert network.layout == Plain.layout, "safetensors hold only weights"
         path.mkdir()
         text = json.dumps(config(classifier), indent=2)
         write_new(path / CONFIG, text + "\n")
         save_file(network.weights(), path / WEIGHTS, metadata={"format": "pt"})
-        (path / WEIGHTS).chmod((path / CONFIG).stat().st_mode & 0o777)  # the library lets none but its owner read it
+        (path / WEIGHTS).chmod(
+            (path / CONFIG).stat().st_mode & 0o777
+        )  # safetensors creates a file that only its owner can read
 
     def open(self, path: Path) -> Answer:
-        """Return the network as it is loaded from the folder."""
-        read = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        """Return the model loaded from the folder."""
+        values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         is_timm = self.architecture.library == "timm"
-        model = _load_timm(path) if is_timm else _load_ours(read, path / WEIGHTS)
+        model = _load_timm(path) if is_timm else _load_ours(values, path / WEIGHTS)
         model.eval()
 
         def answer(images: Tensor) -> Tensor:
@@ -113,7 +114,7 @@ class Hub:
         return answer
 
     def usage(self, name: str) -> str:
-        """Return lines that load the folder."""
+        """Return code that loads the folder."""
         if self.architecture.library == "timm":
             return f"""\
 import timm
@@ -141,7 +142,7 @@ print([config["label_names"][index] for index in logits.argmax(dim=1)])
 
 
 def config(classifier: Classifier) -> dict[str, Any]:
-    """Return `config.json`: timm's keys, and under `paceline` what builds the network here."""
+    """Return `config.json`: timm's keys, and under `paceline` the arguments of `build_model`."""
     recipe, preprocessing = classifier.recipe, classifier.preprocessing
     named = architecture(recipe.model.name)
     size = [preprocessing.channels, preprocessing.image_size, preprocessing.image_size]
@@ -157,7 +158,7 @@ def config(classifier: Classifier) -> dict[str, Any]:
         "num_classes": len(classifier.classes),
     }
     model = recipe.model.model_dump(mode="json", exclude={"weights", "memory_format"})
-    if model["norm"] == "sync_batch":  # the same tensors, and it is for training on several ranks
+    if model["norm"] == "sync_batch":  # same tensors; only training on several ranks needs it
         model["norm"] = "batch"
     return {
         "architecture": str(named),
@@ -170,9 +171,9 @@ def config(classifier: Classifier) -> dict[str, Any]:
 
 
 def crop_share(preprocessing: Preprocessing) -> float:
-    """Return the share of the scaled image that the centre crop keeps, such that timm scales as paceline does.
+    """Return timm's crop_pct for which timm resizes as paceline does.
 
-    timm's short side is floor(image_size / share) (timm.data.transforms_factory), ours is rounded.
+    timm's short side is floor(image_size / crop_pct) (timm.data.transforms_factory), paceline's is rounded.
     """
     if preprocessing.resize is None:
         return 1.0
@@ -181,7 +182,7 @@ def crop_share(preprocessing: Preprocessing) -> float:
 
 
 def _timm_facts(name: str) -> dict[str, Any]:
-    """Return what timm needs to change the ends of a network: the names of its first convolution and classifier."""
+    """Return timm's names of a model's first convolution and classifier, which it needs to replace them."""
     import timm
 
     facts = timm.get_pretrained_cfg(name)
@@ -193,13 +194,13 @@ def _load_timm(folder: Path) -> nn.Module:
     import timm
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of timm's own code
+        warnings.simplefilter("ignore")  # in timm's own code
         model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
     return model
 
 
-def _load_ours(read: dict[str, Any], weights: Path) -> nn.Module:
-    channels = read["pretrained_cfg"]["input_size"][0]
-    model = build_model(Model(**read["paceline"]["model"]), num_classes=read["num_classes"], channels=channels)
+def _load_ours(values: dict[str, Any], weights: Path) -> nn.Module:
+    channels = values["pretrained_cfg"]["input_size"][0]
+    model = build_model(Model(**values["paceline"]["model"]), num_classes=values["num_classes"], channels=channels)
     model.load_state_dict(load_file(weights))
     return model

@@ -1,4 +1,4 @@
-"""The images a user means: files, what is below folders, and paths that come in lines. Opens none of them."""
+"""List the images that a user names: files, folders, and paths on standard input. This module opens no image."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -17,42 +17,42 @@ _Identity = tuple[int, int]
 
 @dataclass(frozen=True)
 class Unread:
-    """An image or a folder that cannot be read: its path, or the URL that was named, and why in a few words."""
+    """An image or folder that cannot be read: its path or URL, and a short reason."""
 
     path: Path | str
     reason: str
 
 
-def listed(words: Iterable[str], lines: Iterable[bytes]) -> Iterator[Path | Unread]:
-    """Give the images that `words` name, in their order; the word `-` stands for the paths in `lines`, one a line.
+def listed(names: Iterable[str], lines: Iterable[bytes]) -> Iterator[Path | Unread]:
+    """Yield the images that `names` name, in order; the name `-` stands for the paths in `lines`, one per line.
 
-    Of a folder it is those at any depth that are called like an image (.jpg, .png, ...), sorted by name, folder by
-    folder; hidden ones do not count, and links are followed. A file that is named itself may be called anything.
+    Of a folder, yield the files at any depth that are named like an image (.jpg, .png, ...), sorted by name, folder by
+    folder. Skip hidden files and follow links. A file named directly may have any name.
     """
-    for word in words:
-        if word == FROM_LINES:
-            names = (os.fsdecode(line.rstrip(b"\r\n")) for line in lines)
-            for name in filter(None, names):
-                yield from _named(name)
+    for name in names:
+        if name == FROM_LINES:
+            paths = (os.fsdecode(line.rstrip(b"\r\n")) for line in lines)
+            for path in filter(None, paths):
+                yield from _named(path)
         else:
-            yield from _named(word)
+            yield from _named(name)
 
 
 def _named(name: str) -> Iterator[Path | Unread]:
     path = expanded(name)
     if is_url(name) and not os.path.lexists(path):
-        yield Unread(public_url(name), "URLs are not fetched; download it, and name the file")
+        yield Unread(public_url(name), "URLs are not supported; download it, and name the file")
         return
     if not is_folder(path):
         yield path
         return
-    found = _below(path, ())
-    first = next(found, None)
+    images = _below(path, ())
+    first = next(images, None)
     if first is None:
-        yield Unread(path, "has no image files in it (.jpg, .png, ...); name a folder that has")
+        yield Unread(path, "has no image files (.jpg, .png, ...); name another folder")
         return
     yield first
-    yield from found
+    yield from images
 
 
 def _below(folder: Path, above: tuple[_Identity, ...]) -> Iterator[Path | Unread]:
@@ -75,11 +75,11 @@ def _below(folder: Path, above: tuple[_Identity, ...]) -> Iterator[Path | Unread
 
 
 def _entries(folder: Path, above: tuple[_Identity, ...]) -> tuple[_Identity, list[os.DirEntry[str]]]:
-    """Return which folder this is, and what is in it and not hidden, by name."""
+    """Return the identity of a folder and its visible entries, sorted by name."""
     status = folder.stat()
     identity = (status.st_dev, status.st_ino)
     if identity in above:
-        raise DataError("it is a link back to a folder above it")
-    with os.scandir(folder) as found:
-        entries = [entry for entry in found if not entry.name.startswith(".")]
+        raise DataError("it links back to a parent folder")
+    with os.scandir(folder) as scan:
+        entries = [entry for entry in scan if not entry.name.startswith(".")]
     return identity, sorted(entries, key=lambda entry: os.fsencode(entry.name))

@@ -1,6 +1,6 @@
-"""What is exported of a classifier: its network in float32 on the CPU, with or without the normalising of pixels.
+"""Build the model to export: float32 on the CPU, with or without pixel normalization.
 
-Whatever the network was trained in, and on whatever device: a file computes in float32, and runs anywhere.
+Whatever precision and device the run used, the exported file computes in float32 and runs anywhere.
 """
 
 import copy
@@ -13,34 +13,34 @@ from paceline.inference.classifier import Classifier, Preprocessing
 
 
 class Network(Protocol):
-    """What a file computes: from `images`, its one input, to logits, float32 [n, classes]."""
+    """A model to export: from its single input `images` to logits, float32 [n, classes]."""
 
     @property
     def module(self) -> nn.Module:
-        """The module that is exported, in eval mode; its one argument is called `images`."""
+        """Return the module to export, in eval mode; its argument is named `images`."""
         ...
 
     @property
     def takes(self) -> str:
-        """Say what `images` are."""
+        """Return a description of `images`."""
         ...
 
     @property
     def layout(self) -> str:
-        """Name dtype and order of the axes, for programs."""
+        """Return dtype and axis order of `images`, for programs."""
         ...
 
     def inputs(self, images: Tensor) -> Tensor:
-        """Return what the module is given for uint8 images [n, c, h, w]."""
+        """Return the module's input for uint8 images [n, c, h, w]."""
         ...
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the tensors of the trained network by its own names, whole, float32 where they are floating."""
+        """Return the trained model's complete state_dict; floating tensors are float32."""
         ...
 
 
 class Plain:
-    """The trained network alone: whoever asks it normalises the pixels."""
+    """The trained model alone; its caller normalizes the pixels."""
 
     layout = "float32 NCHW"
 
@@ -51,7 +51,7 @@ class Plain:
 
     @property
     def takes(self) -> str:
-        """Say what `images` are."""
+        """Return a description of `images`."""
         size = self._preprocessing.image_size
         return f"float32 [batch, {self._preprocessing.channels}, {size}, {size}], (pixel / 255 - mean) / std"
 
@@ -61,12 +61,12 @@ class Plain:
         return normalised
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the tensors of the network."""
+        """Return the model's tensors."""
         return _tensors(self.module.network)
 
 
 class WithPreprocessing:
-    """The trained network behind the normalising of pixels, which come as an image library holds them."""
+    """The trained model behind pixel normalization; its input is as an image library returns it."""
 
     layout = "uint8 NHWC"
 
@@ -76,7 +76,7 @@ class WithPreprocessing:
 
     @property
     def takes(self) -> str:
-        """Say what `images` are."""
+        """Return a description of `images`."""
         size = self._preprocessing.image_size
         return f"uint8 [batch, {size}, {size}, {self._preprocessing.channels}], pixels 0 to 255"
 
@@ -85,20 +85,17 @@ class WithPreprocessing:
         return images.permute(0, 2, 3, 1).contiguous()
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the tensors of the network."""
+        """Return the model's tensors."""
         return _tensors(self.module.network)
 
 
 def build_network(classifier: Classifier, *, with_preprocessing: bool) -> Network:
-    """Return what is exported of `classifier`."""
+    """Return the model to export of `classifier`."""
     return WithPreprocessing(classifier) if with_preprocessing else Plain(classifier)
 
 
 class _Pixels(nn.Module):
-    """Normalise uint8 images, [n, c, h, w], or [n, h, w, c] where `is_last`: to float32 [n, c, h, w].
-
-    (pixel - 255 mean) * (1 / (255 std)), in the order in which `data.placement` computes it, so that nothing differs.
-    """
+    """Normalize uint8 images [n, c, h, w], or [n, h, w, c] with `is_last`, to float32 [n, c, h, w]."""
 
     mean: Tensor
     scale: Tensor
@@ -113,13 +110,14 @@ class _Pixels(nn.Module):
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the normalised images."""
+        """Return the normalized images."""
         planes = images.permute(0, 3, 1, 2) if self._is_last else images
+        # Same order of operations as `data.placement`, so that the results are bit-identical.
         return (planes.to(torch.float32) - self.mean) * self.scale
 
 
 class _Named(nn.Module):
-    """Call a network through an argument that has the name of the file's input."""
+    """Call a model through an argument with the name of the file's input."""
 
     def __init__(self, network: nn.Module, before: nn.Module | None = None) -> None:
         super().__init__()
@@ -128,13 +126,13 @@ class _Named(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, float32."""
+        """Return float32 logits."""
         logits: Tensor = self.network(self.before(images))
         return logits
 
 
 def _portable(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` that is float32 on the CPU, with contiguous filters."""
+    """Return a float32 copy of `model` on the CPU with contiguous filters."""
     portable = copy.deepcopy(model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
     return portable.eval().requires_grad_(False)
 

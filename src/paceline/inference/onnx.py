@@ -1,4 +1,4 @@
-"""ONNX, which onnxruntime and most others compute: one file, for a batch of any size."""
+"""Export ONNX, for onnxruntime and most other runtimes: one file, for any batch size."""
 
 import contextlib
 import io
@@ -17,16 +17,16 @@ from paceline.inference.form import OUTPUT, exported_program, metadata, quoted
 from paceline.inference.network import Network
 from paceline.inference.parity import Answer
 
+# Native opset of torch's exporter; for any other it converts, which can fail
+# (torch.onnx._internal.exporter._constants.TORCHLIB_OPSET). The file's format is IR 10, supported by onnxruntime 1.18
+# and later (https://onnxruntime.ai/docs/reference/compatibility.html).
 OPSET = 18
-"""The operators that torch's exporter is written in: for any other it converts, which can fail
-(torch.onnx._internal.exporter._constants.TORCHLIB_OPSET). The file's format is IR 10, which onnxruntime reads since
-1.18 (https://onnxruntime.ai/docs/reference/compatibility.html)."""
+# Maximum length of a protocol buffer (https://protobuf.dev/programming-guides/proto-limits).
 _MOST_BYTES = 2**31
-"""What a protocol buffer can be long (https://protobuf.dev/programming-guides/proto-limits)."""
 
 
 class Onnx:
-    """Write ONNX, and ask it through onnxruntime. Raise `RecipeError` where either is not installed."""
+    """Write ONNX, and run it with onnxruntime. Raise `RecipeError` if either is not installed."""
 
     suffix = ".onnx"
     library = "onnx"
@@ -46,11 +46,11 @@ class Onnx:
         if num_bytes >= _MOST_BYTES:
             raise PacelineError(
                 f"model.name: {classifier.recipe.model.name} has {num_bytes / 1e9:.1f} GB of weights, and an ONNX file "
-                "holds 2.1 (use --format torch)"
+                "holds at most 2.1 GB (use --format torch)"
             )
         program = exported_program(classifier, network)
         with _quiet():
-            found = torch.onnx.export(
+            exported = torch.onnx.export(
                 program,
                 dynamo=True,
                 opset_version=OPSET,
@@ -59,20 +59,20 @@ class Onnx:
                 dynamic_shapes={"images": {0: "batch"}},
                 verbose=False,
             )
-            assert found is not None, "torch's exporter returns a program unless it is given a file"
-            found.model.producer_name, found.model.producer_version = "paceline", paceline.__version__
-            found.model.metadata_props.update(metadata(classifier, network))
-            found.save(path, external_data=False)
+            assert exported is not None, "torch's exporter returns a program unless it is given a file"
+            exported.model.producer_name, exported.model.producer_version = "paceline", paceline.__version__
+            exported.model.metadata_props.update(metadata(classifier, network))
+            exported.save(path, external_data=False)
 
     def open(self, path: Path) -> Answer:
-        """Return what asks onnxruntime, on the CPU."""
+        """Return an onnxruntime session on the CPU as a function."""
         import onnxruntime
 
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         return _Session(session)
 
     def usage(self, name: str) -> str:
-        """Return lines that ask the file through onnxruntime."""
+        """Return code that runs the file with onnxruntime."""
         return f"""\
 import json
 
@@ -86,7 +86,7 @@ print([classes[index] for index in logits.argmax(axis=1)])
 
 
 class _Session:
-    """Ask an onnxruntime session for the logits of images."""
+    """Compute logits of images with an onnxruntime session."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -98,7 +98,7 @@ class _Session:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to ourselves what torch's exporter and its libraries say of their own code."""
+    """Suppress output and warnings of torch's exporter and its libraries."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""Whether what was exported answers as the run's network does: on its own images, before anybody is given the file."""
+"""Check that an exported file computes the same logits as the run's model, before anyone uses it."""
 
 import copy
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from paceline.inference.network import Network
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 
+# Relative to the largest logit, or to 1 if that is smaller. Another summation order of float32 products changes 1e-6 to
+# 1e-5 of it, a wrong layer 1e-2 and more.
 TOLERANCE = 1e-4
-"""Of the largest logit, or of 1 where they are smaller. float32 sums of a few thousand products in another order differ
-by 1e-6 to 1e-5 of it; a layer that is another one, by 1e-2 and more."""
 NUM_IMAGES = 32
 _SEED = 0
 
+# From a model's input to its logits, float32 [n, classes].
 Answer = Callable[[Tensor], Tensor]
-"""From what a network is given to its logits, float32 [n, classes]."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Images to compare on, uint8 [n, c, h, w], at least one, and what they are in words."""
+    """At least one image to compare on, uint8 [n, c, h, w], and a description of the images."""
 
     images: Tensor
     of: str
@@ -37,9 +37,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Parity:
-    """The largest difference between two networks' logits, over the largest logit or 1, and how it was found.
+    """The largest difference of logits, relative to the largest logit or 1, and the images compared.
 
-    `top5` is how many of the images have the same five classes first, in order (or all, where there are fewer).
+    `top5` is the number of images with the same five top classes in order (all classes if there are fewer).
     """
 
     difference: float
@@ -49,15 +49,14 @@ class Parity:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the difference is small enough. One that is no number is not."""
+        """Return whether the difference is within tolerance; NaN is not."""
         return self.difference <= TOLERANCE
 
 
 def sample_images(classifier: Classifier) -> Sample:
-    """Return up to `NUM_IMAGES` images of the run's validation split, drawn once and for all.
+    """Return up to `NUM_IMAGES` images of the run's validation split, always the same ones.
 
-    Noise stands in where there are none, with the reason. Raise `RecipeError` for a data set that is code which the run
-    names and which may not run.
+    Use noise if there are none, and say why. Raise `RecipeError` for a plugin data set that may not run.
     """
     require_consent(load(str(classifier.run)), own_code=classifier.own_code, of=("data.source",))
     try:
@@ -66,34 +65,34 @@ def sample_images(classifier: Classifier) -> Sample:
         preprocessing = classifier.preprocessing
         shape = (NUM_IMAGES, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
         noise = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(_SEED))
-        return Sample(noise, f"images of noise, as there are no validation images: {' '.join(str(error).split())}")
+        return Sample(noise, f"noise images, as there are no validation images: {' '.join(str(error).split())}")
     return Sample(images, "validation images")
 
 
 def compare(classifier: Classifier, network: Network, answer: Answer, sample: Sample) -> Parity:
-    """Return how the logits of `answer`, which is asked as `network` is, differ from the classifier's own in float32.
+    """Return how logits of `answer`, which takes the input of `network`, differ from the classifier's in float32.
 
-    The file is asked for one image and then for 31 or more, few images being asked again, so that a batch that is not
-    of any size is found. Raise `PacelineError` where the classifier's own are no numbers.
+    Raise `PacelineError` if the classifier's own logits are NaN or infinite.
     """
     num_images = len(sample.images)
     images = sample.images[torch.arange(max(NUM_IMAGES, num_images)) % num_images]
     expected = _expected(classifier, images)
     if not expected.isfinite().all():
         name = classifier.checkpoint.name
-        raise PacelineError(f"--checkpoint: {name}: its network's logits are no numbers (take another checkpoint)")
+        raise PacelineError(f"--checkpoint: {name}: the model's logits are NaN or infinite (use another checkpoint)")
+    # One image, then 31 or more, repeating images if need be, detects a fixed batch size.
     inputs = network.inputs(images)
     with torch.inference_mode():
-        found = torch.cat([answer(inputs[:1]), answer(inputs[1:])])
+        actual = torch.cat([answer(inputs[:1]), answer(inputs[1:])])
     scale = max(1.0, float(expected.abs().max()))
     first = min(5, expected.shape[1])
-    agree = (expected.topk(first).indices == found.topk(first).indices).all(dim=1)[:num_images]
-    difference = float((expected - found).abs().max()) / scale
+    agree = (expected.topk(first).indices == actual.topk(first).indices).all(dim=1)[:num_images]
+    difference = float((expected - actual).abs().max()) / scale
     return Parity(difference, num_images, sample.of, int(agree.sum()))
 
 
 def check(parity: Parity, what: str) -> None:
-    """Raise `PacelineError` where `what` was exported answers otherwise than the network."""
+    """Raise `PacelineError` if the exported file `what` is not equivalent to the model."""
     if not parity.is_kept:
         raise PacelineError(
             f"{what}: its logits differ from PyTorch's by {parity.difference:.2g} of the largest on "
@@ -102,20 +101,19 @@ def check(parity: Parity, what: str) -> None:
 
 
 def _expected(classifier: Classifier, images: Tensor) -> Tensor:
-    """Return the logits of the classifier's own network and normalising, which the exported ones are other code than.
-
-    They are computed in float32 on the CPU, as a file's are.
-    """
+    """Return the logits of the classifier's own model and normalization, on the CPU in float32 like a file's."""
     model = copy.deepcopy(classifier.model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
-    told = classifier.preprocessing
-    place = Placement(torch.device("cpu"), torch.float32, told.mean, told.std, torch.contiguous_format)
+    preprocessing = classifier.preprocessing
+    placement = Placement(
+        torch.device("cpu"), torch.float32, preprocessing.mean, preprocessing.std, torch.contiguous_format
+    )
     with torch.inference_mode():
-        logits: Tensor = model(place.normalise(images))
+        logits: Tensor = model(placement.normalise(images))
     return logits
 
 
 def _validation_images(classifier: Classifier) -> Tensor:
-    """Return images as evaluation shows them. Raise `DataError` or `RecipeError` where there are none."""
+    """Return images as evaluation preprocesses them. Raise `DataError` or `RecipeError` if there are none."""
     data = classifier.recipe.data
     source = build_validation(data.source, skip_bad=True)
     number = min(NUM_IMAGES, len(source))

@@ -1,8 +1,8 @@
-"""A torch.export program, `.pt2`: the network as a graph that torch alone loads, without paceline.
+"""Export a torch.export program, `.pt2`: a graph that torch loads without paceline.
 
-A `.pt2` is a zip of JSON, raw tensors and one pickle, the inputs it was traced with, which torch.export.load reads
-with `weights_only` and, where that fails, without: so a `.pt2` from a stranger can run code. Ours hold no pickle: the
-inputs are taken out.
+A `.pt2` is a zip of JSON, raw tensors and one pickle of the example inputs. torch.export.load reads the pickle with
+`weights_only`, and without if that fails, so that an untrusted `.pt2` can run code. paceline drops the example inputs,
+so its files hold no pickle.
 """
 
 import json
@@ -17,12 +17,12 @@ from paceline.inference.form import exported_program, metadata, quoted
 from paceline.inference.network import Network
 from paceline.inference.parity import Answer
 
+# File in the archive with class names and preprocessing.
 EXTRA = "paceline.json"
-"""The file in the archive with class names and preprocessing."""
 
 
 class Program:
-    """Write a program, and ask it as torch loads it."""
+    """Write a program, and load it with torch."""
 
     suffix = ".pt2"
     library = "pytorch"
@@ -32,13 +32,13 @@ class Program:
         """Write the program, with class names and preprocessing in `paceline.json` beside the graph."""
         program = exported_program(classifier, network)
         program.example_inputs = None
-        told = {name: json.loads(value) for name, value in metadata(classifier, network).items()}
-        torch.export.save(program, str(path), extra_files={EXTRA: json.dumps(told)})
+        values = {name: json.loads(value) for name, value in metadata(classifier, network).items()}
+        torch.export.save(program, str(path), extra_files={EXTRA: json.dumps(values)})
 
     def open(self, path: Path) -> Answer:
         """Return the program as a module."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch 2.11 warns of the buffers that it reads itself
+            warnings.simplefilter("ignore")  # torch 2.11 warns about buffers that it reads itself
             module = torch.export.load(str(path)).module()
 
         def answer(images: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Program:
         return answer
 
     def usage(self, name: str) -> str:
-        """Return lines that load the program and ask it."""
+        """Return code that loads the program and computes logits."""
         return f"""\
 import json
 import warnings

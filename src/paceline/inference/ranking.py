@@ -1,4 +1,4 @@
-"""What a network says of images, class by class, the most probable first. It reads no files and prints nothing."""
+"""Rank the classes of images by probability. This module reads no files and prints nothing."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from paceline.inference.classifier import Classifier
 from paceline.inference.listing import Unread
 from paceline.inference.reading import Picture
 
+# Same k as evaluation (`train.metrics.answers`): it determines the order of ties in `topk`.
 _EVALUATED = 5
-"""How many of the best evaluation looks for (`train.metrics.answers`): which of equals `topk` gives depends on that."""
 
+# Maximum number of batches for which unreadable images wait behind a readable one.
 _HELD = 8
-"""Of how many batches what cannot be read may wait for an image that comes before it."""
-_NO_NUMBERS = "its logits are no numbers; take another --checkpoint"
+_NO_NUMBERS = "its logits are NaN; use another --checkpoint"
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A class, and its probability from 0 to 1 by the network, of float32's precision."""
+    """A class and its predicted probability (0 to 1, float32 precision)."""
 
     name: str
     probability: float
@@ -31,38 +31,38 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An image, by its path, and the classes it is likely to be of, the likeliest first."""
+    """An image by path and its most likely classes, most likely first."""
 
     path: Path
     guesses: tuple[Guess, ...]
 
 
 def predict(
-    classifier: Classifier, pictures: Iterable[Picture | Unread], *, batch_size: int, top: int
+    classifier: Classifier, images: Iterable[Picture | Unread], *, batch_size: int, top: int
 ) -> Iterator[Prediction | Unread]:
-    """Give the `top` classes of each of `pictures`, in their order; up to `batch_size` go through the network at once.
+    """Yield the `top` classes of each of `images` in order, running up to `batch_size` images at once.
 
-    What could not be read stays in its place, and is given at once where no image waits before it. There are no more
-    guesses than classes. Raise `RecipeError` where a GPU has no room for as many.
+    Unreadable images keep their place in the order, and are yielded at once if no image waits before them. Raise
+    `RecipeError` if the batch does not fit into GPU memory.
     """
     batch: list[Picture | Unread] = []
-    num_pictures = 0
-    for each in pictures:
-        if not num_pictures and isinstance(each, Unread):
+    num_images = 0
+    for each in images:
+        if not num_images and isinstance(each, Unread):
             yield each
             continue
         batch.append(each)
-        num_pictures += isinstance(each, Picture)
-        if num_pictures == batch_size or len(batch) >= _HELD * batch_size:
+        num_images += isinstance(each, Picture)
+        if num_images == batch_size or len(batch) >= _HELD * batch_size:
             yield from _answered(classifier, batch, top)
-            batch, num_pictures = [], 0
+            batch, num_images = [], 0
     yield from _answered(classifier, batch, top)
 
 
 def ranked(log_probabilities: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
     """Return the `top` classes of each row of `log_probabilities`, float [N, len(classes)].
 
-    Among equals, which 16-bit logits often are, the order is that in which evaluation counts.
+    Ties, which are frequent with 16-bit logits, have the order of evaluation.
     """
     best = log_probabilities.topk(min(_EVALUATED, len(classes)), dim=1).indices
     if top > _EVALUATED:
@@ -76,9 +76,9 @@ def ranked(log_probabilities: Tensor, classes: Sequence[str], top: int) -> list[
 def _answered(classifier: Classifier, batch: Sequence[Picture | Unread], top: int) -> Iterator[Prediction | Unread]:
     pixels = [each.pixels for each in batch if isinstance(each, Picture)]
     names = [printable(name) for name in classifier.classes]
-    found = _asked(classifier, torch.stack(pixels)) if pixels else torch.empty(0, len(names))
-    are_numbers = iter((~found.isnan().any(dim=1)).tolist())
-    guesses = iter(ranked(found, names, top))
+    log_probabilities = _asked(classifier, torch.stack(pixels)) if pixels else torch.empty(0, len(names))
+    are_numbers = iter((~log_probabilities.isnan().any(dim=1)).tolist())
+    guesses = iter(ranked(log_probabilities, names, top))
     for each in batch:
         if isinstance(each, Unread):
             yield each
@@ -92,4 +92,4 @@ def _asked(classifier: Classifier, images: Tensor) -> Tensor:
         return classifier.log_probabilities(images)
     except torch.OutOfMemoryError:
         fix = f"try {len(images) // 2}" if len(images) > 1 else "use --device cpu"
-        raise RecipeError(f"--batch-size: {len(images)}: the GPU has no room for as many images ({fix})") from None
+        raise RecipeError(f"--batch-size: {len(images)}: the images do not fit into GPU memory ({fix})") from None

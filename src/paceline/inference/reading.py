@@ -1,4 +1,4 @@
-"""From paths to what a network is shown: files read, decoded and sized by several threads, ahead of it and in order."""
+"""Read, decode and resize images in threads, ahead of the model and in order."""
 
 import os
 import stat
@@ -18,14 +18,14 @@ from paceline.data.sources.places import printable as one_line
 from paceline.inference.classifier import Classifier
 from paceline.inference.listing import Unread
 
+# Size of the largest image that is decoded: 128 million pixels, four channels of 16 bits, uncompressed.
 _MOST_BYTES = 2**30
-"""What the largest image that is decoded takes: 128 million pixels of four channels of 16 bits, not compressed."""
 _PART_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of the network's size, uint8 [C, H, W], and the path of its file."""
+    """An image of the model's input size, uint8 [C, H, W], and the path of its file."""
 
     path: Path
     pixels: Tensor
@@ -34,9 +34,9 @@ class Picture:
 def read_pictures(
     classifier: Classifier, paths: Iterable[Path | Unread], *, threads: int, ahead: int
 ) -> Generator[Picture | Unread, None, None]:
-    """Give the image of each of `paths` as evaluation would show it to the network, in their order.
+    """Yield the image of each of `paths` in order, preprocessed as in evaluation.
 
-    What cannot be read or decoded is an `Unread` in its place. Up to `ahead` images are made before they are asked for.
+    An image that cannot be read or decoded becomes an `Unread` in its place. Prefetch up to `ahead` images.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="picture")
     waiting: deque[Future[Picture | Unread]] = deque()
@@ -66,14 +66,14 @@ def _read(classifier: Classifier, path: Path | Unread) -> Picture | Unread:
 
 
 def _content(path: Path) -> bytes:
-    """Return what is in a file, or comes through a pipe. Raise `ValueError` for more than an image can be."""
+    """Return the content of a file or pipe. Raise `ValueError` if it is larger than any image."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
             raise ValueError("is a device")
         if status.st_size <= _MOST_BYTES:
-            parts = iter(partial(file.read, max(status.st_size, _PART_BYTES)), b"")
-            content = b"".join(islice(parts, 1 + _MOST_BYTES // _PART_BYTES))
+            chunks = iter(partial(file.read, max(status.st_size, _PART_BYTES)), b"")
+            content = b"".join(islice(chunks, 1 + _MOST_BYTES // _PART_BYTES))
             if len(content) <= _MOST_BYTES:
                 return content
-    raise ValueError(f"has more than {_MOST_BYTES / 2**30:g} GiB, and is no image")
+    raise ValueError(f"has more than {_MOST_BYTES / 2**30:g} GiB, too large for an image")

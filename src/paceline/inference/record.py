@@ -1,6 +1,6 @@
-"""What a run directory tells of a checkpoint: how good it is, and what it was trained on, by what, and for how long.
+"""Read what a run recorded about a checkpoint: accuracy, training, hardware and energy.
 
-Everything may be missing: a run that was killed has no result, one without evaluations no accuracy.
+Anything may be missing: a killed run has no result, a run without evaluations no accuracy.
 """
 
 import csv
@@ -22,13 +22,13 @@ from paceline.core.json_file import read_json
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir, read_lines
 
+# An interval between telemetry samples that exceeds the median by this factor is downtime.
 _GAP = 5
-"""How many times as long as usual the time between two looks must be, for no process to have run in it."""
 
 
 @dataclass(frozen=True)
 class Confused:
-    """A class that was taken for another, and how many of its images were."""
+    """A class, a class predicted for it, and the number of such images."""
 
     name: str
     taken_for: str
@@ -37,9 +37,9 @@ class Confused:
 
 @dataclass(frozen=True)
 class Judged:
-    """An evaluation: of which weights, on how many images, top-1 and top-5 with their intervals, and the classes.
+    """An evaluation: its weights, number of images, top-1 and top-5 with intervals, and classes.
 
-    `classes`, and what is `confused`, most often first, are known of the run's last evaluation alone, and else empty.
+    `classes` and `confused`, most frequent first, are known for the run's last evaluation only.
     """
 
     of: str
@@ -52,11 +52,11 @@ class Judged:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known: `plan` and `machine` as their files have it (empty where they are not there).
+    """Records of a checkpoint; `plan` and `machine` are as in their files, empty if these are missing.
 
-    `step` is the checkpoint's, and `images_seen` how many images it was trained on, each as often as it was seen (None
-    where it was not evaluated); `result` is of the whole run.
-    `energy_wh` is what all GPUs of the run's nodes took, in watt hours; None where that was not measured.
+    `step` is the checkpoint's, and `images_seen` its number of training images with repetition (None if it was not
+    evaluated). `result` is of the whole run. `energy_wh` is the energy of all GPUs of the run's nodes, in watt-hours;
+    None if it was not measured.
     """
 
     step: int
@@ -69,18 +69,18 @@ class Record:
 
 
 def read_record(run: Path, checkpoint: Path) -> Record:
-    """Return what the run directory `run` tells of `checkpoint`, one of its own. Raise `PacelineError` for damage."""
+    """Return what run directory `run` recorded about `checkpoint`. Raise `PacelineError` for damaged files."""
     rundir = RunDir(run)
     step = int(checkpoint.name.removeprefix("step-"))
     evals = list(read_lines(rundir.evals))
     row = next((each for each in reversed(evals) if each.get("step") == step), None)
-    judged = None if row is None else _judged(row)
-    if judged is not None and row is evals[-1]:
-        judged = replace(judged, classes=rundir.read_classes(), confused=_confused(rundir.confusion))
+    evaluation = None if row is None else _judged(row)
+    if evaluation is not None and row is evals[-1]:
+        evaluation = replace(evaluation, classes=rundir.read_classes(), confused=_confused(rundir.confusion))
     result = rundir.read_result() if (rundir.path / "result.json").is_file() else None
     return Record(
         step=step,
-        judged=judged,
+        judged=evaluation,
         plan=_json(rundir.path / "plan.json"),
         machine=_json(rundir.path / "machine.json"),
         result=result,
@@ -90,7 +90,7 @@ def read_record(run: Path, checkpoint: Path) -> Record:
 
 
 def _judged(row: Mapping[str, Any]) -> Judged:
-    """Return an evaluation of `evals.jsonl`: of the averaged weights where there are any, as the run was judged."""
+    """Return an evaluation in `evals.jsonl`, of the averaged weights if the run has any."""
     prefix = "ema_" if row.get("ema_top1") is not None else ""
     num_images = row["images"]
     top1, top5 = (wilson(round(row[f"{prefix}{name}"] * num_images), num_images) for name in ("top1", "top5"))
@@ -98,7 +98,7 @@ def _judged(row: Mapping[str, Any]) -> Judged:
 
 
 def _confused(path: Path) -> tuple[Confused, ...]:
-    """Return what a confusion matrix has beside its diagonal; nothing where there is none."""
+    """Return the off-diagonal entries of a confusion matrix; nothing if there is none."""
     try:
         with TextIOWrapper(open_to_read(path), encoding="utf-8", newline="") as file:
             (_, *names), *rows = csv.reader(file, strict=True)
@@ -116,7 +116,7 @@ def _confused(path: Path) -> tuple[Confused, ...]:
 
 
 def measured_wh(rundir: RunDir, result: RunResult) -> float | None:
-    """Return the mean power of each node's GPUs, weighted by time, times the time in which processes ran."""
+    """Return the GPUs' energy in watt-hours: their time-weighted mean power times the run time of all processes."""
     ran_s = result.goodput.wall_s - result.goodput.down_s if result.goodput else result.time.wall_s
     nodes = [_power_w(rundir.telemetry(node)) for node in range(len(list(rundir.path.glob("telemetry.node*.jsonl"))))]
     total_w = math.fsum(nodes)
@@ -124,9 +124,9 @@ def measured_wh(rundir: RunDir, result: RunResult) -> float | None:
 
 
 def _power_w(path: Path) -> float:
-    """Return the mean power of a node's GPUs, in watts, while a process ran; no number where it is not known."""
-    looks = [(each["unix_s"], [gpu.get("power_w") for gpu in each.get("gpus", ())]) for each in read_lines(path)]
-    known = [(unix_s, math.fsum(powers)) for unix_s, powers in looks if powers and None not in powers]
+    """Return the mean power of a node's GPUs in watts while a process ran; NaN if unknown."""
+    samples = [(each["unix_s"], [gpu.get("power_w") for gpu in each.get("gpus", ())]) for each in read_lines(path)]
+    known = [(unix_s, math.fsum(powers)) for unix_s, powers in samples if powers and None not in powers]
     spans = [(stop - start, (first + second) / 2) for (start, first), (stop, second) in pairwise(known)]
     longest_s = _GAP * statistics.median([span_s for span_s, _ in spans] or [0])
     spans = [span for span in spans if span[0] <= longest_s]
@@ -140,5 +140,5 @@ def _json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise PacelineError(f"{path}: cannot be read: {error} (remove it, or mend it)") from None
+        raise PacelineError(f"{path}: cannot be read: {error} (remove it, or fix it)") from None
     return values if isinstance(values, dict) else {}

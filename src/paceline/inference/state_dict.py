@@ -1,6 +1,6 @@
-"""A `.pth` file of the network's state_dict, as `torch.save(model.state_dict(), path)` leaves it: weights alone.
+"""Export a `.pth` file with the model's state_dict, as `torch.save(model.state_dict(), path)` writes it.
 
-Its names are those of the library that has the network, so that a network of torchvision or timm loads it as its own.
+The tensor names are those of the model's library, so that torchvision or timm models load it directly.
 """
 
 from pathlib import Path
@@ -18,25 +18,25 @@ from paceline.recipe.schema.model import Model
 
 
 class StateDict:
-    """Write a state_dict, and load it into a new network of the run's `section`, with its classes and channels."""
+    """Write a state_dict, and load it into a new model built from `section`, with its classes and channels."""
 
     suffix = ".pth"
     library = "pytorch"
     facts: tuple[tuple[str, str], ...] = (("reads", "torch.load(..., weights_only=True)"),)
 
     def __init__(self, section: Model) -> None:
-        # Batch norms that ranks synchronise have the tensors of plain ones.
+        # SyncBatchNorm has the same tensors as BatchNorm.
         self._section = section.model_copy(update={"norm": "batch"}) if section.norm == "sync_batch" else section
         self._num_classes, self._channels = 0, 3
 
     def write(self, network: Network, classifier: Classifier, path: Path) -> None:
-        """Write the tensors by their names."""
-        assert network.layout == Plain.layout, "a state_dict holds weights alone"
+        """Write the tensors by name."""
+        assert network.layout == Plain.layout, "a state_dict holds only weights"
         self._num_classes, self._channels = len(classifier.classes), classifier.preprocessing.channels
         torch.save(network.weights(), path)
 
     def open(self, path: Path) -> Answer:
-        """Return a new network with the tensors of the file."""
+        """Return a new model with the tensors of the file."""
         model = build_model(self._section, num_classes=self._num_classes, channels=self._channels)
         model.load_state_dict(read_weights(str(path)))
         model.eval()
@@ -49,7 +49,7 @@ class StateDict:
         return answer
 
     def usage(self, name: str) -> str:
-        """Return lines that load the file."""
+        """Return code that loads the file."""
         section = self._section.model_dump(mode="json", exclude_defaults=True, exclude={"weights", "memory_format"})
         library, colon, network = self._section.name.partition(":")
         if library == "torchvision" and colon and self._channels == 3:

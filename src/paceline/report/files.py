@@ -1,4 +1,4 @@
-"""Files that may be missing, cut off, damaged, enormous or somebody else's: read what is there, and note the rest."""
+"""Read files that may be missing, truncated, damaged, huge or foreign, and record every problem."""
 
 import json
 import os
@@ -20,26 +20,26 @@ _LONG_RECORD = 2 << 10
 
 
 def is_experiment(path: Path) -> bool:
-    """Return whether a folder is that of an experiment, ended or begun, and no run directory."""
+    """Return whether a folder is an experiment, finished or not, and not a run directory."""
     folder = ExperimentDir(path)
     return folder.result.is_file() or folder.trials.is_dir()
 
 
 class Reader:
-    """Read files of a run directory; what is wrong with them is in `problems`, a line each."""
+    """Read the files of a run directory and collect problems, one line each, in `problems`."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
 
     def text(self, path: Path, max_bytes: int = MAX_BYTES) -> str:
-        """Return a text file, its beginning where it has more than `max_bytes`, and "" where there is none."""
+        """Return a text file, cut to `max_bytes`; "" if it is missing."""
         data = self.data(path, max_bytes + 1)
         if len(data) > max_bytes:
             self._note(path, f"only its first {max_bytes:,} bytes are shown")
         return data[:max_bytes].decode("utf-8", "replace")
 
     def data(self, path: Path, max_bytes: int, *, follows_links: bool = True) -> bytes:
-        """Return the first `max_bytes` of a regular file, nothing where there is none."""
+        """Return the first `max_bytes` of a regular file; nothing if it is missing."""
         try:
             if not path.is_file() or (path.is_symlink() and not follows_links):
                 return b""
@@ -50,42 +50,42 @@ class Reader:
             return b""
 
     def json(self, path: Path) -> Any:
-        """Return the value in a JSON file, None where there is none."""
+        """Return the value in a JSON file; None if it is missing or invalid."""
         text = self.text(path)
         if not text.strip():
             return None
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            self._note(path, f"is no JSON: {error}")
+            self._note(path, f"is not valid JSON: {error}")
             return None
 
     def object(self, path: Path) -> dict[str, Any]:
-        """Return the object in a JSON file, an empty one where there is none."""
-        found = self.json(path)
-        if found is None or isinstance(found, dict):
-            return found or {}
-        self._note(path, "is no JSON object")
+        """Return the object in a JSON file; an empty one if it is missing or invalid."""
+        value = self.json(path)
+        if value is None or isinstance(value, dict):
+            return value or {}
+        self._note(path, "is not a JSON object")
         return {}
 
     def sample(self, path: Path, max_records: int) -> tuple[Iterator[dict[str, Any]], bool]:
-        """Return the records of a JSON-lines file, and whether they are a sample.
+        """Return the records of a JSON Lines file, and whether they are a sample.
 
-        Of a file that has more of them than twice `max_records`, by the length of its first ones, they are: so many at
-        most, spread evenly over its bytes, the first and the last among them. So the time that this takes is bounded,
-        however long the run was.
+        Of a file with more than about twice `max_records` records, return at most that many, spread evenly over its
+        bytes and including the first and the last, so that reading takes bounded time.
         """
-        beginning = self.data(path, _BEGINNING)
-        num_lines = beginning.count(b"\n")
+        head = self.data(path, _BEGINNING)
+        num_lines = head.count(b"\n")
         is_long = False
-        if num_lines and len(beginning) == _BEGINNING:
+        if num_lines and len(head) == _BEGINNING:
             num_bytes = path.stat().st_size
-            mean_bytes = min(_LONG_RECORD, (beginning.rindex(b"\n") + 1) / num_lines)
-            is_long = num_bytes > 2 * max_records * mean_bytes  # else nearby places would be in the same line
+            mean_bytes = min(_LONG_RECORD, (head.rindex(b"\n") + 1) / num_lines)
+            # In a shorter file, neighbouring positions would fall into the same line.
+            is_long = num_bytes > 2 * max_records * mean_bytes
         return self._parsed(path, self._spread(path, max_records) if is_long else self._lines(path)), is_long
 
     def records(self, path: Path, max_records: int = MAX_RECORDS) -> Iterator[dict[str, Any]]:
-        """Yield the records of a JSON-lines file; lines that are none are counted and left out."""
+        """Yield the records of a JSON Lines file; count and skip invalid lines."""
         lines = self._lines(path)
         yield from self._parsed(path, islice(lines, max_records))
         if next(lines, None) is not None:
@@ -100,10 +100,10 @@ class Reader:
             else:
                 yield record
         if damaged:
-            self._note(path, f"{damaged:,} lines are no records, and left out")
+            self._note(path, f"{damaged:,} lines are not records and were skipped")
 
     def _lines(self, path: Path) -> Iterator[bytes]:
-        """Yield whole lines; a last one without its end was cut off, and is left out."""
+        """Yield complete lines; a last line without newline was cut off, so it is skipped."""
         try:
             if not path.is_file():
                 return
@@ -119,11 +119,11 @@ class Reader:
             self._note(path, f"cannot be read: {error.strerror}")
 
     def _spread(self, path: Path, number: int) -> Iterator[bytes]:
-        """Yield whole lines from evenly spaced places, the first and the last one among them."""
+        """Yield complete lines at evenly spaced positions, including the first and the last."""
         try:
             with open_to_read(path) as file:
                 num_bytes = file.seek(0, os.SEEK_END)
-                end = 0  # of what has been read
+                end = 0  # of the bytes read so far
                 for index in range(number - 1):
                     begin = index * num_bytes // (number - 1)
                     if begin < end:
@@ -142,20 +142,20 @@ class Reader:
 
 
 def setting(recipe: str, section: str, field: str) -> str:
-    """Return a field of a resolved recipe's section as it is written there, "" where it is not."""
+    """Return a field of a section of a resolved recipe as text, "" if it is absent."""
     match = re.search(rf"^{section}:\n((?:[ ].*\n|\n)*)", recipe + "\n", re.MULTILINE)
-    found = re.search(rf"^[ ]+{field}:[ ]*(.*)$", match[1], re.MULTILINE) if match else None
-    return found[1].strip() if found else ""
+    value = re.search(rf"^[ ]+{field}:[ ]*(.*)$", match[1], re.MULTILINE) if match else None
+    return value[1].strip() if value else ""
 
 
 def _skip_to_line(file: BinaryIO, begin: int) -> bool:
-    """Go to the first line that begins at `begin` or later; say whether there is one within a line's length."""
+    """Seek to the first line that starts at or after `begin`; return whether there is one within a line's length."""
     file.seek(max(0, begin - 1))
     return begin == 0 or file.readline(_MAX_LINE).endswith(b"\n")
 
 
 def _last_line(file: BinaryIO, end: int, num_bytes: int) -> Iterator[bytes]:
-    """Yield the last whole line, unless it begins before `end`; one that is being written is none yet."""
+    """Yield the last complete line unless it starts before `end`."""
     begin = max(end, num_bytes - _MAX_LINE)
     file.seek(begin)
     whole, newline, _ = file.read(num_bytes - begin).rpartition(b"\n")

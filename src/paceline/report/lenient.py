@@ -1,4 +1,4 @@
-"""`result.json` of any version: what this version knows is read, and the rest is named."""
+"""Parse `result.json` of any version: use the known fields and name the unknown ones."""
 
 from math import inf
 from typing import Any
@@ -10,26 +10,26 @@ from paceline.report.words import LARGEST, clean
 
 
 def lenient_result(values: dict[str, Any]) -> tuple[RunResult | None, str]:
-    """Return the result in `values`, and what is wrong with it ("" when nothing is); None when it is no result.
+    """Return the result in `values`, or None, and a description of what is wrong ("" if nothing is).
 
-    Fields that a newer version wrote are left out.
+    Ignore fields that a newer version wrote.
     """
     if not values:
         return None, ""
     if _has_absurd(values):
-        return None, "result.json: is not a result: it has numbers of a hundred digits"
+        return None, "result.json: is not a result: it has numbers with a hundred digits"
     try:
         return RunResult.model_validate(values), ""
     except ValidationError as error:
         unknown = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
         others = [each for each in error.errors() if each["type"] != "extra_forbidden"]
     if others:
-        place = ".".join(str(part) for part in others[0]["loc"])
-        return None, clean(f"result.json: is not a result: {place}: {others[0]['msg']}", 300)
+        location = ".".join(str(part) for part in others[0]["loc"])
+        return None, clean(f"result.json: is not a result: {location}: {others[0]['msg']}", 300)
     for path in unknown:
         _drop(values, path)
     names = ", ".join(".".join(str(part) for part in path) for path in unknown)
-    return RunResult.model_validate(values), clean(f"result.json: not known here, and not shown: {names}", 300)
+    return RunResult.model_validate(values), clean(f"result.json: unknown to this version and not shown: {names}", 300)
 
 
 def _has_absurd(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The report as a whole: which sections, in the order in which a person wants them."""
+"""Assemble the report page of a run."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +20,7 @@ from paceline.report.sections.upkeep import upkeep
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of a large run is shown: classes, and bytes of thumbnails in all."""
+    """Limits of a page: classes listed, and bytes of all thumbnails."""
 
     classes: int = 1000
     picture_bytes: int = 400_000
@@ -30,7 +30,7 @@ FULL: Final = Limits()
 
 
 def build_page(run: Run, limits: Limits = FULL) -> Page:
-    """Return the report of a run."""
+    """Return the report of a run, its sections in the order of a reader's interest."""
     status, tone = overview.status(run)
     sections = [
         learning(run),

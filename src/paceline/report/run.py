@@ -1,4 +1,4 @@
-"""What a run directory holds, read once and as far as it can be: the only part of the report that opens files."""
+"""Read a run directory once into values; the rest of the report opens no files."""
 
 import base64
 import csv
@@ -32,7 +32,7 @@ _PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 @dataclass(frozen=True)
 class Rows:
-    """The first records of a file, and how many there are."""
+    """The first records of a file, and their total number."""
 
     rows: tuple[dict[str, Any], ...] = ()
     total: int = 0
@@ -40,8 +40,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Node:
-    """What a node was doing over time: `series` has one key a value, of GPU 3 `gpu3.power_w`; `gpus` are their names
-    by index."""
+    """Telemetry of a node: `series` has one key per quantity (`gpu3.power_w` for GPU 3), `gpus` names by index."""
 
     number: int
     series: Series
@@ -50,7 +49,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A misclassified image: a record of `worst.json`, and its thumbnail as a data: address, "" where there is none."""
+    """A misclassified image: its record in `worst.json`, and its thumbnail as a data URL ("" if there is none)."""
 
     record: dict[str, Any]
     picture: str
@@ -58,7 +57,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory as values. What is missing is empty; `problems` says what could not be read, a line each."""
+    """The contents of a run directory. Missing files are empty values; `problems` has a line per unreadable file."""
 
     path: Path
     result: RunResult | None = None
@@ -80,18 +79,18 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's name, which begins with the recipe's."""
+        """Return the folder's name, which starts with the recipe's."""
         return clean(self.path.resolve().name)
 
 
 def read_run(rundir: RunDir) -> Run:
-    """Read a run directory, finished or not. Raise `PacelineError` for what is none."""
+    """Read a run directory, finished or not. Raise `PacelineError` if it is none."""
     try:
         is_run = any((rundir.path / name).is_file() for name in ("recipe.yaml", "result.json", "plan.json"))
     except OSError as error:
         raise PacelineError(f"{rundir.path}: cannot be read: {error.strerror} (name another run)") from None
     if not is_run:
-        raise PacelineError(f"{rundir.path}: is no run directory (name one that paceline train has written)")
+        raise PacelineError(f"{rundir.path}: is not a run directory (name one that paceline train has written)")
     reader = Reader()
     result, problem = lenient_result(reader.object(rundir.path / "result.json"))
     nodes = sorted((int(match[1]), path) for path in rundir.path.iterdir() if (match := _NODE.fullmatch(path.name)))
@@ -118,12 +117,12 @@ def read_run(rundir: RunDir) -> Run:
 
 
 def _first(records: Iterable[dict[str, Any]], number: int) -> Rows:
-    kept: list[dict[str, Any]] = []
+    first: list[dict[str, Any]] = []
     total = 0
-    for total, record in enumerate(records, start=1):  # noqa: B007 - counted beyond those that are kept
-        if len(kept) < number:
-            kept.append(record)
-    return Rows(tuple(kept), total)
+    for total, record in enumerate(records, start=1):  # noqa: B007 - counts all records
+        if len(first) < number:
+            first.append(record)
+    return Rows(tuple(first), total)
 
 
 def _steps(reader: Reader, path: Path) -> Series:
@@ -131,11 +130,11 @@ def _steps(reader: Reader, path: Path) -> Series:
     return replace(thin(records), is_sample=is_sample)
 
 
-def _nodes(reader: Reader, found: Sequence[tuple[int, Path]]) -> tuple[Node, ...]:
-    """Return what the nodes were doing; the more there are, the fewer looks at each are read."""
+def _nodes(reader: Reader, files: Sequence[tuple[int, Path]]) -> tuple[Node, ...]:
+    """Return the telemetry of nodes; the more nodes, the fewer samples of each."""
     nodes = []
-    for number, path in found:
-        records, is_sample = reader.sample(path, min(_MAX_LOOKS, _MAX_LOOKS_OF_ALL // len(found)))
+    for number, path in files:
+        records, is_sample = reader.sample(path, min(_MAX_LOOKS, _MAX_LOOKS_OF_ALL // len(files)))
         gpus: dict[int, str] = {}
         series = thin(_flat(record, gpus) for record in records)
         nodes.append(Node(number, replace(series, is_sample=is_sample), gpus))
@@ -143,9 +142,9 @@ def _nodes(reader: Reader, found: Sequence[tuple[int, Path]]) -> tuple[Node, ...
 
 
 def _flat(record: dict[str, Any], gpus: dict[int, str]) -> dict[str, Any]:
-    """Return a look at a node with its GPUs' values as keys of their own, and note the GPUs' names in `gpus`."""
-    found = record.pop("gpus", None)
-    for each in found if isinstance(found, list) else []:
+    """Return a telemetry record with its GPUs' values as top-level keys, and store the GPUs' names in `gpus`."""
+    entries = record.pop("gpus", None)
+    for each in entries if isinstance(entries, list) else []:
         if isinstance(each, dict) and isinstance(each.get("index"), int):
             index = each["index"]
             gpus.setdefault(index, clean(each.get("name", "")))
@@ -154,32 +153,32 @@ def _flat(record: dict[str, Any], gpus: dict[int, str]) -> dict[str, Any]:
 
 
 def _classes(reader: Reader, rundir: RunDir) -> tuple[tuple[ClassCount, ...], tuple[tuple[int, ...], ...]]:
-    """Return the table of the classes, and the confusion matrix where there is one that fits it."""
+    """Return the class table, and the confusion matrix if it fits the table."""
     try:
         classes = read_classes_csv(reader.text(rundir.classes, _MAX_TABLE))
         rows = list(csv.reader(io.StringIO(reader.text(rundir.confusion, _MAX_TABLE), newline=""), strict=True))
         confusion = tuple(tuple(int(value) for value in row[1:]) for row in rows[1:])
     except (PacelineError, ValueError, csv.Error):
-        reader.problems.append("classes.csv, confusion.csv: are no tables of classes")
+        reader.problems.append("classes.csv, confusion.csv: are not valid class tables")
         return (), ()
     if any(value < 0 for row in confusion for value in row) or any(
         not 0 <= each.correct <= each.images for each in classes
     ):
-        reader.problems.append("classes.csv, confusion.csv: have counts that no evaluation has")
+        reader.problems.append("classes.csv, confusion.csv: have impossible counts")
         return (), ()
     is_square = len(confusion) == len(classes) and all(len(row) == len(classes) for row in confusion)
     return classes, confusion if is_square else ()
 
 
 def _mistakes(reader: Reader, rundir: RunDir) -> Iterator[Mistake]:
-    found = reader.json(rundir.worst / "worst.json")
-    for record in found[:100] if isinstance(found, list) else []:
+    records = reader.json(rundir.worst / "worst.json")
+    for record in records[:100] if isinstance(records, list) else []:
         if isinstance(record, dict):
             yield Mistake(record, _picture(reader, rundir.worst, record.get("file")))
 
 
 def _picture(reader: Reader, folder: Path, name: object) -> str:
-    """Return a thumbnail as a data: address; "" for what is no PNG or JPEG in the folder itself."""
+    """Return a thumbnail as a data URL; "" unless it is a PNG or JPEG file in `folder` itself."""
     if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
         return ""
     data = reader.data(folder / name, _MAX_PICTURE + 1, follows_links=False)

@@ -1,4 +1,4 @@
-"""Write the report of a run directory, or of an experiment's folder, as one file."""
+"""Write the report of a run directory or of an experiment as one file."""
 
 import json
 from collections.abc import Iterable
@@ -21,29 +21,29 @@ from paceline.report.page import FULL, Limits, build_page
 from paceline.report.run import read_run
 from paceline.report.words import jsonable
 
+# Keeps every report small enough to send by mail.
 MAX_BYTES: Final = 1_000_000
-"""What a report of any run, or experiment, stays below, so that it can be sent by mail."""
 _LIMITS: Final = (FULL, Limits(classes=300, picture_bytes=150_000), Limits(classes=20, picture_bytes=0))
 _CUTS: Final = (Limit(300, 50_000), Limit(100, 20_000), Limit(20, 5_000))
 FORMATS: Final = ("html", "md", "json")
 
 
 def write_report(rundir: RunDir) -> Path:
-    """Write `report.html` into a run directory or the folder of an experiment, and return its path.
+    """Write `report.html` into a run directory or an experiment's folder, and return its path.
 
-    Raise `PacelineError` when it is neither, and `OSError` when it cannot be written.
+    Raise `PacelineError` if the folder is neither, and `OSError` if the file cannot be written.
     """
     write_atomic(rundir.report, report_text(rundir, "html"))
     return rundir.report
 
 
 def report_text(rundir: RunDir, kind: str) -> str:
-    """Return the report of a run directory, or of an experiment's folder, as `html`, `md` or `json`.
+    """Return the report of a run directory or an experiment as `html`, `md` or `json`.
 
-    Raise `PacelineError` when it is neither, or the experiment has not ended.
+    Raise `PacelineError` if the folder is neither, or if the experiment has not finished.
     """
     if kind not in FORMATS:
-        raise RecipeError(f"--format: {kind!r} is not known (use html, md or json)")
+        raise RecipeError(f"--format: {kind!r} is unknown (use html, md or json)")
     if is_experiment(rundir.path):
         return _experiment_text(ExperimentDir(rundir.path), kind)
     run = read_run(rundir)
@@ -69,7 +69,7 @@ def _experiment_text(folder: ExperimentDir, kind: str) -> str:
 
 
 def _html(path: Path, pages: Iterable[Page]) -> str:
-    """Return the first of the pages that is short enough; each has less of what there is most of."""
+    """Return the first of `pages`, ordered from full to most truncated, that is short enough."""
     text = ""
     for page in pages:
         text = printable(to_html(page))

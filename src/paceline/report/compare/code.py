@@ -1,4 +1,4 @@
-"""Which code of a user's own runs have recorded that they were made with, and where it is not the same. Pure."""
+"""Identify the plugin code of runs, and find where it differs. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -6,69 +6,69 @@ from typing import Final
 from paceline.core.units import few
 from paceline.report.words import clean
 
+# `sha256` of the file and `package` of each plugin by import path, as far as known.
 Code = Mapping[str, Mapping[str, str]]
-"""The `sha256` of its file, and the `package` it is of, for each part by import path; each as far as it is known."""
 _ASPECTS: Final = ("sha256", "package")
+# Enough of a SHA-256 for a reader to tell two files apart.
 _DIGITS: Final = 8
-"""Of a sha256, which tell two files apart for a reader."""
 _LONGEST: Final = 80
 
 
 def read_code(recorded: object) -> Code:
-    """Return what `own_parts` of a result or a checkpoint say; nothing of what is no such record."""
-    parts = recorded.items() if isinstance(recorded, Mapping) else ()
+    """Return the plugins recorded in a result or checkpoint (`own_parts`); ignore invalid records."""
+    plugins = recorded.items() if isinstance(recorded, Mapping) else ()
     return {
         str(name): {what: each[what] for what in _ASPECTS if isinstance(each.get(what), str) and each[what]}
-        for name, each in parts
+        for name, each in plugins
         if isinstance(each, Mapping)
     }
 
 
 def mixed(runs: Sequence[tuple[str, Code]]) -> str:
-    """Return the parts that are not the same code in all of a group's runs, given with their names; or nothing.
+    """Return the plugins whose code differs between the runs of a group, given by name, or "".
 
-    A run that has not recorded a part is taken for one with the same code.
+    A run that has not recorded a plugin counts as having the same code.
     """
-    return _listed(_mixed(part, runs) for part in _parts(code for _, code in runs))
+    return _listed(_mixed(plugin, runs) for plugin in _parts(code for _, code in runs))
 
 
 def other(runs: Sequence[Code], reference: Sequence[Code]) -> str:
-    """Return the parts whose code no run has in common with those of `reference`, or nothing."""
-    return _listed(_other(part, runs, reference) for part in _parts([*runs, *reference]))
+    """Return the plugins whose code no run shares with those of `reference`, or ""."""
+    return _listed(_other(plugin, runs, reference) for plugin in _parts([*runs, *reference]))
 
 
-def _mixed(part: str, runs: Sequence[tuple[str, Code]]) -> str:
-    for what in _ASPECTS:
+def _mixed(plugin: str, runs: Sequence[tuple[str, Code]]) -> str:
+    for aspect in _ASPECTS:
         names: dict[str, list[str]] = {}
         for name, code in runs:
-            for value in _values(part, what, [code]):
+            for value in _values(plugin, aspect, [code]):
                 names.setdefault(value, []).append(name)
         if len(names) > 1:
-            each = [f"{_shown(what, value)} in {few(found)}" for value, found in names.items()]
-            return f"{clean(part, _LONGEST)} ({few(each, '; ')})"
+            each = [f"{_shown(aspect, value)} in {few(found)}" for value, found in names.items()]
+            return f"{clean(plugin, _LONGEST)} ({few(each, '; ')})"
     return ""
 
 
-def _other(part: str, runs: Sequence[Code], reference: Sequence[Code]) -> str:
-    for what in _ASPECTS:
-        here, there = _values(part, what, runs), _values(part, what, reference)
-        if here and there and not set(here) & set(there):
-            return f"{clean(part, _LONGEST)} ({_shown(what, here[0])} against {_shown(what, there[0])})"
+def _other(plugin: str, runs: Sequence[Code], reference: Sequence[Code]) -> str:
+    for aspect in _ASPECTS:
+        ours, theirs = _values(plugin, aspect, runs), _values(plugin, aspect, reference)
+        if ours and theirs and not set(ours) & set(theirs):
+            return f"{clean(plugin, _LONGEST)} ({_shown(aspect, ours[0])} against {_shown(aspect, theirs[0])})"
     return ""
 
 
 def _parts(codes: Iterable[Code]) -> list[str]:
-    return list(dict.fromkeys(part for code in codes for part in code))
+    return list(dict.fromkeys(plugin for code in codes for plugin in code))
 
 
-def _values(part: str, what: str, codes: Sequence[Code]) -> list[str]:
-    """Return what is known of a part, each value once."""
-    return list(dict.fromkeys(code[part][what] for code in codes if what in code.get(part, ())))
+def _values(plugin: str, aspect: str, codes: Sequence[Code]) -> list[str]:
+    """Return the distinct known values of an aspect of a plugin."""
+    return list(dict.fromkeys(code[plugin][aspect] for code in codes if aspect in code.get(plugin, ())))
 
 
-def _shown(what: str, value: str) -> str:
-    return clean(f"sha256 {value[:_DIGITS]}" if what == "sha256" else value, _LONGEST)
+def _shown(aspect: str, value: str) -> str:
+    return clean(f"sha256 {value[:_DIGITS]}" if aspect == "sha256" else value, _LONGEST)
 
 
-def _listed(parts: Iterator[str]) -> str:
-    return few([part for part in parts if part])
+def _listed(names: Iterator[str]) -> str:
+    return few([name for name in names if name])

@@ -1,7 +1,4 @@
-"""Curves of runs over one another: accuracy over time and over epochs, losses, and how training and validation part.
-
-Those of one group look alike.
-"""
+"""Draw curves of runs over one another: accuracy, losses and the generalization gap. Runs of a group look the same."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -25,16 +22,16 @@ _TITLES: Final = {
 }
 
 _WHICH: Final = (
-    "The generalisation gap is the validation loss less the training loss. That of training is that of the steps since "
-    "the evaluation before, on images as they were augmented and with the label smoothing of the recipe; of a run with "
-    "train.eval_train=on it is that of training images, judged as validation images are."
+    "The generalization gap is the validation loss minus the training loss. The training loss is the mean over the "
+    "steps since the previous evaluation, on augmented images and with the recipe's label smoothing. With "
+    "train.eval_train=on it is that of training images, evaluated like validation images."
 )
 
 Named = Sequence[tuple[str, Sequence[Trained]]]
 
 
 def curves(groups: Named, target: float | None, metric: str) -> Iterator[Block]:
-    """Yield the charts of runs in named groups, and whether some runs are not drawn."""
+    """Yield the charts of runs in named groups, and a note if some runs are not drawn."""
     runs = _drawn(groups)
     gaps = [*_against_validation(groups, metric), *_gaps(runs)]
     charts = [*_accuracies(runs, target, metric), *_losses(runs), *gaps]
@@ -43,14 +40,14 @@ def curves(groups: Named, target: float | None, metric: str) -> Iterator[Block]:
         if gaps:
             yield Paragraph(_WHICH)
     else:
-        yield cells.missing("There is nothing to draw: no run was evaluated or logged a step.")
+        yield cells.missing("There are no curves: no run was evaluated or logged a step.")
     num_runs = sum(len(members) for _, members in groups)
     if num_runs > len(runs):
-        yield cells.missing(f"{len(runs)} of the {num_runs} runs are drawn, as many of each group.")
+        yield cells.missing(f"{len(runs)} of the {num_runs} runs are drawn, equally many per group.")
 
 
 def _drawn(groups: Named) -> list[tuple[str, Trained]]:
-    """Return the runs to draw by the name of their group: the first of each, the second of each, and so on."""
+    """Return the runs to draw with their group's name: the first of each group, then the second, and so on."""
     turns = zip_longest(*([(name, run) for run in members] for name, members in groups))
     chosen = [each for each in chain.from_iterable(turns) if each is not None][:MAX_LINES]
     order = {name: index for index, (name, _) in enumerate(groups)}
@@ -89,7 +86,7 @@ def _losses(runs: Sequence[tuple[str, Trained]]) -> Iterator[Chart]:
 
 
 def _against_validation(groups: Named, metric: str) -> Iterator[Chart]:
-    """Yield the learning curves of the first run of each group: validation drawn through, training dashed."""
+    """Yield learning curves of the first run of each group: validation solid, training dashed."""
     first = [(name, members[0]) for name, members in groups if members][: MAX_LINES // 2]
     note = "dashed: training" + (
         "" if all(len(members) == 1 for _, members in groups) else ", of each group's first run"
@@ -123,21 +120,21 @@ def _gaps(runs: Sequence[tuple[str, Trained]]) -> Iterator[Chart]:
     drawn = [_line(name, run, runs, _gap(run), marked=True) for name, run in runs]
     lines = [line for line in drawn if line.points]
     if lines:
-        yield Chart("Generalisation gap", "epoch", "cross-entropy", lines, rule=(0.0, "none"))
+        yield Chart("Generalization gap", "epoch", "cross-entropy", lines, rule=(0.0, "none"))
 
 
 def _gap(run: Trained) -> list[Point]:
-    """Return the validation loss less the training loss, at each evaluation of which both are known."""
+    """Return validation loss minus training loss at each evaluation with both known."""
     steps = sorted(run.steps.line("epoch", "loss"))
-    begin, found = 0, []
+    start, gaps = 0, []
     for each in run.evals:
         end = bisect_right(steps, each.epoch, key=lambda step: step[0])
-        since = [loss for _, loss in steps[begin:end]]
+        since = [loss for _, loss in steps[start:end]]
         training = each.train_loss if each.train_loss is not None else fmean(since) if since else None
         if each.epoch and each.loss is not None and training is not None:
-            found.append((each.epoch, each.loss - training))
-        begin = end
-    return found
+            gaps.append((each.epoch, each.loss - training))
+        start = end
+    return gaps
 
 
 def _losses_over_epochs(run: Trained) -> list[Point]:
@@ -145,7 +142,7 @@ def _losses_over_epochs(run: Trained) -> list[Point]:
 
 
 def _training_losses(run: Trained) -> Sequence[Point]:
-    """Return the loss of training images that were judged, and of the steps where none were."""
+    """Return the loss of evaluated training images, or of the steps without any."""
     return _known(run, lambda each: each.train_loss) or run.steps.line("epoch", "loss")
 
 
@@ -154,25 +151,25 @@ def _train_percent(each: Judged) -> float | None:
 
 
 def _known(run: Trained, read: Callable[[Judged], float | None]) -> list[Point]:
-    """Return what evaluations have, over their epochs, where both are known."""
-    found = [(each.epoch, read(each)) for each in run.evals]
-    return [(epoch, value) for epoch, value in found if epoch and value is not None]
+    """Return a value of evaluations over their epochs, if both are known."""
+    points = [(each.epoch, read(each)) for each in run.evals]
+    return [(epoch, value) for epoch, value in points if epoch and value is not None]
 
 
 def _has_both(lines: Sequence[Line]) -> bool:
-    """Return whether there are lines of training and of validation."""
+    """Return whether there are both training and validation lines."""
     return len({line.dashed for line in lines}) == 2
 
 
-def _of_group(group: str, what: str, points: Sequence[Point], *, marked: bool = False, dashed: bool = False) -> Line:
+def _of_group(group: str, split: str, points: Sequence[Point], *, marked: bool = False, dashed: bool = False) -> Line:
     thinned = thin_points(points, _MAX_POINTS)
-    return Line(f"{group}, {what}", thinned, marked=marked, group=group, label=_short(group), dashed=dashed)
+    return Line(f"{group}, {split}", thinned, marked=marked, group=group, label=_short(group), dashed=dashed)
 
 
 def _line(
     name: str, run: Trained, runs: Sequence[tuple[str, Trained]], points: Sequence[Point], *, marked: bool = False
 ) -> Line:
-    """Return a run's curve, called after its group where it is drawn alone, and else after its seed as well."""
+    """Return a run's curve, named after its group, and its seed if the group has several runs."""
     is_alone = sum(other == name for other, _ in runs) == 1
     seed = "" if is_alone or run.seed is None else f", seed {run.seed}"
     label = _short(name) + (seed if len(runs) <= NUM_DISTINCT else "")
@@ -180,5 +177,5 @@ def _line(
 
 
 def _short(name: str) -> str:
-    """Return the number that a group's name begins with, which tells it apart where there is no room for the name."""
+    """Return the number at the start of a group's name, for where there is no room for the name."""
     return name.partition(":")[0]

@@ -1,8 +1,4 @@
-"""Judge runs against one another: group those that differ in their seed alone, and hold each group to the first. Pure.
-
-Runs of different groups were measured apart, on whatever their machine did then: what is said of two groups has Welch's
-interval, of ratios in their logarithm, and none where a group has one run.
-"""
+"""Compare groups of runs that differ in their seed alone with the first group. Pure."""
 
 import math
 from collections import Counter
@@ -22,7 +18,7 @@ from paceline.report.compare.target import Target, best_of, choose_target
 
 @dataclass(frozen=True)
 class _Ratios:
-    """What a group is to the first; None where that is not known."""
+    """The comparison of a group with the first; None for what is unknown."""
 
     gap: Interval | None = None
     speedup: Interval | None = None
@@ -34,7 +30,7 @@ class _Ratios:
 def compare_runs(
     runs: Sequence[Trained], *, metric: str = "top1", target: float | None = None, command: Sequence[str] = ()
 ) -> CompareResult:
-    """Return the comparison of at least one run. Raise `RecipeError` for a target that is no accuracy."""
+    """Return the comparison of at least one run. Raise `RecipeError` if `target` is not in (0, 1]."""
     chosen = choose_target(runs, metric, target)
     grouped = group(runs)
     settings = [members[0].settings for members in grouped]
@@ -65,11 +61,10 @@ def compare_runs(
 
 
 def group(runs: Sequence[Trained]) -> list[list[Trained]]:
-    """Return runs in groups of equal settings but for their seed, in the order of each one's first run.
+    """Group runs with equal settings except the seed, in the order of each group's first run.
 
-    A run whose recipe cannot be read is a group of its own: nobody knows what it is equal to. Where all runs are equal
-    and seeds are there twice, such as before and after a change of code, the first run of each seed is one group, the
-    second another, and so on, as nothing else can be meant.
+    A run with an unreadable recipe forms a group of its own. If all settings are equal and seeds repeat, such as before
+    and after a code change, the first run of each seed forms one group, the second another, and so on.
     """
     groups: dict[object, list[Trained]] = {}
     for index, run in enumerate(runs):
@@ -79,7 +74,7 @@ def group(runs: Sequence[Trained]) -> list[list[Trained]]:
 
 
 def _rounds(runs: Sequence[Trained]) -> list[list[Trained]]:
-    """Return the first run of each seed, the second of each, and so on."""
+    """Return the first runs of each seed, then the second runs, and so on."""
     rounds: list[list[Trained]] = []
     seen: Counter[int | None] = Counter()
     for run in runs:
@@ -91,7 +86,7 @@ def _rounds(runs: Sequence[Trained]) -> list[list[Trained]]:
 
 
 def _outcome(run: Trained, target: Target) -> RunOutcome:
-    met = target.first_met(run)
+    reached = target.first_met(run)
     return RunOutcome(
         path=str(run.path),
         seed=run.seed,
@@ -99,9 +94,9 @@ def _outcome(run: Trained, target: Target) -> RunOutcome:
         accuracy=run.evals[-1].accuracy if run.evals else None,
         best=best_of(run),
         loss=run.evals[-1].loss if run.evals else None,
-        to_target_s=met.trained_s if met and met.trained_s else None,
-        to_target_epochs=met.epoch if met and met.epoch else None,
-        to_target_images=met.images_seen if met and met.images_seen else None,
+        to_target_s=reached.trained_s if reached and reached.trained_s else None,
+        to_target_epochs=reached.epoch if reached and reached.epoch else None,
+        to_target_images=reached.images_seen if reached and reached.images_seen else None,
         images_per_s=_images_per_s(run),
         gpu_hours=_gpu_hours(run),
     )
@@ -113,12 +108,12 @@ def _images_per_s(run: Trained) -> float | None:
 
 
 def _gpu_hours(run: Trained) -> float | None:
-    """Return ranks times the hours of all processes; what a run was down between them held no rank."""
+    """Return ranks times the hours of all processes; downtime between them does not count."""
     if run.result is None:
         return None
     times, goodput = run.result.time, run.result.goodput
-    held_s = goodput.wall_s - goodput.down_s if goodput is not None and goodput.wall_s else times.wall_s
-    return run.result.world_size * held_s / 3600 if held_s > 0 else None
+    ran_s = goodput.wall_s - goodput.down_s if goodput is not None and goodput.wall_s else times.wall_s
+    return run.result.world_size * ran_s / 3600 if ran_s > 0 else None
 
 
 def _group_result(
@@ -165,10 +160,8 @@ def _ratios(
 
 
 def _per_time(run: RunOutcome) -> float | None:
-    """Return how often a second the target is met; None as well where the images to it are not known.
-
-    So the three ratios are of the same runs, and two of them give the third.
-    """
+    """Return 1 / seconds to the target; None if seconds or images to it are unknown."""
+    # Requiring both makes the three ratios cover the same runs, so that two of them give the third.
     return 1 / run.to_target_s if run.to_target_s and run.to_target_images else None
 
 
@@ -181,11 +174,11 @@ def _images_per_time(run: RunOutcome) -> float | None:
 
 
 def _known(runs: Iterable[RunOutcome], value: Callable[[RunOutcome], float | None]) -> list[float]:
-    return [found for found in map(value, runs) if found is not None]
+    return [known for known in map(value, runs) if known is not None]
 
 
 def _mean_share(values: Sequence[float]) -> Interval | None:
-    """Return the mean of shares; bounds that no share can have are cut to those that it can."""
+    """Return the mean of shares with its bounds clipped to 0 to 1."""
     if not values:
         return None
     mean = mean_of(values)
@@ -198,9 +191,9 @@ def _mean(values: Sequence[float]) -> Interval | None:
 
 
 def _geometric(values: Sequence[float]) -> Interval | None:
-    """Return the geometric mean of times or rates, whose ratio to another group's is then that of the groups."""
+    """Return the geometric mean of times or rates: its ratio to another group's is the groups' ratio."""
     if len(values) == 1:
-        return mean_of(values)  # itself, to the last digit
+        return mean_of(values)  # exact, without the rounding of exp and log
     return ratio_of(values, [1.0] * len(values)) if values else None
 
 
@@ -210,14 +203,14 @@ def _difference(groups: Sequence[Sequence[float]]) -> Interval | None:
 
 
 def _ratio(groups: Sequence[Sequence[float]]) -> Interval | None:
-    """Return the ratio of two groups' geometric means: Welch's interval of the difference of their logarithms."""
-    found = _difference([[math.log(value) for value in group] for group in groups])
-    if found is None:
+    """Return the ratio of two groups' geometric means, with Welch's interval of the difference of logarithms."""
+    difference = _difference([[math.log(value) for value in group] for group in groups])
+    if difference is None:
         return None
-    low, high = (None if bound is None else _exp(bound) for bound in (found.low, found.high))
-    return Interval(value=math.exp(found.value), low=low, high=high, n=found.n)
+    low, high = (None if bound is None else _exp(bound) for bound in (difference.low, difference.high))
+    return Interval(value=math.exp(difference.value), low=low, high=high, n=difference.n)
 
 
 def _exp(logarithm: float) -> float:
-    """Return the exponential of a bound, which of two runs that are far apart may be beyond any number."""
+    """Return the exponential, infinity where it overflows: the bounds of two very different runs may be that large."""
     return math.exp(logarithm) if logarithm < 700 else math.inf

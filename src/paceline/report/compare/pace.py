@@ -1,4 +1,4 @@
-"""Why two groups differ in images/s: hardware, what they were asked, or nothing but noise. Pure."""
+"""Find the cause of a difference in images/s: hardware, settings or noise. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,6 +10,7 @@ from paceline.report.compare.read import Trained
 from paceline.report.compare.result import PaceBy
 from paceline.report.compare.settings import differing
 
+# Settings that change with the hardware, so that it still gets the credit for images/s.
 _SCALED_WITH_HARDWARE: Final = (
     "device",
     "ranks",
@@ -21,11 +22,10 @@ _SCALED_WITH_HARDWARE: Final = (
     "measure.",
     "torch",
 )
-"""Settings that go along with more or other hardware, so a ratio of images/s is still credited to it."""
 
 
 def pace_by(runs: Sequence[Trained], reference: Sequence[Trained], ratio: Interval) -> PaceBy:
-    """Return what makes the `ratio` of two groups' images/s, as `GroupResult.pace_by` has it."""
+    """Return the cause of the `ratio` of two groups' images/s, as in `GroupResult.pace_by`."""
     if any(run.starved is not None for run in (*runs, *reference)):
         return "starved"
     paths = differing([runs[0].settings, reference[0].settings])
@@ -39,28 +39,25 @@ def pace_by(runs: Sequence[Trained], reference: Sequence[Trained], ratio: Interv
 
 
 def _is_other(run: Trained, reference: Trained) -> bool:
-    """Whether two runs are known to have had other hardware."""
-    here, there = run.hardware, reference.hardware
-    return any(here[name] != there[name] for name in here.keys() & there.keys())
+    """Return whether the known hardware of two runs differs."""
+    ours, theirs = run.hardware, reference.hardware
+    return any(ours[name] != theirs[name] for name in ours.keys() & theirs.keys())
 
 
 def _is_scatter(runs: Sequence[Trained], reference: Sequence[Trained], ratio: Interval) -> bool:
-    """Whether a ratio is no larger than it would be of equals: by its interval, or of single runs by their windows.
-
-    These are the steady ones of `throughput.spread`, so a ratio that has another cause, such as many evaluations on the
-    way, lies outside of what they can make of it.
-    """
+    """Return whether a ratio is within noise: by its interval, or for single runs by the spread of their windows."""
     if ratio.low is not None and ratio.high is not None:
         return ratio.low <= 1 <= ratio.high
     ours, theirs = _spread(runs), _spread(reference)
     if ours is None or theirs is None:
         return False
+    # Steady windows cannot explain a ratio with another cause, such as many evaluations before the target.
     low, high = ours[0] / theirs[1], ours[1] / theirs[0]
     return low <= 1 <= high and low <= ratio.value <= high
 
 
 def _spread(runs: Sequence[Trained]) -> tuple[float, float] | None:
-    """Return between which images/s most windows of a group's runs lie; None where one has measured none."""
+    """Return the range of images/s of most windows of a group's runs; None if a run has none."""
     rates = [run.result.throughput if run.result is not None else None for run in runs]
     known = [rate.spread for rate in rates if rate is not None and rate.n and rate.spread[0] > 0]
     if len(known) < len(runs):

@@ -1,4 +1,4 @@
-"""A comparison as a page: what was found, tables of the groups, their curves over one another, and what differs."""
+"""Build the page of a comparison: findings, tables of groups, curves and differing settings."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,13 +21,13 @@ _REFERENCE: Final = Cell("1.00x", 1.0)
 
 
 def build_page(result: CompareResult, runs: Sequence[Trained]) -> Page:
-    """Return the page of a comparison of `runs`, which are those that it was made of."""
+    """Return the page of a comparison of `runs`, the runs of `result`."""
     drawn = list(zip(_labels(result), group(runs), strict=True))
     num_runs = count(len(runs), "run")
     sections = [
-        Section("below", "Below what was asked for", [*map(Paragraph, result.failures)]),
-        Section("found", "What was found", [*map(Paragraph, result.sentences)]),
-        Section("upkeep", "What to know of it", [*map(Paragraph, result.notes)]),
+        Section("below", "Below the threshold", [*map(Paragraph, result.failures)]),
+        Section("found", "Findings", [*map(Paragraph, result.sentences)]),
+        Section("upkeep", "Notes", [*map(Paragraph, result.notes)]),
         Section("groups", "Groups of runs", [*_tables(result, hours_heading(runs))]),
         Section("curves", "Curves", [*curves(drawn, result.target, result.metric)]),
         Section("settings", "Settings that differ", [_settings(result)]),
@@ -36,7 +36,7 @@ def build_page(result: CompareResult, runs: Sequence[Trained]) -> Page:
     return Page(
         title=f"{num_runs} compared",
         subtitle=[count(len(result.groups), "group"), f"the first is {result.groups[0].name}"],
-        status="below what was asked for" if result.failures else num_runs,
+        status="below the threshold" if result.failures else num_runs,
         tone="bad" if result.failures else "good",
         figures=list(_figures(result)),
         verdict=None,
@@ -50,12 +50,12 @@ def build_page(result: CompareResult, runs: Sequence[Trained]) -> Page:
 
 
 def hours_heading(runs: Sequence[Trained]) -> str:
-    """Return what hours of ranks are called: of GPUs where all runs were on them."""
+    """Return the heading of rank-hours: GPU-hours if all runs used GPUs."""
     return "GPU-hours" if all(run.has_gpu for run in runs) else "rank-hours"
 
 
 def _figures(result: CompareResult) -> Iterator[Figure]:
-    """Yield the figure of each of the first groups in large print."""
+    """Yield the speed-up of up to four groups as key figures."""
     for each in result.groups[1:5]:
         if each.speedup is not None and result.target is not None:
             note = f"as fast to {level(result.target)} as {result.groups[0].name}"
@@ -66,7 +66,7 @@ def _tables(result: CompareResult, hours: str) -> Iterator[Block]:
     if result.target is not None:
         yield Table(f"Reaching {level(result.target)} ({origin(result)})", _REACHING, _rows(result, reaching))
     elif result.target_from == "chance":
-        yield cells.missing("No run has learnt: there is no target to reach.")
+        yield cells.missing("No run has learned: there is no target to reach.")
     else:
         yield cells.missing("No run was evaluated: there is no target to reach.")
     title = f"{called_metric(result.metric).capitalize()} at the end{order(result)}"
@@ -74,7 +74,7 @@ def _tables(result: CompareResult, hours: str) -> Iterator[Block]:
 
 
 def order(result: CompareResult) -> str:
-    """Return how tables are sorted, where that is not as the runs were named; as the end of a title."""
+    """Return how tables are sorted, as the end of a title; "" for the given order."""
     return "" if result.all_reach or len(result.groups) == 1 else ", the highest first"
 
 
@@ -98,43 +98,49 @@ _ENDING: Final = (
 
 
 def _labels(result: CompareResult) -> list[str]:
-    """Return the groups' names with their numbers, as a chart has no room for more than the beginning of a name."""
+    """Return the groups' names with numbers, as charts have room for the start of a name only."""
     return [f"{number}: {each.name}" for number, each in enumerate(result.groups, start=1)]
 
 
-def _rows(result: CompareResult, told: Callable[[GroupResult, bool], list[Cell]]) -> list[list[Cell]]:
+def _rows(result: CompareResult, cells_of: Callable[[GroupResult, bool], list[Cell]]) -> list[list[Cell]]:
     labels = _labels(result)
-    return [[Cell(labels[place]), *told(result.groups[place], place == 0)[1:]] for place in result.ranked]
+    return [[Cell(labels[index]), *cells_of(result.groups[index], index == 0)[1:]] for index in result.ranked]
 
 
-def reaching(found: GroupResult, is_first: bool) -> list[Cell]:
-    """Return a group's name, how many of its runs reach the target, time, epochs, and the speed-up with its factors."""
-    reached = Cell(f"{found.reached} of {len(found.runs)}", found.reached)
-    if not found.reached:
-        return [Cell(found.name), reached, _NOT_REACHED, *[intervals.NOTHING] * 4]
+def reaching(group_result: GroupResult, is_first: bool) -> list[Cell]:
+    """Return a group's name, number of runs that reach the target, time, epochs, speed-up and its factors."""
+    reached = Cell(f"{group_result.reached} of {len(group_result.runs)}", group_result.reached)
+    if not group_result.reached:
+        return [Cell(group_result.name), reached, _NOT_REACHED, *[intervals.NOTHING] * 4]
     ratios = [_REFERENCE] * 3
     if not is_first:
-        ratios = [intervals.of_ratio(_told(each)) for each in (found.speedup, found.hardware, found.statistical)]
-        ratios[1] = _caused(ratios[1], pace_by(found))
-    took = [intervals.of_seconds(_told(found.to_target_s)), intervals.of_number(_told(found.to_target_epochs))]
-    return [Cell(found.name), reached, *took, *ratios]
+        ratios = [
+            intervals.of_ratio(_told(each))
+            for each in (group_result.speedup, group_result.hardware, group_result.statistical)
+        ]
+        ratios[1] = _caused(ratios[1], pace_by(group_result))
+    took = [
+        intervals.of_seconds(_told(group_result.to_target_s)),
+        intervals.of_number(_told(group_result.to_target_epochs)),
+    ]
+    return [Cell(group_result.name), reached, *took, *ratios]
 
 
-def ending(found: GroupResult, is_first: bool) -> list[Cell]:
-    """Return a group's name, its last and best accuracy and its loss, how far from the first, its speed and hours."""
+def ending(group_result: GroupResult, is_first: bool) -> list[Cell]:
+    """Return a group's name, last and best accuracy, loss, gap to the first, throughput and hours."""
     return [
-        Cell(found.name),
-        intervals.of_accuracy(_told(found.accuracy)),
-        intervals.of_accuracy(_told(found.best)),
-        _loss(_told(found.loss)),
-        Cell("the first") if is_first else _gap(found),
-        intervals.of_rate(_told(found.images_per_s)),
-        intervals.of_number(_told(found.gpu_hours)),
+        Cell(group_result.name),
+        intervals.of_accuracy(_told(group_result.accuracy)),
+        intervals.of_accuracy(_told(group_result.best)),
+        _loss(_told(group_result.loss)),
+        Cell("the first") if is_first else _gap(group_result),
+        intervals.of_rate(_told(group_result.images_per_s)),
+        intervals.of_number(_told(group_result.gpu_hours)),
     ]
 
 
 def _caused(ratio: Cell, by: str) -> Cell:
-    """Return a ratio of images/s with what it is from, where that is known."""
+    """Return a ratio of images/s with its cause, if known."""
     why = {
         "starved": "CPU-starved",
         "hardware": "other hardware",
@@ -145,38 +151,43 @@ def _caused(ratio: Cell, by: str) -> Cell:
     return replace(ratio, note=", ".join(filter(None, (ratio.note, why))))
 
 
-def _loss(found: Interval | None) -> Cell:
-    cell = cells.loss(None if found is None else found.value)
-    if found is None or found.low is None or found.high is None:
+def _loss(interval: Interval | None) -> Cell:
+    cell = cells.loss(None if interval is None else interval.value)
+    if interval is None or interval.low is None or interval.high is None:
         return cell
-    return replace(cell, note=f"{found.low:,.4f} to {found.high:,.4f}")
+    return replace(cell, note=f"{interval.low:,.4f} to {interval.high:,.4f}")
 
 
-def _told(found: Interval | None) -> Interval | None:
-    """Return an interval without bounds that say nothing, as all runs measured the same, such as the epoch."""
-    if found is None or found.low is None or found.high is None or not isclose(found.low, found.high, rel_tol=1e-6):
-        return found
-    return Interval(value=found.value, n=found.n)
+def _told(interval: Interval | None) -> Interval | None:
+    """Return an interval without trivial bounds, such as those of equal epochs."""
+    if (
+        interval is None
+        or interval.low is None
+        or interval.high is None
+        or not isclose(interval.low, interval.high, rel_tol=1e-6)
+    ):
+        return interval
+    return Interval(value=interval.value, n=interval.n)
 
 
-def _gap(found: GroupResult) -> Cell:
-    if found.gap is None:
+def _gap(group_result: GroupResult) -> Cell:
+    if group_result.gap is None:
         return intervals.NOTHING
-    gap = found.gap
+    gap = group_result.gap
     is_known = gap.low is not None and gap.high is not None
     bounds = f"{100 * (gap.low or 0):+.2f} to {100 * (gap.high or 0):+.2f}" if is_known else ""
     return Cell(f"{100 * gap.value:+.2f} points", gap.value, note=bounds)
 
 
 def origin(result: CompareResult) -> str:
-    """Return where the target is from, in words."""
+    """Return the origin of the target as text."""
     match result.target_from:
         case "asked":
-            return "as asked for"
+            return "as requested"
         case "recipes":
             return "at which the recipes stop"
         case "lowest_learnt":
-            return "the highest that all runs reach that have learnt"
+            return "the highest that all runs that learned reach"
         case _:
             return "the highest that all runs reach"
 
@@ -184,7 +195,7 @@ def origin(result: CompareResult) -> str:
 def _settings(result: CompareResult) -> Block:
     paths = dict.fromkeys(path for each in result.groups for path in each.settings)
     if not paths:
-        return cells.missing("There are none but the seed.")
+        return cells.missing("No settings differ except the seed.")
     columns = [Column("setting", is_number=False), *(Column(label, is_number=False) for label in _labels(result))]
     rows = [
         [Cell(path, is_code=True), *(Cell(each.settings.get(path, "-")) for each in result.groups)] for path in paths
@@ -193,8 +204,8 @@ def _settings(result: CompareResult) -> Block:
 
 
 def _runs(result: CompareResult) -> Table:
-    words = [Column("run", is_number=False), Column("group"), Column("status", is_number=False)]
-    columns = [*words, *map(Column, ("seed", "accuracy", "best", "loss", "to target", "images/s"))]
+    first_columns = [Column("run", is_number=False), Column("group"), Column("status", is_number=False)]
+    columns = [*first_columns, *map(Column, ("seed", "accuracy", "best", "loss", "to target", "images/s"))]
     rows = [
         [
             cells.text(run.path),
@@ -207,6 +218,6 @@ def _runs(result: CompareResult) -> Table:
             intervals.maybe_seconds(run.to_target_s),
             cells.plain(run.images_per_s),
         ]
-        for number, run in ((place + 1, run) for place in result.ranked for run in result.groups[place].runs)
+        for number, run in ((index + 1, run) for index in result.ranked for run in result.groups[index].runs)
     ]
     return Table("", columns, rows, num_open=20, more="more runs")

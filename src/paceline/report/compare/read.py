@@ -1,4 +1,4 @@
-"""What of a run directory is compared: how it was judged, how fast it was, and with which settings. It reads files."""
+"""Read what is compared of each run: evaluations, speed, settings, hardware and plugin code."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ _FILES: Final = ("recipe.yaml", "result.json", "plan.json")
 
 @dataclass(frozen=True)
 class Judged:
-    """An evaluation: the accuracy that is compared, 0 to 1, and after how much training; 0 where that is not known.
+    """An evaluation: the compared accuracy (0 to 1) and how much training preceded it; 0 if unknown.
 
-    `loss` is None where it was no number. `train_accuracy` and `train_loss` are those of training images that were
-    judged as the validation images were, which is so with `train.eval_train`; None without.
+    `loss` is None if it was NaN or infinite. `train_accuracy` and `train_loss` are of training images evaluated like
+    validation images (`train.eval_train`); None without.
     """
 
     accuracy: float
@@ -43,11 +43,10 @@ class Judged:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run as it is compared. What is missing is empty; `problems` says what could not be read, a line each.
+    """A run to compare. Missing values are empty; `problems` has a line per unreadable file.
 
-    `settings` are the recipe's, as text by dotted path, without its seed; beside them `ranks`, `device` and versions.
-    `hardware` are processor, cores and GPUs, as far as they are known. `code` has the parts that are a user's
-    own.
+    `settings` are the recipe's without its seed, as text by dotted path, with `ranks`, `device` and versions.
+    `hardware` holds CPU, cores and GPUs as far as known. `code` identifies the run's plugins.
     """
 
     path: Path
@@ -65,22 +64,25 @@ class Trained:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """Return the folder's name."""
         return clean(self.path.resolve().name, 60)
 
     @property
     def starved(self) -> float | None:
-        """The share of time in which other processes held the cores of a CPU-starved run; None for any other."""
+        """Return the share of time in which other processes held a CPU-starved run's cores; None for any other run."""
         return None if self.result is None else self.result.starved
 
     @property
     def status(self) -> str:
-        """How it ended, `unfinished` without a result."""
+        """Return the status of the result, `unfinished` without one."""
         return "unfinished" if self.result is None else self.result.status
 
 
 def read_trained(path: Path, metric: str) -> Trained:
-    """Read the run directory `path`, finished or not, judged by `metric`. Raise `PacelineError` for what is none."""
+    """Read the run directory `path`, finished or not, for comparison by `metric`.
+
+    Raise `PacelineError` if it is not a run directory.
+    """
     rundir = RunDir(path)
     try:
         is_run = any((path / name).is_file() for name in _FILES)
@@ -90,7 +92,7 @@ def read_trained(path: Path, metric: str) -> Trained:
     if has_runs:
         raise PacelineError(f"{path}: is an experiment (name its runs: {path}/trials/*)")
     if not is_run:
-        raise PacelineError(f"{path}: is no run directory (name one that paceline train has written)")
+        raise PacelineError(f"{path}: is not a run directory (name one that paceline train has written)")
     reader = Reader()
     result, problem = lenient_result(reader.object(path / "result.json"))
     plan, machine = reader.object(path / "plan.json"), reader.object(path / "machine.json")
@@ -99,11 +101,11 @@ def read_trained(path: Path, metric: str) -> Trained:
     ranks = result.world_size if result is not None else _whole(plan.get("world_size"))
     device, has_gpu = _device(result, machine, settings)
     versions = {name: _whole_line(machine.get(name, "")) for name in _VERSIONS}
-    around = {"ranks": str(ranks) if ranks else "", "device": device, **versions} if settings else {}
+    environment = {"ranks": str(ranks) if ranks else "", "device": device, **versions} if settings else {}
     records, _ = reader.sample(rundir.steps, _MAX_STEPS)
     return Trained(
         path=path,
-        settings={**settings, **{key: value for key, value in around.items() if value}},
+        settings={**settings, **{key: value for key, value in environment.items() if value}},
         seed=int(seed) if seed.isdecimal() else None,
         ranks=ranks,
         has_gpu=has_gpu,
@@ -118,7 +120,7 @@ def read_trained(path: Path, metric: str) -> Trained:
 
 
 def _judged(records: Iterable[dict[str, Any]], metric: str) -> Iterator[Judged]:
-    """Yield the evaluations that have the metric: of the averaged weights where there are any, as these are judged."""
+    """Yield the evaluations that have the metric, of the averaged weights if the run has any."""
     for record in records:
         accuracy = finite(record.get(f"ema_{metric}", record.get(metric)))
         if accuracy is not None and 0 <= accuracy <= 1:
@@ -131,9 +133,9 @@ def _judged(records: Iterable[dict[str, Any]], metric: str) -> Iterator[Judged]:
 
 
 def _device(result: RunResult | None, machine: dict[str, Any], settings: dict[str, str]) -> tuple[str, bool]:
-    """Return what the run was computed on, and whether that is a GPU; of an unfinished run as far as can be told."""
-    asked = settings.get("parallel.device", "auto")
-    used = result.provenance.get("device", "") if result is not None else asked
+    """Return the device's name, and whether it is a GPU; an estimate for an unfinished run."""
+    requested = settings.get("parallel.device", "auto")
+    used = result.provenance.get("device", "") if result is not None else requested
     gpus = machine.get("cuda_devices")
     if isinstance(gpus, list) and gpus and used != "cpu":
         return _whole_line(gpus[0]), True
@@ -141,20 +143,18 @@ def _device(result: RunResult | None, machine: dict[str, Any], settings: dict[st
 
 
 def _hardware(machine: dict[str, Any], ranks: int | None, has_gpu: bool) -> dict[str, str]:
-    """Return what a run was computed on; models and number of GPUs, one per rank, only of a run that used them.
-
-    A rank uses one GPU, in their order: how many more are visible says nothing of the run.
-    """
+    """Return the hardware that a run used; GPUs and their number only if it used GPUs."""
     known = {name: _whole_line(machine[name]) for name in ("cpu", "logical_cores") if machine.get(name)}
     gpus = machine.get("cuda_devices")
     if has_gpu and isinstance(gpus, list) and gpus:
+        # A rank uses one GPU, in order: more visible GPUs do not matter.
         known["gpus"] = ", ".join(sorted({_whole_line(gpu) for gpu in gpus[:ranks]}))
-    # Ranks on CPUs share the cores of their machine, so how many there are is a setting.
+    # Ranks on CPUs share the machine's cores, so their number is a setting.
     return {**known, **({"ranks": str(ranks)} if ranks and has_gpu else {})}
 
 
 def _code(rundir: RunDir, result: RunResult | None, reader: Reader) -> Code:
-    """Return which own code a run was made with; one that has not ended says so in its newest checkpoint."""
+    """Return the plugin code of a run; for an unfinished one, that of its newest checkpoint."""
     if result is not None:
         return read_code(result.provenance.get("own_parts"))
     checkpoints = sorted(rundir.checkpoints.glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
@@ -162,11 +162,11 @@ def _code(rundir: RunDir, result: RunResult | None, reader: Reader) -> Code:
 
 
 def _whole_line(value: object) -> str:
-    """Return a value on one line, not cut: it tells runs apart, and is cut where it is shown."""
+    """Return a value on one line, uncut: it distinguishes runs, and is cut only for display."""
     line = str(value)
     return clean(line, len(line))
 
 
 def _whole(value: object) -> int | None:
-    found = finite(value)
-    return int(found) if found is not None and found >= 1 else None
+    amount = finite(value)
+    return int(amount) if amount is not None and amount >= 1 else None

@@ -1,4 +1,4 @@
-"""What a comparison came to, as values that are written as JSON."""
+"""The result of a comparison, written as JSON."""
 
 from typing import Literal
 
@@ -10,13 +10,13 @@ PaceBy = Literal["starved", "hardware", "mixed", "software", "noise", "scatter"]
 
 
 class RunOutcome(Value):
-    """How a run ended: `accuracy` and `loss` are of its last evaluation, `best` the highest, all of the judged weights.
+    """The outcome of a run: `accuracy` and `loss` of its last evaluation, `best` the highest accuracy.
 
-    The judged weights are the averaged ones where there are any. `to_target_*` are what it took up to the end of the
-    evaluation with which it met the target, in seconds since the first step (evaluations and checkpoints among them),
-    epochs and images; None where none did. That is the first one, or where the target is the recipes' own the last of
-    as many in a row as all of them ask for. `images_per_s` is steady throughput, `gpu_hours` ranks times the hours of
-    all its processes; None of what has not finished. `status` is `unfinished` without a result.
+    Evaluations are of the averaged weights if the run has any. `to_target_*` measure training up to the end of the
+    evaluation that reached the target: seconds since the first step, including evaluations and checkpoints, epochs and
+    images. They are None if none reached it. If the recipes set the target, that is the last of the required number of
+    evaluations in a row. `images_per_s` is the steady throughput. `gpu_hours` is ranks times the hours of all
+    processes. Both are None for an unfinished run, whose `status` is `unfinished`.
     """
 
     path: str
@@ -33,20 +33,23 @@ class RunOutcome(Value):
 
 
 class GroupResult(Value):
-    """Runs that differ in their seed alone; values are means over them (of times and rates geometric), with intervals.
+    """Runs that differ in their seed alone; values are means with intervals, geometric for times and rates.
 
-    `settings` are those that are not the same in all groups, as text by dotted path. `reached` counts the runs that
-    met the target, and `to_target_*` are means over these. `gap` is the accuracy less the first group's (Welch's
-    interval). `speedup` is how many times sooner than the first group it meets the target, and the product of
-    `hardware`, the images/s on the way there over those of the first group, and `statistical`, the images that the
-    first group needs over those that this one does: ratios of geometric means. The first group has none of the four.
+    `settings` are those that differ between groups, as text by dotted path. `reached` counts the runs that reached the
+    target, and `to_target_*` are means over these. `gap` is the accuracy minus the first group's (Welch's interval).
+    `speedup` is the first group's time to the target over this group's. It is the product of `hardware`, the ratio of
+    images/s up to the target, and `statistical`, the ratio of images the first group needs to those this group needs.
+    All are ratios of geometric means, and None for the first group.
 
-    `pace_by` says where `hardware` is from, which is called after what it most often is. `starved`: other processes
-    held the cores in a run of either group, so that nobody knows. Else `hardware`: the groups ran on other processors,
-    cores, GPUs or numbers of GPUs, and the settings that differ only scale with these, as the batch size does (on CPUs
-    the number of ranks is a setting). `mixed`: other hardware and settings. Else `noise`: nothing that differs can
-    change how fast a step is, such as the learning rate. Else `scatter`: it is no larger than runs, or the steps of
-    single ones, scatter. Else `software`: settings, versions or code.
+    `pace_by` is the cause of `hardware`:
+
+    - `starved`: other processes held the cores of a run in either group, so the cause is unknown;
+    - `hardware`: CPUs, cores, GPUs or their number differ, and all differing settings scale with these (on CPUs the
+      number of ranks is a setting);
+    - `mixed`: hardware and other settings differ;
+    - `noise`: no differing setting can change the step time, such as the learning rate;
+    - `scatter`: the ratio is within the scatter of runs, or of the windows of single runs;
+    - `software`: settings, versions or code.
     """
 
     name: str
@@ -70,13 +73,13 @@ class GroupResult(Value):
 
 
 class CompareResult(Value):
-    """A comparison: groups in the order in which their first runs were named; the first is what others are held to.
+    """A comparison: groups in the order of their first runs; the first group is the reference.
 
-    `metric` is the accuracy that is judged and `target` its level to reach, None where no run was evaluated or none has
-    learnt. `target_from` says whether it was asked for, is the recipes', or is the least of the runs' best accuracies:
-    of all runs (`lowest_best`), or of those that have learnt (`lowest_learnt`), whose best is not below half of the
-    highest one, nor near chance. With `chance` none has. `sentences` are what was found, `notes` what to know of it,
-    `failures` the groups that fell below a level that was asked for.
+    `metric` is the compared accuracy and `target` the level to reach, None if no run was evaluated or none has learned.
+    `target_from` is the origin of the target: `asked` (the command line), `recipes`, or the lowest of the best
+    accuracies of all runs (`lowest_best`) or of the runs that learned (`lowest_learnt`). A run has learned if its best
+    accuracy is above near-chance and at least half of the highest. It is `chance` if no run has. `failures` name the
+    groups below a requested threshold.
     """
 
     kind: Literal["compare"] = "compare"
@@ -98,12 +101,13 @@ class CompareResult(Value):
 
     @property
     def ranked(self) -> list[int]:
-        """Return the places of the groups as tables show them: as they were named where all runs reach the target.
+        """Return the indices of the groups in table order.
 
-        Else by the accuracy that they end at, the highest first, those that were not evaluated last.
+        Keep the given order if all runs reach the target. Otherwise sort by final accuracy, highest first, unevaluated
+        groups last.
         """
-        places = list(range(len(self.groups)))
+        indices = list(range(len(self.groups)))
         if self.all_reach:
-            return places
+            return indices
         last = [each.accuracy.value if each.accuracy is not None else -1.0 for each in self.groups]
-        return sorted(places, key=lambda place: -last[place])
+        return sorted(indices, key=lambda index: -last[index])

@@ -1,4 +1,4 @@
-"""The level below which a comparison fails: `--fail-below [METRIC=]VALUE`, for machines that test. Pure."""
+"""Check a comparison against `--fail-below [METRIC=]VALUE`, for CI. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ _RATIOS: Final = (DEFAULT, "gap", "images_per_s")
 
 @dataclass(frozen=True)
 class Threshold:
-    """A measure of a group, and the least that it may be: a ratio, a share of 1, or images/s."""
+    """A measure of a group and its minimum: a ratio, an accuracy (0 to 1) or images/s."""
 
     measure: str
     least: float
 
 
-def parse_thresholds(words: Sequence[str], metric: str) -> list[Threshold]:
-    """Read `[METRIC=]VALUE` words; `metric` is the accuracy that is judged. Raise `RecipeError` naming the word."""
+def parse_thresholds(options: Sequence[str], metric: str) -> list[Threshold]:
+    """Parse `[METRIC=]VALUE` words; `metric` is the compared accuracy. Raise `RecipeError` naming a bad word."""
     known = (*_RATIOS, metric)
-    found = []
-    for word in words:
-        left, equals, right = word.rpartition("=")
+    thresholds = []
+    for option in options:
+        left, equals, right = option.rpartition("=")
         measure = left if equals else DEFAULT
         if measure not in known:
             guess = near_miss(measure, known)
@@ -36,40 +36,45 @@ def parse_thresholds(words: Sequence[str], metric: str) -> list[Threshold]:
         except ValueError:
             least = float("nan")
         if not abs(least) < 1e100:
-            raise RecipeError(f"--fail-below: {word!r} has no number (write [METRIC=]VALUE, such as speedup=1.2)")
+            raise RecipeError(f"--fail-below: {option!r} has no number (write [METRIC=]VALUE, such as speedup=1.2)")
         if (measure == metric and not 0 <= least <= 1) or (measure == "gap" and not -1 <= least <= 1):
-            raise RecipeError(f"--fail-below: {word!r} is no accuracy (write a share of 1, such as {measure}=0.75)")
-        found.append(Threshold(measure, least))
-    return found
+            raise RecipeError(
+                f"--fail-below: {option!r} is not an accuracy (write a number from 0 to 1, such as {measure}=0.75)"
+            )
+        thresholds.append(Threshold(measure, least))
+    return thresholds
 
 
 def check(result: CompareResult, thresholds: Sequence[Threshold]) -> list[str]:
-    """Return a sentence for each group but the first, and each threshold, that it falls below or cannot be held to.
+    """Return a sentence per failure: each group but the first whose measure is below a threshold or unknown.
 
-    Raise `RecipeError` where there is no group but the first, as nothing would ever fail.
+    Raise `RecipeError` if there is only one group, since no threshold could ever fail.
     """
     reference, *others = result.groups
     if thresholds and not others:
         raise RecipeError("--fail-below: there is nothing to compare with (name a run with other settings)")
     return [
-        said for each in thresholds for group in others for said in _broken(group, each, reference.name, result.metric)
+        failure
+        for each in thresholds
+        for group in others
+        for failure in _broken(group, each, reference.name, result.metric)
     ]
 
 
 def _broken(group: GroupResult, threshold: Threshold, reference: str, metric: str) -> Iterator[str]:
     measure, least = threshold.measure, threshold.least
     value = _value(group, measure)
-    told = _told(measure, metric)
+    format_value = _told(measure, metric)
     runs = ", ".join(run.path for run in group.runs[:3]) + (" ..." if len(group.runs) > 3 else "")
     who = f"{group.name} ({runs})"
     if value is None:
-        why = "it or the first does not reach the target" if measure == DEFAULT else "it was not measured"
-        yield f"{who}: {measure} is not known, as {why}; at least {told(least)} was asked for"
+        why = "it or the first group does not reach the target" if measure == DEFAULT else "it was not measured"
+        yield f"{who}: {measure} is unknown, as {why}; the minimum is {format_value(least)}"
     elif value.value < least:
         against = {DEFAULT: f" of {reference}", "gap": f" against {reference}"}.get(measure, "")
         yield (
-            f"{who}: {measure} is {told(value.value)}{against}, {told(least - value.value)} below {told(least)}, "
-            "which was asked for"
+            f"{who}: {measure} is {format_value(value.value)}{against}, {format_value(least - value.value)} below the "
+            f"minimum of {format_value(least)}"
         )
 
 

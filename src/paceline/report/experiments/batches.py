@@ -1,4 +1,4 @@
-"""The page of a study of batches: how larger ones, warmed up and scaled in one way or another, train to a target."""
+"""Build the page of a batch-size study: time and epochs to a target over batch sizes, warm-ups and LR rules."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ _RULES: Final = {"none": "LR as it is", "sqrt": "LR by the root", "linear": "lin
 
 
 def summary(result: ScaleResult) -> Table:
-    """Return a row a batch and how it was trained."""
+    """Return a row per batch size, warm-up and LR rule."""
     has_target = result.target is not None
     notes = [point.error or result.note(point) for point in result.batches]
     columns = [Column("batch"), Column("warm-up", is_number=False), Column("LR rule", is_number=False)]
@@ -56,30 +56,34 @@ def summary(result: ScaleResult) -> Table:
     return Table("Batches", columns, rows, MANY, "more batches")
 
 
-def batches_page(told: Told, result: ScaleResult) -> Page:
-    """Return the report of a study of batches."""
+def batches_page(report: Told, result: ScaleResult) -> Page:
+    """Return the report of a batch-size study."""
     runs = [(_name(point), point.runs) for point in result.batches]
-    facts = [("runs took", cells.of_seconds(result.wall_s))]
+    facts = [("total time of runs", cells.of_seconds(result.wall_s))]
     if result.target is not None:
         facts.insert(0, ("target, top-1", cells.of_accuracy(result.target)))
     subtitle = ["batch sizes", f"recipe {result.recipe} {result.recipe_hash}"]
-    sections = [_batches(result), _curves(told, result), told.origin(result.command, facts, result.provenance, runs)]
-    return told.page("Study of batch sizes", _status(result), subtitle, _figures(result), sections)
+    sections = [
+        _batches(result),
+        _curves(report, result),
+        report.origin(result.command, facts, result.provenance, runs),
+    ]
+    return report.page("Study of batch sizes", _status(result), subtitle, _figures(result), sections)
 
 
 def curves_command(folder: Path, target: float | None) -> str:
-    """Return the command that lays the learning curves of a study's runs over one another, to paste into a shell."""
+    """Return the shell command that draws the learning curves of a study's runs together."""
     level = "" if target is None else f" --target {target:g}"
     return f"paceline compare {shlex.quote(str(folder))}/trials/*{level} --out {shlex.quote(str(folder))}/curves.html"
 
 
-def _curves(told: Told, result: ScaleResult) -> Section | None:
-    """Return how to draw accuracy and loss of every run; None where no run was left."""
+def _curves(report: Told, result: ScaleResult) -> Section | None:
+    """Return the command that draws all runs' curves; None if no run's folder remains."""
     if not any(point.runs for point in result.batches):
         return None
-    why = "Accuracy and loss of all runs over time and over epochs, and how training and validation part:"
+    why = "To draw accuracy, loss and generalization gap of all runs over time and epochs:"
     return Section(
-        "curves", "Learning curves", [Paragraph(why), Command(clean(curves_command(told.path, result.target), 4000))]
+        "curves", "Learning curves", [Paragraph(why), Command(clean(curves_command(report.path, result.target), 4000))]
     )
 
 
@@ -93,8 +97,8 @@ def _status(result: ScaleResult) -> tuple[str, Tone]:
 
 
 def _name(point: BatchPoint) -> str:
-    words = (f"batch {point.batch_size:,}", point.warmup and f"warm-up {point.warmup}", _RULES.get(point.lr_rule, ""))
-    return clean(", ".join(filter(None, words)))
+    parts = (f"batch {point.batch_size:,}", point.warmup and f"warm-up {point.warmup}", _RULES.get(point.lr_rule, ""))
+    return clean(", ".join(filter(None, parts)))
 
 
 def _figures(result: ScaleResult) -> list[Figure]:
@@ -109,9 +113,9 @@ def _figures(result: ScaleResult) -> list[Figure]:
                 f"soonest {target}", cells.of_seconds(best.to_target_s.value), f"{_name(best)}, peak {number(best.lr)}"
             )
         )
-    judged = [point for point in result.batches if point.top1 is not None]
-    if judged:
-        most = max(judged, key=lambda point: point.top1.value if point.top1 else 0.0)
+    evaluated = [point for point in result.batches if point.top1 is not None]
+    if evaluated:
+        most = max(evaluated, key=lambda point: point.top1.value if point.top1 else 0.0)
         assert most.top1 is not None, most
         figures.append(Figure("highest top-1", cells.of_accuracy(most.top1.value), _name(most)))
     if result.target is not None:
@@ -121,43 +125,41 @@ def _figures(result: ScaleResult) -> list[Figure]:
 
 
 def _batches(result: ScaleResult) -> Section:
-    told: list[tuple[str, str, Callable[[BatchPoint], Interval | None], float | None]] = [
+    quantities: list[tuple[str, str, Callable[[BatchPoint], Interval | None], float | None]] = [
         ("Time to the target", "s", lambda point: point.to_target_s, 0.0),
         ("Epochs to the target", "epochs", lambda point: point.to_target_epochs, 0.0),
         ("Accuracy", "% top-1", lambda point: times(point.top1, 100), None),
         ("Speed", "images/s", lambda point: point.images_per_s, 0.0),
     ]
     charts = []
-    for title, unit, read, low in told:
+    for title, unit, read, low in quantities:
         lines = [line for line in _ways(result.batches, read) if line.points]
         if lines:
             rule = (100 * result.target, "target") if title == "Accuracy" and result.target is not None else None
             charts.append(Chart(title, "batch", unit, lines, low=low, rule=rule, log_x=True))
-    blocks: list[Block] = [Charts(charts)] if charts else [cells.missing("No run has ended.")]
+    blocks: list[Block] = [Charts(charts)] if charts else [cells.missing("No run has finished.")]
     which = "" if result.target is None else ", times and epochs to the target of the runs that reached it"
-    note = f"Means over seeds{which}; intervals are drawn where there are several."
-    found = [Paragraph(f"Caution: {clean(result.caution, 1000)}")] if result.caution else []
-    found += [Paragraph(clean(sentence, 500)) for sentence in result.sentences]
-    return Section("batches", "Batch sizes", [*found, *blocks, Paragraph(note), summary(result)])
+    note = f"Means over seeds{which}; bars show intervals for several seeds."
+    findings = [Paragraph(f"Caution: {clean(result.caution, 1000)}")] if result.caution else []
+    findings += [Paragraph(clean(sentence, 500)) for sentence in result.sentences]
+    return Section("batches", "Batch sizes", [*findings, *blocks, Paragraph(note), summary(result)])
 
 
 def _ways(batches: Sequence[BatchPoint], read: Callable[[BatchPoint], Interval | None]) -> Iterable[Line]:
-    """Yield a line for each warm-up and rule of the learning rate.
-
-    Where all rules say the same, at the batch that the rate is for, a point belongs to the line of each of them.
-    """
+    """Yield a line per warm-up and LR rule."""
     ways = dict.fromkeys((point.warmup, point.lr_rule) for point in batches)
-    told = {warmup for warmup, rule in ways if rule != _ANY}
+    warmups = {warmup for warmup, rule in ways if rule != _ANY}
     for warmup, rule in ways:
-        if rule == _ANY and warmup in told:
+        # All rules agree at the batch size that the LR is for, so its point belongs to every line.
+        if rule == _ANY and warmup in warmups:
             continue
-        found = [
+        values = [
             (point.batch_size, read(point))
             for point in batches
             if point.warmup == warmup and point.lr_rule in (rule, _ANY)
         ]
-        words = (rule if rule != _ANY else "", warmup)
-        yield measured(clean(", ".join(filter(None, words))), found, clean(rule))
+        parts = (rule if rule != _ANY else "", warmup)
+        yield measured(clean(", ".join(filter(None, parts))), values, clean(rule))
 
 
 def _batch(point: BatchPoint, *, has_target: bool) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""Measurements as curves: marked points with their intervals."""
+"""Draw measurements as curves with markers and intervals."""
 
 from collections.abc import Iterable
 
@@ -8,11 +8,11 @@ from paceline.report.thin import Point
 from paceline.report.words import finite
 
 
-def measured(name: str, found: Iterable[tuple[float, Interval | None]], group: str = "") -> Line:
-    """Return a line of marked points in the order of x; what was not measured, or is no number, is left out."""
+def measured(name: str, values: Iterable[tuple[float, Interval | None]], group: str = "") -> Line:
+    """Return a line of markers in order of x, without missing and non-finite values."""
     points: list[Point] = []
     bounds: dict[Point, tuple[float, float]] = {}
-    for x, each in sorted(found, key=lambda pair: pair[0]):
+    for x, each in sorted(values, key=lambda pair: pair[0]):
         value = None if each is None else finite(each.value)
         if each is None or value is None:
             continue
@@ -23,15 +23,15 @@ def measured(name: str, found: Iterable[tuple[float, Interval | None]], group: s
     return Line(name, points, marked=True, group=group, bounds=bounds)
 
 
-def plain(name: str, found: Iterable[tuple[float, float | None]], *, marked: bool = True) -> Line:
-    """Return a line of values without intervals, in the order of x; what is no number is left out."""
-    points = {(x, value) for x, each in found if (value := finite(each)) is not None}
+def plain(name: str, values: Iterable[tuple[float, float | None]], *, marked: bool = True) -> Line:
+    """Return a line without intervals in order of x, without missing and non-finite values."""
+    points = {(x, value) for x, each in values if (value := finite(each)) is not None}
     return Line(name, sorted(points), marked=marked)
 
 
-def times(found: Interval | None, factor: float) -> Interval | None:
-    """Return an interval in another unit; None where there is none."""
-    if found is None:
+def times(interval: Interval | None, factor: float) -> Interval | None:
+    """Return an interval multiplied by `factor`; None for None."""
+    if interval is None:
         return None
-    low, high = (None if each is None else factor * each for each in (found.low, found.high))
-    return Interval(value=factor * found.value, low=low, high=high, n=found.n)
+    low, high = (None if each is None else factor * each for each in (interval.low, interval.high))
+    return Interval(value=factor * interval.value, low=low, high=high, n=interval.n)

@@ -1,7 +1,7 @@
-"""A page of an experiment with less of what there is most of: rows, points and lines of files. The rest stays.
+"""Truncate a page: rows, points and lines of files. Other blocks stay.
 
-An experiment may have thousands of settings, and a page of all of them is nothing to send by mail; `table.csv`, beside
-it, has every row of the main table, and `experiment.json` all that the page is made of.
+Experiments may have thousands of settings, too many for a page to mail. `table.csv` has every row of the main table,
+and `experiment.json` everything.
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from typing import Final, TypeVar
 from paceline.report.blocks import Bars, Block, Chart, Charts, Code, Facts, Line, Page, Paragraph, Section, Table
 
 T = TypeVar("T")
+# Sections whose table is in `table.csv`, one per kind of experiment.
 _OF_CSV: Final = ("rungs", "speed", "batches", "time", "tried")
-"""Sections whose table is `table.csv`, one of each kind of experiment."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How many rows a table, points a line and paragraphs a section have at most, and characters a file."""
+    """Limits: rows of a table, points of a line and paragraphs of a section; and characters of a file."""
 
     rows: int
     characters: int
 
 
 def cut(page: Page, limit: Limit) -> Page:
-    """Return a page within a limit; a section that has more says so."""
+    """Return a truncated page; each truncated section says so."""
     return replace(page, sections=[_section(section, limit) for section in page.sections])
 
 
@@ -33,15 +33,15 @@ def _section(section: Section, limit: Limit) -> Section:
     if [block for block in blocks if not isinstance(block, Code)] == [
         block for block in section.blocks if not isinstance(block, Code)
     ]:
-        return replace(section, blocks=blocks)  # a file says itself that there is more of it
+        return replace(section, blocks=blocks)  # a truncated file says so itself
     rest = "table.csv has every row" if section.key in _OF_CSV else "experiment.json has all"
-    note = f"There is more than is shown: at most {limit.rows} rows of each table; {rest}."
+    note = f"Truncated to {limit.rows} rows per table: {rest}."
     return replace(section, blocks=[*blocks, Paragraph(note, is_missing=True)])
 
 
 def _few_paragraphs(blocks: Sequence[Block], most: int) -> list[Block]:
-    left_out = {id(block) for block in [each for each in blocks if isinstance(each, Paragraph)][most:]}
-    return [block for block in blocks if id(block) not in left_out]
+    dropped = {id(block) for block in [each for each in blocks if isinstance(each, Paragraph)][most:]}
+    return [block for block in blocks if id(block) not in dropped]
 
 
 def _block(block: Block, limit: Limit) -> Block:
@@ -68,9 +68,9 @@ def _line(line: Line, most: int) -> Line:
     return replace(line, points=_spread(line.points, most)) if len(line.points) > most else line
 
 
-def _spread(all_of: Sequence[T], most: int) -> list[T]:
-    """Return `most` of more than so many, evenly spread, the first and the last among them."""
-    return [all_of[place * (len(all_of) - 1) // (most - 1)] for place in range(most)]
+def _spread(items: Sequence[T], most: int) -> list[T]:
+    """Return `most` evenly spaced items, including the first and the last."""
+    return [items[index * (len(items) - 1) // (most - 1)] for index in range(most)]
 
 
 def _beginning(text: str, most: int) -> str:

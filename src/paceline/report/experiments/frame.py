@@ -1,4 +1,4 @@
-"""What the pages of all experiments share: bars of rates with their intervals, and where the numbers come from."""
+"""Share the frame of experiment pages: bars with intervals, and provenance."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,8 +30,8 @@ from paceline.report.sections import cells, intervals
 from paceline.report.words import clean, clean_lines, finite
 
 SURE: Final = "with 95 % confidence"
+# Rows of a table that are open; the rest is folded.
 MANY: Final = 40
-"""Rows of a table that are open; the others are folded away."""
 _LONGEST_COMMAND: Final = 4000
 _FAR: Final = 1.5
 _TOLD_ELSEWHERE: Final = ("command",)
@@ -39,9 +39,9 @@ _TOLD_ELSEWHERE: Final = ("command",)
 
 @dataclass(frozen=True)
 class Told:
-    """An experiment as its folder has it, beside its result: where it is, and the recipe it varies ("" for none).
+    """The context of an experiment's report: its folder, and the recipe it varies ("" for none).
 
-    `problems` says what of the folder could not be read, a line each.
+    `problems` has a line per unreadable file.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class Told:
 
     @property
     def name(self) -> str:
-        """The folder's name, which begins with the experiment's."""
+        """Return the folder's name, which starts with the experiment's."""
         return clean(self.path.resolve().name)
 
     def page(
@@ -62,7 +62,7 @@ class Told:
         sections: Iterable[Section | None],
         verdict: Verdict | None = None,
     ) -> Page:
-        """Return the page; sections that are None are left out."""
+        """Return the page without sections that are None."""
         return Page(
             title=self.name,
             subtitle=[clean(each) for each in subtitle if each],
@@ -85,7 +85,7 @@ class Told:
         provenance: dict[str, Any],
         runs: Iterable[tuple[str, Sequence[str]]] = (),
     ) -> Section:
-        """Return what was asked for, on what, the recipe, and the folders of the runs."""
+        """Return the provenance section: command, options, machine, recipe and folders of runs."""
         blocks: list[Block] = []
         if command:
             blocks += [Paragraph("The command:"), shell(command)]
@@ -96,12 +96,12 @@ class Told:
         rows = [[intervals.sentence(name), Cell(clean(", ".join(places), 2000))] for name, places in runs if places]
         columns = [Column("measured", is_number=False), Column("folders", is_number=False)]
         blocks += [Table("Folders of the runs", columns, rows, is_folded=True)] if rows else []
-        return Section("origin", "Provenance", blocks or [cells.missing("Nothing was written of where this is from.")])
+        return Section("origin", "Provenance", blocks or [cells.missing("The experiment recorded no provenance.")])
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A bar: its name, its length and interval, the text beside it, and the style sheet's class of its colour."""
+    """A bar: its name, length with interval, text, and CSS class."""
 
     name: str
     rate: Interval
@@ -109,21 +109,19 @@ class Rate:
     colour: str
 
 
-def shell(words: Sequence[str]) -> Command:
-    """Return words as a command to paste."""
-    return Command(clean(shlex.join(words), _LONGEST_COMMAND))
+def shell(arguments: Sequence[str]) -> Command:
+    """Return a command to paste."""
+    return Command(clean(shlex.join(arguments), _LONGEST_COMMAND))
 
 
-def rates(title: str, note: str, found: Sequence[Rate], legend: Sequence[tuple[str, str]] = ()) -> Bars:
-    """Return bars from 0, whose intervals are drawn; values that are no measurement have no bar.
-
-    An interval that goes far beyond all values would leave no room for these: it is drawn up to the edge.
-    """
-    values = [value for each in found if (value := finite(each.rate.value)) is not None and value > 0]
+def rates(title: str, note: str, bars: Sequence[Rate], legend: Sequence[tuple[str, str]] = ()) -> Bars:
+    """Return bars from 0 with their intervals; values that are not finite have no bar."""
+    values = [value for each in bars if (value := finite(each.rate.value)) is not None and value > 0]
     most = max(values, default=1.0)
-    top = min(_FAR * most, max([most, *(high for each in found if (high := finite(each.rate.high)) is not None)]))
-    used = {each.colour for each in found}
-    return Bars(title, [_row(each, top) for each in found], [each for each in legend if each[1] in used], note)
+    # An interval far beyond all values would leave no room for these: clip it at the edge.
+    top = min(_FAR * most, max([most, *(high for each in bars if (high := finite(each.rate.high)) is not None)]))
+    used = {each.colour for each in bars}
+    return Bars(title, [_row(each, top) for each in bars], [each for each in legend if each[1] in used], note)
 
 
 def _row(each: Rate, top: float) -> BarRow:
@@ -133,17 +131,17 @@ def _row(each: Rate, top: float) -> BarRow:
     return BarRow(each.name, [Part(each.name, max(0.0, value / top), each.text, each.colour)], each.text, bounds)
 
 
-def verdict_of(whose: str, found: Mapping[str, str]) -> Verdict | None:
-    """Return what holds `whose` runs back, which is where a next change would begin; None where nobody knows."""
-    if not found.get("bottleneck"):
+def verdict_of(whose: str, recorded: Mapping[str, str]) -> Verdict | None:
+    """Return the bottleneck of `whose` runs, where a next change should start; None if unknown."""
+    if not recorded.get("bottleneck"):
         return None
-    told = {key: clean(value, 500) for key, value in found.items()}
-    ceiling = f"Ceiling: {told['ceiling'].rstrip('.')}." if told.get("ceiling") else ""
-    return Verdict(f"{whose}: {told['bottleneck']}", told.get("evidence", ""), ceiling, "", told.get("try", ""))
+    texts = {key: clean(value, 500) for key, value in recorded.items()}
+    ceiling = f"Ceiling: {texts['ceiling'].rstrip('.')}." if texts.get("ceiling") else ""
+    return Verdict(f"{whose}: {texts['bottleneck']}", texts.get("evidence", ""), ceiling, "", texts.get("try", ""))
 
 
-def bounds_of(found: Interval | None) -> str:
-    """Return `1.19 to 1.28 with 95 % confidence`, or that there was one measurement alone."""
-    if found is None or found.low is None or found.high is None:
-        return "measured once, so nothing is known of its scatter"
-    return f"{found.low:,.2f} to {found.high:,.2f} {SURE}"
+def bounds_of(interval: Interval | None) -> str:
+    """Return `1.19 to 1.28 with 95 % confidence`, or that there was only one measurement."""
+    if interval is None or interval.low is None or interval.high is None:
+        return "measured once, so its scatter is unknown"
+    return f"{interval.low:,.2f} to {interval.high:,.2f} {SURE}"

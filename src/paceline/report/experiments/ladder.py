@@ -1,4 +1,4 @@
-"""The page of a ladder: what each rung bought, where its step goes, whether it trains the same, and what it costs."""
+"""Build the page of a ladder: gain, stages, training parity and cost of each rung."""
 
 from typing import Final
 
@@ -31,7 +31,7 @@ _COLOURS: Final = (("kept", "c-kept"), ("dropped", "c-dropped"))
 
 
 def summary(result: LadderResult) -> Table:
-    """Return the rungs, one a row: what was changed, what that bought, and whether it stayed."""
+    """Return a row per rung: its change, gain and outcome."""
     has_ranks = _ranks_differ(result)
     columns = [Column("rung", is_number=False), Column("changes", is_number=False, is_wide=True)]
     columns += [*([Column("ranks")] if has_ranks else []), Column("images/s"), *_long(result)]
@@ -40,24 +40,24 @@ def summary(result: LadderResult) -> Table:
     return Table("Rungs", columns, [_row(result, rung) for rung in result.rungs])
 
 
-def ladder_page(told: Told, result: LadderResult) -> Page:
+def ladder_page(report: Told, result: LadderResult) -> Page:
     """Return the report of a ladder."""
-    kept, status = _kept(result), (f"{len(_kept(result))} of {len(result.rungs)} rungs kept", _tone(result))
+    kept_rungs, status = _kept(result), (f"{len(_kept(result))} of {len(result.rungs)} rungs kept", _tone(result))
     subtitle = [f"ladder {result.ladder}", f"recipe {result.recipe} {result.recipe_hash}"]
     subtitle += [count(result.ranks, "rank"), f"batch {result.batch_size:,}"]
-    sections = [_rungs(result), _steps(result), _parity(result), _costs(result), take(told, result)]
+    sections = [_rungs(result), _steps(result), _parity(result), _costs(result), take(report, result)]
     facts = [
         ("ladder", cells.text(result.ladder)),
-        ("steps that count, of a run", cells.count(result.steps)),
-        ("steps before them", cells.count(result.warmup_steps)),
-        ("runs of each, in turns", cells.count(result.repeats)),
-        ("runs took, and making data", cells.of_seconds(result.wall_s)),
+        ("counted steps per run", cells.count(result.steps)),
+        ("warm-up steps", cells.count(result.warmup_steps)),
+        ("interleaved runs of each", cells.count(result.repeats)),
+        ("total time of runs and data preparation", cells.of_seconds(result.wall_s)),
     ]
     runs = [(rung.name, rung.runs) for rung in result.rungs]
-    sections.append(told.origin(result.command, facts, result.provenance, runs))
-    best = next((rung for rung in kept if rung.name == result.best), None)
+    sections.append(report.origin(result.command, facts, result.provenance, runs))
+    best = next((rung for rung in kept_rungs if rung.name == result.best), None)
     verdict = None if best is None else verdict_of("the best rung", best.verdict)
-    return told.page("Ladder report", status, subtitle, _figures(result, best), sections, verdict)
+    return report.page("Ladder report", status, subtitle, _figures(result, best), sections, verdict)
 
 
 def _kept(result: LadderResult) -> list[RungResult]:
@@ -74,36 +74,36 @@ def _figures(result: LadderResult, best: RungResult | None) -> list[Figure]:
     others = [f"{sum(rung.status == status for rung in result.rungs)} {_STATUS[status]}"
               for status in ("dropped", "failed", "left_out")
               if any(rung.status == status for rung in result.rungs)]  # fmt: skip
-    found = []
+    figures = []
     if best is not None and best.over_first is not None:
         times = best.over_first
         cell = Cell(f"{times.value:,.2f}x", times.value)
-        found.append(Figure("as fast as the first rung", cell, bounds_of(times)))
+        figures.append(Figure("as fast as the first rung", cell, bounds_of(times)))
     if best is not None and best.images_per_s is not None:
         first = result.rungs[0].images_per_s
         note = f"the first rung: {number(round(first.value, 1))}" if first else ""
         rate = best.images_per_s
-        found.append(Figure("images/s", Cell(intervals.rate(rate.value), rate.value), note))
-    found.append(Figure("rungs kept", Cell(f"{len(_kept(result))} of {len(result.rungs)}"), ", ".join(others)))
+        figures.append(Figure("images/s", Cell(intervals.rate(rate.value), rate.value), note))
+    figures.append(Figure("rungs kept", Cell(f"{len(_kept(result))} of {len(result.rungs)}"), ", ".join(others)))
     num_runs = sum(len(rung.runs) for rung in result.rungs)
     note = f"{count(num_runs, 'run')} of {count(result.steps, 'counted step')}" if num_runs else ""
-    found.append(Figure("runs took", cells.of_seconds(result.wall_s), note))
-    return found
+    figures.append(Figure("runs took", cells.of_seconds(result.wall_s), note))
+    return figures
 
 
 def _rungs(result: LadderResult) -> Section:
     blocks: list[Block] = [Paragraph(clean(result.summary, 1000))] if result.summary else []
-    found = [
+    bars = [
         Rate(clean(rung.name), rung.images_per_s, intervals.rate(rung.images_per_s.value), _colour(rung))
         for rung in result.rungs
         if rung.images_per_s is not None
     ]
-    if found:
-        blocks.append(rates("Images/s of each rung", "means, 95 % intervals", found, _COLOURS))
-    how = (
-        "Each rung is laid over the last one that was kept, and measured against it in pairs of fresh runs on the same "
-        "samples. It is kept where all of the interval of their ratio lies above 1, unless it trains otherwise; "
-        "“over first” is the product of the ratios in between."
+    if bars:
+        blocks.append(rates("Images/s of each rung", "means, 95 % intervals", bars, _COLOURS))
+    rule = (
+        "Each rung extends the last one that was kept, and is compared with it in pairs of fresh runs on the same "
+        "samples. It is kept if the whole interval of their ratio is above 1 and it trains the same. “Over first” is "
+        "the product of the ratios up to the rung."
     )
     has_ranks = _ranks_differ(result)
     columns = [Column("rung", is_number=False), *([Column("ranks")] if has_ranks else []), Column("images/s")]
@@ -123,17 +123,17 @@ def _rungs(result: LadderResult) -> Section:
          intervals.words(rung.patch, "the recipe as it is"), intervals.sentence(rung.below)]
         for rung in result.rungs
     ]  # fmt: skip
-    titles = ("rung", "what it is", "changes", "over")
-    headings = [Column(each, is_number=False, is_wide=each in ("what it is", "changes")) for each in titles]
-    blocks += [Paragraph(how), Table("What each rung bought", columns, rows, MANY, "more rungs")]
-    blocks.append(Table("What each rung changes", headings, changes, MANY, "more rungs"))
+    titles = ("rung", "description", "changes", "over")
+    headings = [Column(each, is_number=False, is_wide=each in ("description", "changes")) for each in titles]
+    blocks += [Paragraph(rule), Table("Gain of each rung", columns, rows, MANY, "more rungs")]
+    blocks.append(Table("Changes of each rung", headings, changes, MANY, "more rungs"))
     if result.stopped:
         blocks.append(Paragraph(f"The ladder ends here: {clean(result.stopped, 500)}"))
     return Section("rungs", "Rungs", blocks)
 
 
 def _steps(result: LadderResult) -> Section | None:
-    """Return where a step of each rung goes, and whether what it was to shrink did."""
+    """Return the stages of a step per rung, and whether the expected ones shrank."""
     measured = [rung for rung in result.rungs if rung.stages]
     if not measured:
         return None
@@ -142,23 +142,23 @@ def _steps(result: LadderResult) -> Section | None:
     names += sorted({name for rung in measured for name in rung.stages} - set(names))
     rows = [BarRow(clean(rung.name), _stages(rung, names, longest), _step(rung)) for rung in measured]
     legend = [(parts.name(name), parts.colour(name)) for name in [*names, "residual"]]
-    blocks: list[Block] = [Bars("A step, by stage", rows, legend, "device time, means", has_table=True)]
+    blocks: list[Block] = [Bars("Time per step by stage", rows, legend, "device time, means", has_table=True)]
     blocks.append(_in_ms(measured, names))
     shrunk = [row for rung in result.rungs for row in _shrank(rung)]
-    columns = [Column("rung", is_number=False), Column("was to shrink", is_number=False)]
-    columns += [Column("rung below"), Column("here"), Column("change")]
-    blocks += [Table("What was expected", columns, shrunk, MANY, "more stages")] if shrunk else []
-    return Section("steps", "Where a step goes", blocks)
+    columns = [Column("rung", is_number=False), Column("expected to shrink", is_number=False)]
+    columns += [Column("rung below"), Column("this rung"), Column("change")]
+    blocks += [Table("Expectations", columns, shrunk, MANY, "more stages")] if shrunk else []
+    return Section("steps", "Time per step", blocks)
 
 
 def _in_ms(rungs: list[RungResult], names: list[str]) -> Table:
-    """Return a step and its stages in milliseconds, a row a rung; stages that no rung has are left out."""
+    """Return a step and its stages in milliseconds per rung, without stages that no rung has."""
     names = [name for name in names if any(rung.stages.get(name, 0.0) > 0 for rung in rungs)]
     titles = ["rung", "step", *map(parts.name, names)]
     columns = [Column(title, is_number=index > 0) for index, title in enumerate(titles)]
     rows = [[intervals.sentence(rung.name), _ms(rung.step_s), *(_ms(rung.stages.get(name)) for name in names)]
             for rung in rungs]  # fmt: skip
-    return Table("A step by stage, in milliseconds of the device", columns, rows, MANY, "more rungs")
+    return Table("Time per step by stage, in milliseconds of device time", columns, rows, MANY, "more rungs")
 
 
 def _ms(value_s: float | None) -> Cell:
@@ -166,12 +166,12 @@ def _ms(value_s: float | None) -> Cell:
 
 
 def _stages(rung: RungResult, names: list[str], longest: float) -> list[Part]:
-    found = {name: rung.stages[name] for name in names if rung.stages.get(name, 0.0) > 0}
+    times = {name: rung.stages[name] for name in names if rung.stages.get(name, 0.0) > 0}
     rest = (rung.step_s or 0.0) - sum(rung.stages.values())
     if rest > 0:
-        found["residual"] = rest
+        times["residual"] = rest
     return [Part(parts.name(name), value / longest, milliseconds(value), parts.colour(name))
-            for name, value in found.items()]  # fmt: skip
+            for name, value in times.items()]  # fmt: skip
 
 
 def _step(rung: RungResult) -> str:
@@ -181,32 +181,32 @@ def _step(rung: RungResult) -> str:
 def _shrank(rung: RungResult) -> list[list[Cell]]:
     rows = []
     for stage in rung.expects:
-        below, here = rung.shrank.get(stage, (None, None))
-        if below is None or here is None:
-            told = [cells.text("not measured"), Cell(""), Cell("")]
+        below, now = rung.shrank.get(stage, (None, None))
+        if below is None or now is None:
+            row = [cells.text("not measured"), Cell(""), Cell("")]
         else:
-            change = here / below - 1 if below else None
-            told = [cells.of_milliseconds(below), cells.of_milliseconds(here)]
-            told.append(Cell("" if change is None else f"{100 * change:+.1f} %", change))
-        rows.append([intervals.sentence(rung.name), cells.text(parts.name(stage)), *told])
+            change = now / below - 1 if below else None
+            row = [cells.of_milliseconds(below), cells.of_milliseconds(now)]
+            row.append(Cell("" if change is None else f"{100 * change:+.1f} %", change))
+        rows.append([intervals.sentence(rung.name), cells.text(parts.name(stage)), *row])
     return rows
 
 
 def _parity(result: LadderResult) -> Section:
-    """Return whether each rung trains as the one below."""
+    """Return whether each rung trains like the one below."""
     rows = [[intervals.sentence(rung.name), *parity_cells(rung.parity)] for rung in result.rungs if rung.parity]
     columns = [Column("rung", is_number=False), *PARITY]
     table = Table("", columns, rows, MANY, "more rungs")
-    nothing = cells.missing("No two rungs' losses were compared.")
-    return Section("parity", "Whether it trains the same", [table if rows else nothing])
+    nothing = cells.missing("No losses were compared.")
+    return Section("parity", "Training parity", [table if rows else nothing])
 
 
 def _costs(result: LadderResult) -> Section:
-    """Return what each rung costs beside its steps."""
+    """Return memory, start-up and preparation per rung."""
     has_gpu = any(rung.device_bytes is not None for rung in result.rungs)
-    columns = [Column("rung", is_number=False), Column("memory of the host")]
-    columns += [Column("memory of the GPU")] if has_gpu else []
-    columns += [Column("start-up"), Column("of it compiling"), Column("making data, once")]
+    columns = [Column("rung", is_number=False), Column("host memory")]
+    columns += [Column("GPU memory")] if has_gpu else []
+    columns += [Column("start-up"), Column("compilation"), Column("data preparation")]
     rows = [
         [intervals.sentence(rung.name), _bytes(rung.host_bytes), *([_bytes(rung.device_bytes)] if has_gpu else []),
          intervals.maybe_seconds(rung.startup_s), intervals.maybe_seconds(rung.compile_s or None),
@@ -214,10 +214,10 @@ def _costs(result: LadderResult) -> Section:
         for rung in result.rungs
         if rung.startup_s is not None or rung.host_bytes is not None
     ]  # fmt: skip
-    note = "Memory is the most that rank 0 held at once. Start-up is from the start of the process to the first step."
+    note = "Memory is the peak of rank 0. Start-up is the time from the start of the process to the first step."
     nothing = cells.missing("No rung's memory or start-up was measured.")
     table = Table("", columns, rows, MANY, "more rungs")
-    return Section("costs", "What it costs beside", [Paragraph(note), table] if rows else [nothing])
+    return Section("costs", "Memory and start-up", [Paragraph(note), table] if rows else [nothing])
 
 
 def _ranks_differ(result: LadderResult) -> bool:
@@ -229,16 +229,16 @@ def _ranks(rung: RungResult) -> Cell:
 
 
 def _long(result: LadderResult) -> list[Column]:
-    """Return the headings of how long an epoch and the steps that count take, where that is known."""
+    """Return the columns for the time of an epoch and of the counted steps, if known."""
     epoch = [Column("an epoch")] if any(rung.epoch_s is not None for rung in result.rungs) else []
     steps = [Column(count(result.steps, "step"))] if any(rung.steps_s is not None for rung in result.rungs) else []
     return [*epoch, *steps]
 
 
 def _took(result: LadderResult, rung: RungResult) -> list[Cell]:
-    """Return how long an epoch and the steps that count took, under the headings of `_long`."""
-    told = {"an epoch": rung.epoch_s, count(result.steps, "step"): rung.steps_s}
-    return [intervals.maybe_seconds(told[column.title]) for column in _long(result)]
+    """Return the time of an epoch and of the counted steps, for the columns of `_long`."""
+    times = {"an epoch": rung.epoch_s, count(result.steps, "step"): rung.steps_s}
+    return [intervals.maybe_seconds(times[column.title]) for column in _long(result)]
 
 
 def _row(result: LadderResult, rung: RungResult) -> list[Cell]:
@@ -258,7 +258,7 @@ def _row(result: LadderResult, rung: RungResult) -> list[Cell]:
 
 
 def outcome(rung: RungResult) -> Cell:
-    """Return whether a rung stayed, and why."""
+    """Return whether a rung was kept, and why."""
     return intervals.sentence(": ".join(filter(None, (_STATUS[rung.status], rung.why))))
 
 

@@ -1,4 +1,4 @@
-"""The page of an experiment, whichever it is."""
+"""Build the page of any experiment."""
 
 from paceline.core.experiments.folder import Experiment, ExperimentDir
 from paceline.core.experiments.ladder import LadderResult
@@ -20,20 +20,20 @@ _LONGEST_RECIPE = 256 << 10
 
 
 def experiment_page(folder: ExperimentDir, result: Experiment) -> Page:
-    """Return the report of what an experiment came to; of its folder only the recipe is read, where there is one."""
+    """Return the report of an experiment's result; of its folder, read only the recipe, if it has one."""
     reader = Reader()
     recipe = reader.text(folder.recipe, _LONGEST_RECIPE)
-    told = Told(folder.path, recipe, reader.problems)
+    report = Told(folder.path, recipe, reader.problems)
     match result:
         case LadderResult():
-            return ladder_page(told, result)
+            return ladder_page(report, result)
         case ScaleResult(mode="batch"):
-            return batches_page(told, result)
+            return batches_page(report, result)
         case ScaleResult():
-            return scale_page(told, result)
+            return scale_page(report, result)
         case PredictionResult():
-            return prediction_page(told, result)
+            return prediction_page(report, result)
         case TuneResult():
-            return tune_page(told, result)
+            return tune_page(report, result)
         case SweepResult():
-            return sweep_page(told, result)
+            return sweep_page(report, result)

@@ -1,4 +1,4 @@
-"""Whether two sides of a pair train alike, as cells of a table."""
+"""Format a loss comparison of two trials as table cells."""
 
 from typing import Final
 
@@ -6,6 +6,7 @@ from paceline.core.experiments.ladder import ParityResult
 from paceline.report.blocks import Cell, Column
 from paceline.report.sections import cells, intervals
 
+# Columns of `parity_cells`.
 PARITY: Final = (
     Column("loss below"),
     Column("loss"),
@@ -14,16 +15,15 @@ PARITY: Final = (
     Column("loss is", is_number=False),
     Column("why", is_number=False, is_wide=True),
 )
-"""The headings of `parity_cells`."""
 
 
-def parity_cells(found: ParityResult) -> list[Cell]:
-    """Return both losses, how far they are apart and may be, what that says, and why."""
+def parity_cells(parity: ParityResult) -> list[Cell]:
+    """Return both losses, their difference and tolerance, the outcome and its reason."""
     return [
-        cells.loss(found.loss_below),
-        cells.loss(found.loss),
-        intervals.of_change(found.gap),
-        cells.of_share(found.tolerance),
-        cells.text(found.verdict),
-        intervals.sentence(found.why),
+        cells.loss(parity.loss_below),
+        cells.loss(parity.loss),
+        intervals.of_change(parity.gap),
+        cells.of_share(parity.tolerance),
+        cells.text(parity.verdict),
+        intervals.sentence(parity.why),
     ]

@@ -1,4 +1,4 @@
-"""The page of a prediction: ranks that were measured, ranks that were not, and what that rests on."""
+"""Build the page of a prediction: measured and predicted ranks, and the basis of the prediction."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,13 +33,13 @@ from paceline.report.words import clean, finite
 
 _NUM_COLOURS: Final = 6
 _START_UP: Final = "start_up"
-_FROM: Final = {"points": "Fitted to", "run": "Reckoned from"}
+_FROM: Final = {"points": "Fitted to", "run": "Computed from"}
 _SURE: Final = {"points": SURE, "run": "is likely"}
 _BASIS: Final = {"points": "from a table of times", "run": "from a run and a network"}
 
 
 def summary(result: PredictionResult) -> Table:
-    """Return what was measured and what is predicted, a row a number of ranks; how many images where that differs."""
+    """Return a row per number of ranks, measured or predicted, with the number of images if it varies."""
     has_cost = any(each.cost is not None for each in result.predictions)
     has_start_up = any(each.parts.get(_START_UP) for each in result.predictions)
     titles = ["nodes", "of a rank", *(["images"] if result.has_several_images else [])]
@@ -51,12 +51,12 @@ def summary(result: PredictionResult) -> Table:
     return Table("Measured and predicted" if result.points else "Predictions", columns, rows, MANY, "more ranks")
 
 
-def prediction_page(told: Told, result: PredictionResult) -> Page:
+def prediction_page(report: Told, result: PredictionResult) -> Page:
     """Return the report of a prediction."""
     subtitle = [_BASIS[result.basis], result.source, result.network]
-    sections = [_time(result), _parts(result), _basis(result), told.origin(result.command, (), result.provenance)]
+    sections = [_time(result), _parts(result), _basis(result), report.origin(result.command, (), result.provenance)]
     status = f"{count(len(result.predictions), 'number')} of ranks predicted"
-    return told.page("Prediction", (status, "good"), subtitle, _figures(result), sections)
+    return report.page("Prediction", (status, "good"), subtitle, _figures(result), sections)
 
 
 def _figures(result: PredictionResult) -> list[Figure]:
@@ -75,18 +75,18 @@ def _figures(result: PredictionResult) -> list[Figure]:
 
 
 def _within(each: Predicted) -> str:
-    """Return the interval in words; that of points that tell too little has no upper end."""
+    """Return the interval as text; that of too few points has no upper bound."""
     if finite(each.high_s) is None:
         return f"{seconds(each.low_s)} or more"
     return f"{seconds(each.low_s)} to {seconds(each.high_s)}"
 
 
 def _dominates(each: Predicted) -> str:
-    return f"the largest part besides computing is {clean(spoken(each.dominates))}" if each.dominates else ""
+    return f"the largest part besides computation is {clean(spoken(each.dominates))}" if each.dominates else ""
 
 
 def _time(result: PredictionResult) -> Section:
-    """Return time, speed-up and efficiency over ranks: what was measured, what is fitted to it, and what follows."""
+    """Return time, speed-up and efficiency over ranks: measured, fitted and predicted."""
     fitted_s = [(point.ranks, result.time_of(point) * point.fitted_s / point.time_s) for point in result.points]
     charts = [
         *([_throughput(result)] if result.is_of_speeds else []),
@@ -110,14 +110,14 @@ def _time(result: PredictionResult) -> Section:
     charts = [chart for chart in charts if any(line.points for line in chart.lines if line.name != "ideal")]
     blocks: list[Block] = [Charts(charts)] if charts else [cells.missing("Nothing was predicted.")]
     if result.has_several_images:
-        blocks.append(Paragraph("Times are of different numbers of images, so they do not lie on one curve."))
+        blocks.append(Paragraph("Times are for different numbers of images, so they do not lie on one curve."))
     if any(point.efficiency is not None for point in result.points):
         blocks.append(Paragraph(efficiency_of(result)))
     return Section("time", "Time over ranks", [*blocks, summary(result)])
 
 
 def _throughput(result: PredictionResult) -> Chart:
-    """Return images/s over ranks, of points that are speeds."""
+    """Return images/s over ranks, for points that are speeds."""
     base = min(result.points, key=lambda point: point.ranks)
     lines = [
         _predictions(result, lambda each, time_s: each.images / time_s),
@@ -129,12 +129,12 @@ def _throughput(result: PredictionResult) -> Chart:
 
 
 def efficiency_of(result: PredictionResult) -> str:
-    """Return in a sentence what speed-up and efficiency are over, of a prediction that rests on points."""
+    """Return a sentence that defines speed-up and efficiency of a prediction from points."""
     fewest = count(min(point.ranks for point in result.points), "rank")
     what = "" if result.is_of_speeds else " of whole runs with their start-up"
     return (
-        f"Speed-up is ranks times efficiency. Efficiency is images/s per rank{what}: measured ones over those of "
-        f"{fewest} as measured, predicted ones over those of 1 rank by the fit."
+        f"Speed-up is ranks times efficiency. Efficiency is images/s per rank{what}. Measured efficiency is relative "
+        f"to {fewest} as measured, predicted efficiency to the fitted time of 1 rank."
     )
 
 
@@ -145,7 +145,7 @@ def _chart(title: str, unit: str, lines: Sequence[Line], rule: tuple[float, str]
 
 
 def _predictions(result: PredictionResult, read: Callable[[Predicted, float], float]) -> Line:
-    """Return the line of what `read` makes of a prediction and a time of it, with the intervals that have an end."""
+    """Return a line of `read(prediction, time)` over ranks, with intervals where both bounds are known."""
     points: list[tuple[float, float | None]] = []
     bounds: dict[Point, tuple[float, float]] = {}
     for each in result.predictions:
@@ -160,7 +160,7 @@ def _predictions(result: PredictionResult, read: Callable[[Predicted, float], fl
 
 
 def _alone_s(each: Predicted) -> float:
-    """Return what one rank would take."""
+    """Return the time on one rank."""
     return each.efficiency * each.ranks * each.time_s
 
 
@@ -169,16 +169,16 @@ def _all_ranks(result: PredictionResult) -> list[int]:
 
 
 def _drawn(value: float | None) -> float | None:
-    """Return a value that has a place on a logarithmic axis."""
+    """Return a value that fits on a log axis, or None."""
     return value if value is not None and value > 0 else None
 
 
-def _percent(found: float | None) -> float | None:
-    return None if found is None else 100 * found
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
 
 
 def _parts(result: PredictionResult) -> Section | None:
-    """Return what each prediction is made of, as shares of its time."""
+    """Return the parts of each predicted time as shares."""
     names = list(dict.fromkeys(name for each in result.predictions for name in each.parts))
     if not names:
         return None
@@ -186,35 +186,35 @@ def _parts(result: PredictionResult) -> Section | None:
     rows = []
     for each in result.predictions:
         whole = sum(value for value in each.parts.values() if value > 0) or 1.0
-        found = [Part(clean(spoken(name)), value / whole, f"{seconds(value)}, {share(value / whole)}",
+        segments = [Part(clean(spoken(name)), value / whole, f"{seconds(value)}, {share(value / whole)}",
                       colours[name])
                  for name, value in each.parts.items() if value > 0]  # fmt: skip
-        rows.append(BarRow(count(each.ranks, "rank"), found, seconds(each.time_s)))
+        rows.append(BarRow(count(each.ranks, "rank"), segments, seconds(each.time_s)))
     legend = [(clean(spoken(name)), colours[name]) for name in names]
     titles = ["ranks", *map(spoken, names)]
     table = [[cells.count(each.ranks), *(intervals.maybe_seconds(each.parts.get(name)) for name in names)]
              for each in result.predictions]  # fmt: skip
-    bars = Bars("Of what the time is made", rows, legend, "shares of each")
+    bars = Bars("Parts of the predicted time", rows, legend, "shares of each prediction")
     parts = Table("", [Column(clean(each)) for each in titles], table, MANY, "more ranks")
-    return Section("parts", "What dominates", [bars, parts])
+    return Section("parts", "Dominant parts", [bars, parts])
 
 
 def _basis(result: PredictionResult) -> Section:
-    """Return the formula, its coefficients, and how well it tells what was measured."""
+    """Return the formula, its coefficients, and its fit to the measurements."""
     blocks: list[Block] = [Paragraph(f"{_FROM[result.basis]} {clean(result.source, 300)}:")]
-    blocks += [Paragraph(f"Collectives are reckoned with {clean(result.network, 300)}.")] if result.network else []
+    blocks += [Paragraph(f"Collective times follow {clean(result.network, 300)}.")] if result.network else []
     blocks += [Command(clean(result.form, 2000))]
     terms = [(clean(name), Cell(seconds(value), value)) for name, value in result.terms.items()]
-    blocks += [Facts(terms, "Its terms")] if terms else []
+    blocks += [Facts(terms, "Terms")] if terms else []
     titles = ("ranks", "nodes", "of a rank", "images", "measured", "fitted", "difference")
     rows = [
         [cells.count(point.ranks), cells.count(point.nodes), cells.count(point.rank_batch), cells.count(point.images),
          cells.of_seconds(point.time_s), cells.of_seconds(point.fitted_s), _difference(point.fitted_s, point.time_s)]
         for point in result.points
     ]  # fmt: skip
-    blocks += [Table("What was measured", [Column(each) for each in titles], rows, MANY, "more points")] if rows else []
+    blocks += [Table("Measurements", [Column(each) for each in titles], rows, MANY, "more points")] if rows else []
     blocks += [Paragraph(clean(note, 1000)) for note in result.notes]
-    return Section("basis", "What it rests on", blocks)
+    return Section("basis", "Basis", blocks)
 
 
 def _difference(fitted_s: float, time_s: float) -> Cell:
@@ -229,7 +229,7 @@ def _cost(cost: float) -> str:
 
 
 def _measured(result: PredictionResult, point: MeasuredPoint, *, has_start_up: bool, has_cost: bool) -> list[Cell]:
-    """Return the row of a point. Its steps are known where it is a speed; of a whole run only the fit tells them."""
+    """Return the row of a measured point; only points that are speeds have a step time."""
     time_s, hours = result.time_of(point), point.ranks * result.time_of(point) / 3600
     pace = [intervals.NOTHING, intervals.NOTHING]
     if result.is_of_speeds:

@@ -1,4 +1,4 @@
-"""The page of weak and strong scaling: what more ranks gave."""
+"""Build the page of weak or strong scaling."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,18 +28,18 @@ from paceline.report.words import clean, finite
 
 _TITLES: Final = {"weak": "weak scaling", "strong": "strong scaling"}
 _HELD: Final = {
-    "weak": "Weak scaling: each rank keeps its batch, so the whole batch grows with the ranks.",
-    "strong": "Strong scaling: the whole batch stays, so that of a rank shrinks as ranks are added.",
+    "weak": "Weak scaling: the batch per rank is fixed, so the global batch grows with the ranks.",
+    "strong": "Strong scaling: the global batch is fixed, so the batch per rank shrinks with more ranks.",
 }
 _EFFICIENCY: Final = (
-    "Efficiency is images/s per rank over that of the smallest number of ranks, in pairs of runs of one turn, and "
-    "speed-up is ranks times efficiency. An epoch is that of the training set, without evaluations. Exposed "
-    "is the share of a step that waits for gradients, stragglers the share that waits for the latest rank."
+    "Efficiency is images/s per rank relative to the smallest number of ranks, from pairs of interleaved runs. "
+    "Speed-up is ranks times efficiency. Epoch times exclude evaluations. “Exposed” is the share of a step spent "
+    "waiting for gradients, “stragglers” the share spent waiting for the slowest rank."
 )
 
 
 def summary(result: ScaleResult) -> Table:
-    """Return what was measured, a row a number of ranks."""
+    """Return a row per number of ranks."""
     columns = [Column("ranks"), Column("nodes"), Column("batch"), Column("of a rank"), Column("images/s")]
     columns += [Column("an epoch")] if _has_epoch(result) else []
     columns += [Column("speed-up"), Column("efficiency"), Column("exposed"), Column("stragglers")]
@@ -50,19 +50,19 @@ def summary(result: ScaleResult) -> Table:
     return Table("Ranks", columns, rows, MANY, "more ranks")
 
 
-def scale_page(told: Told, result: ScaleResult) -> Page:
-    """Return the report of more ranks, each with its batch or all with one."""
+def scale_page(report: Told, result: ScaleResult) -> Page:
+    """Return the report of weak or strong scaling."""
     runs = [(_name(point), point.runs) for point in result.points]
     facts = [
-        ("steps that count, of a run", cells.count(result.steps)),
-        ("steps before them", cells.count(result.warmup_steps)),
-        ("runs of each, in turns", cells.count(result.repeats)),
-        ("runs took", cells.of_seconds(result.wall_s)),
+        ("counted steps per run", cells.count(result.steps)),
+        ("warm-up steps", cells.count(result.warmup_steps)),
+        ("interleaved runs of each", cells.count(result.repeats)),
+        ("total time of runs", cells.of_seconds(result.wall_s)),
     ]
     subtitle = [_TITLES[result.mode], f"recipe {result.recipe} {result.recipe_hash}"]
-    origin = told.origin(result.command, facts, result.provenance, runs)
+    origin = report.origin(result.command, facts, result.provenance, runs)
     sections = [_speed(result), _waiting(result), _accuracy(result), origin]
-    return told.page("Scaling report", _status(result), subtitle, _figures(result), sections)
+    return report.page("Scaling report", _status(result), subtitle, _figures(result), sections)
 
 
 def _status(result: ScaleResult) -> tuple[str, Tone]:
@@ -75,10 +75,10 @@ def _status(result: ScaleResult) -> tuple[str, Tone]:
 
 
 def _figures(result: ScaleResult) -> list[Figure]:
-    found = [point for point in result.points if point.images_per_s is not None]
-    if not found:
+    measured_points = [point for point in result.points if point.images_per_s is not None]
+    if not measured_points:
         return []
-    first, last = found[0], found[-1]
+    first, last = measured_points[0], measured_points[-1]
     assert last.images_per_s is not None, last
     rate = last.images_per_s
     figures = [Figure(f"images/s, {_name(last)}", Cell(intervals.rate(rate.value), rate.value), _within(rate))]
@@ -86,26 +86,28 @@ def _figures(result: ScaleResult) -> list[Figure]:
         note = f"over {_name(first)}" + _behind(last.efficiency, lambda each: f"{100 * each:.1f}")
         figures.append(Figure("efficiency", Cell(share(last.efficiency.value), last.efficiency.value), note))
     if last.exposed_share is not None:
-        figures.append(Figure("waits for gradients", cells.of_share(last.exposed_share), f"of a step, {_name(last)}"))
+        figures.append(
+            Figure("waits for gradients", cells.of_share(last.exposed_share), f"share of a step, {_name(last)}")
+        )
     if last.straggler_share is not None:
-        note = f"of a step, {_name(last)}"
-        figures.append(Figure("waits for the latest rank", cells.of_share(last.straggler_share), note))
+        note = f"share of a step, {_name(last)}"
+        figures.append(Figure("waits for stragglers", cells.of_share(last.straggler_share), note))
     return figures
 
 
 def _speed(result: ScaleResult) -> Section:
     blocks: list[Block] = [Paragraph(f"Caution: {clean(result.caution, 1000)}")] if result.caution else []
     rate = _line("measured", result.points, lambda point: point.images_per_s)
-    found = [point for point in result.points if point.images_per_s and finite(point.images_per_s.value)]
+    measured_points = [point for point in result.points if point.images_per_s and finite(point.images_per_s.value)]
     charts = []
     if rate.points:
-        charts.append(_chart("Speed", "images/s", [rate, *_ideal(found)], low=None, log_y=True))
+        charts.append(_chart("Speed", "images/s", [rate, *_ideal(measured_points)], low=None, log_y=True))
     efficiency = _line("efficiency", result.points, _percent)
-    if efficiency.points and found and found[0].efficiency is None:
-        efficiency = replace(efficiency, points=[(found[0].ranks, 100.0), *efficiency.points])
+    if efficiency.points and measured_points and measured_points[0].efficiency is None:
+        efficiency = replace(efficiency, points=[(measured_points[0].ranks, 100.0), *efficiency.points])
     if efficiency.points:
         charts.append(_chart("Efficiency", "% of the speed per rank", [efficiency], rule=(100.0, "ideal")))
-    blocks += [Charts(charts)] if charts else [cells.missing("No number of ranks could be measured.")]
+    blocks += [Charts(charts)] if charts else [cells.missing("No number of ranks was measured.")]
     blocks += [Paragraph(f"{_HELD[result.mode]} {_EFFICIENCY}"), summary(result)]
     return Section("speed", "Speed over ranks", blocks)
 
@@ -135,7 +137,7 @@ def _waiting(result: ScaleResult) -> Section | None:
         return None
     return Section(
         "waiting",
-        "What a step waits for",
+        "Waiting",
         [*([Charts(charts)] if charts else []), Table("", columns, rows, MANY, "more ranks")],
     )
 
@@ -144,7 +146,7 @@ def _accuracy(result: ScaleResult) -> Section | None:
     if not _has_accuracy(result):
         return None
     line = _line("top-1", result.points, lambda point: times(point.top1, 100))
-    note = "Whole runs of the recipe, one for each number of ranks and turn: what larger batches cost in accuracy."
+    note = "Accuracy of whole runs of the recipe, which shows the cost of larger batches."
     rule = (100 * result.target, "target") if result.target is not None else None
     chart = _chart("Accuracy", "% top-1", [line], low=None, rule=rule)
     return Section("accuracy", "Accuracy over ranks", [Charts([chart]), Paragraph(note)])
@@ -187,19 +189,23 @@ def _name(point: ScalePoint) -> str:
     return ranks if point.nodes <= 1 else f"{ranks} on {count(point.nodes, 'node')}"
 
 
-def _within(found: Interval) -> str:
-    if found.low is None or found.high is None:
+def _within(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
         return "measured once"
-    return f"{intervals.rate(found.low)} to {intervals.rate(found.high)} {SURE}"
+    return f"{intervals.rate(interval.low)} to {intervals.rate(interval.high)} {SURE}"
 
 
-def _behind(found: Interval, told: Callable[[float], str]) -> str:
-    return "" if found.low is None or found.high is None else f", {told(found.low)} to {told(found.high)} {SURE}"
+def _behind(interval: Interval, format_bound: Callable[[float], str]) -> str:
+    return (
+        ""
+        if interval.low is None or interval.high is None
+        else f", {format_bound(interval.low)} to {format_bound(interval.high)} {SURE}"
+    )
 
 
 def _point(result: ScaleResult, point: ScalePoint) -> list[Cell]:
     efficiency, speedup = intervals.of_share(point.efficiency), intervals.of_ratio(point.speedup)
-    if point is result.base:  # it is as efficient as itself, which is no measurement
+    if point is result.base:  # exact by definition
         efficiency, speedup = Cell("100 %"), Cell(f"{point.ranks:.2f}x")
     return [
         cells.count(point.ranks),

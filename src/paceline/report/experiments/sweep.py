@@ -1,4 +1,4 @@
-"""The page of a sweep: how fast a recipe is over the values of one setting."""
+"""Build the page of a sweep: the speed of a recipe over values of one setting."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,31 +13,31 @@ from paceline.report.experiments.frame import MANY, Rate, Told, rates
 from paceline.report.sections import cells, intervals
 from paceline.report.words import clean, finite
 
+# Ratio of the largest to the smallest value from which the x axis is logarithmic.
 _WIDE: Final = 8
-"""Largest over smallest value from which on a doubling is as long everywhere on the axis."""
 
 
 def summary(result: SweepResult) -> Table:
-    """Return a row a value."""
+    """Return a row per value."""
     columns = [Column(clean(result.key), is_number=False), Column("images/s"), Column("spread")]
     columns += [Column("a step"), Column("waits for data"), Column("an epoch")]
     columns += [Column("note", is_number=False, is_wide=True)]
     return Table("Values", columns, [_row(point) for point in result.points], MANY, "more values")
 
 
-def sweep_page(told: Told, result: SweepResult) -> Page:
+def sweep_page(report: Told, result: SweepResult) -> Page:
     """Return the report of a sweep."""
     facts = [
         ("ranks", cells.count(result.ranks)),
-        ("steps that count, of a run", cells.count(result.steps)),
-        ("steps before them", cells.count(result.warmup_steps)),
-        ("runs of each, in turns", cells.count(result.repeats)),
-        ("runs took", cells.of_seconds(result.wall_s)),
+        ("counted steps per run", cells.count(result.steps)),
+        ("warm-up steps", cells.count(result.warmup_steps)),
+        ("interleaved runs of each", cells.count(result.repeats)),
+        ("total time of runs", cells.of_seconds(result.wall_s)),
     ]
     runs = [(clean(f"{result.key}={point.value}"), point.runs) for point in result.points]
     subtitle = [f"speed over {result.key}", f"recipe {result.recipe} {result.recipe_hash}"]
-    origin = told.origin(result.command, facts, result.provenance, runs)
-    return told.page(
+    origin = report.origin(result.command, facts, result.provenance, runs)
+    return report.page(
         "Profile over a setting", _status(result), subtitle, _figures(result), [_speed(result), _stages(result), origin]
     )
 
@@ -58,7 +58,7 @@ def _figures(result: SweepResult) -> list[Figure]:
     rate = best.images_per_s.value
     figures = [Figure(clean(f"images/s, {result.key}={best.value}"), Cell(intervals.rate(rate), rate), _spread(best))]
     if best.epoch_s is not None:
-        figures.append(Figure("an epoch", cells.of_seconds(best.epoch_s), "of training alone, at that speed"))
+        figures.append(Figure("an epoch", cells.of_seconds(best.epoch_s), "training alone, at that speed"))
     if best.data_wait_s is not None and best.step_s:
         figures.append(Figure("waits for data", cells.of_share(best.data_wait_s / best.step_s), "of a step"))
     return figures
@@ -77,7 +77,7 @@ def _speed(result: SweepResult) -> Section:
             for point in points
             if point.images_per_s is not None
         ]  # fmt: skip
-        legend = [("the fastest, and those not to be told from it", "c-kept"), ("slower", "c-other")]
+        legend = [("fastest, or not distinguishable from it", "c-kept"), ("slower", "c-other")]
         blocks.append(rates(f"Images/s over {clean(result.key)}", "lowest and highest", bars[:MANY], legend))
     blocks.append(summary(result))
     return Section("speed", "Speed", blocks)
@@ -92,14 +92,14 @@ def _charts(key: str, xs: Sequence[float], points: Sequence[SweepPoint]) -> list
     wait = plain("data wait", [(x, _ms(point.data_wait_s)) for x, point in pairs])
     name = clean(key)
     return [
-        Chart("Speed", name, "images/s", [speed], note="lowest and highest are drawn", log_x=log_x),
-        Chart("Seconds of an epoch", name, "s", [epoch], log_x=log_x),
+        Chart("Speed", name, "images/s", [speed], note="bars show the lowest and highest", log_x=log_x),
+        Chart("Seconds per epoch", name, "s", [epoch], log_x=log_x),
         Chart("A step", name, "ms", [step, wait], log_x=log_x),
     ]
 
 
 def _stages(result: SweepResult) -> Section | None:
-    """Return what each stage of a step took with each value."""
+    """Return the time of each stage per value."""
     names = list(dict.fromkeys(name for point in result.points for name in point.stages))
     if not names:
         return None
@@ -113,12 +113,14 @@ def _stages(result: SweepResult) -> Section | None:
         for point in result.points
         if point.stages
     ]
-    note = "Rank 0's milliseconds of a step; on a GPU, those of the GPU. Medians over runs, so they need not add up."
+    note = (
+        "Milliseconds per step of rank 0, on a GPU in device time. They are medians over runs, so they need not add up."
+    )
     return Section("stages", "Stages of a step", [Paragraph(note), Table("", columns, rows, MANY, "more values")])
 
 
 def _number(point: SweepPoint) -> float | None:
-    """Return a value that is a number, of which a curve can be drawn."""
+    """Return a numeric value, which a curve can show, or None."""
     try:
         return finite(float(point.value))
     except ValueError:
@@ -126,7 +128,7 @@ def _number(point: SweepPoint) -> float | None:
 
 
 def _bounded(point: SweepPoint) -> Interval:
-    """Return the speed with its spread as bounds, where it has one."""
+    """Return the speed with its spread as bounds, if it has one."""
     assert point.images_per_s is not None, point
     low, high = point.spread or (None, None)
     return Interval(value=point.images_per_s.value, low=low, high=high)

@@ -1,6 +1,6 @@
-"""Results of experiments as tables: CSV for programs, with all that was measured, and Markdown to paste.
+"""Write experiment results as tables: CSV with every value for programs, Markdown to paste.
 
-CSV has numbers as they were measured, in the unit that its heading names; an empty field was not measured.
+CSV values are as measured, in the unit of their column name; empty fields were not measured.
 """
 
 import csv
@@ -33,7 +33,7 @@ Record = dict[str, Field]
 
 
 def write_tables(folder: ExperimentDir, result: Experiment) -> None:
-    """Write `table.csv` and `table.md` into the folder of an experiment. Raise `PacelineError` when they cannot be."""
+    """Write `table.csv` and `table.md` into an experiment's folder. Raise `PacelineError` if that fails."""
     for path, text in ((folder.table, to_csv(result)), (folder.markdown, to_markdown_table(result))):
         try:
             write_atomic(path, printable(text))
@@ -42,7 +42,7 @@ def write_tables(folder: ExperimentDir, result: Experiment) -> None:
 
 
 def to_csv(result: Experiment) -> str:
-    """Return a result as CSV with a heading; lines end with a line feed alone."""
+    """Return a result as CSV with a header and LF line ends."""
     columns, rows = columns_and_rows(result)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -52,7 +52,7 @@ def to_csv(result: Experiment) -> str:
 
 
 def to_markdown_table(result: Experiment) -> str:
-    """Return a result as a Markdown table in GitHub's way: the columns a person compares, rounded."""
+    """Return a result as a GitHub Markdown table: the main columns, rounded."""
     match result:
         case LadderResult():
             table = of_ladder(result)
@@ -70,7 +70,7 @@ def to_markdown_table(result: Experiment) -> str:
 
 
 def columns_and_rows(result: Experiment) -> tuple[list[str], list[list[Field]]]:
-    """Return headings and rows of a result; a row is a rung, a number of ranks, a batch or settings that were tried."""
+    """Return the columns and rows of a result; a row is a rung, a number of ranks, a batch size or a setting."""
     match result:
         case LadderResult():
             records = [_rung(rung) for rung in result.rungs]
@@ -89,7 +89,7 @@ def columns_and_rows(result: Experiment) -> tuple[list[str], list[list[Field]]]:
 
 
 def _columns(records: Iterable[Record]) -> list[str]:
-    """Return the keys of all records, those that only some have last."""
+    """Return the keys of all records, in order of first occurrence."""
     return list(dict.fromkeys(chain.from_iterable(records)))
 
 
@@ -222,19 +222,21 @@ def _value(key: str, point: SweepPoint) -> Record:
     }
 
 
-def _parity(found: ParityResult | None) -> Record:
-    """Return how losses compare, as fields that are there, and empty, where nobody compared them."""
+def _parity(parity: ParityResult | None) -> Record:
+    """Return a loss comparison as fields, empty if there was none."""
     return {
-        "parity": found.verdict if found else None,
-        "loss": found.loss if found else None,
-        "loss_below": found.loss_below if found else None,
-        **_interval("loss_gap", found.gap if found else None),
+        "parity": parity.verdict if parity else None,
+        "loss": parity.loss if parity else None,
+        "loss_below": parity.loss_below if parity else None,
+        **_interval("loss_gap", parity.gap if parity else None),
     }
 
 
-def _interval(name: str, found: Interval | None) -> Record:
-    """Return an interval as four fields, which are there, and empty, where nothing was measured."""
-    value, low, high, n = (found.value, found.low, found.high, found.n) if found else (None, None, None, None)
+def _interval(name: str, interval: Interval | None) -> Record:
+    """Return an interval as four fields, empty if there was no measurement."""
+    value, low, high, n = (
+        (interval.value, interval.low, interval.high, interval.n) if interval else (None, None, None, None)
+    )
     return {name: value, f"{name}_low": low, f"{name}_high": high, f"{name}_n": n}
 
 
@@ -243,5 +245,5 @@ def _spread(spread: tuple[float, float] | None) -> Record:
     return {"images_per_s_lowest": low, "images_per_s_highest": high}
 
 
-def _words(words: Sequence[str]) -> str:
-    return shlex.join(words)
+def _words(arguments: Sequence[str]) -> str:
+    return shlex.join(arguments)

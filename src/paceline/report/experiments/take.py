@@ -1,6 +1,6 @@
-"""What to take from a ladder: the commands that train the whole recipe with all that was kept.
+"""Build the commands that train a recipe with every change that a ladder kept.
 
-Data that the ladder has made for itself are gone when it has ended, so that a command makes them anew, outside of it.
+The ladder deletes the data that it prepared, so a first command prepares them again outside of its folder.
 """
 
 from collections.abc import Sequence
@@ -14,46 +14,44 @@ from paceline.report.sections import cells
 from paceline.report.words import clean
 
 _ROOT: Final = "data.source.root"
+# Arguments of `paceline data pack` for each data set that `lab/prepared.py` makes.
 _MAKING: Final[dict[str, tuple[str, ...]]] = {
     "source.pack": ("packed.pack",),
     "source-256.pack": ("packed.pack", "--resize", "256", "--quality", "90"),
     "source.lmdb": ("packed.lmdb", "--format", "lmdb"),
 }
-"""The words of `paceline data pack` that make what a ladder has made under a name, as `lab/prepared.py` does."""
 
 
-def take(told: Told, result: LadderResult) -> Section:
-    """Return how to train with what was kept, on as many ranks as that was measured on."""
+def take(report: Told, result: LadderResult) -> Section:
+    """Return the commands that train the kept changes, on as many ranks as these were measured on."""
     if not result.best_patch:
-        return Section("take", "What to take", [cells.missing("No change was kept: the recipe stays as it is.")])
+        return Section("take", "Next steps", [cells.missing("No change was kept: keep the recipe.")])
     blocks: list[Block] = []
-    for why, words in commands(told.path, result):
-        blocks += [Paragraph(clean(why)), shell(words)]
-    return Section("take", "What to take", blocks)
+    for why, arguments in commands(report.path, result):
+        blocks += [Paragraph(clean(why)), shell(arguments)]
+    return Section("take", "Next steps", blocks)
 
 
 def commands(folder: Path, result: LadderResult) -> list[tuple[str, list[str]]]:
-    """Return sentences, and the words of the command that each of them leads to: the last one trains."""
+    """Return pairs of a sentence and a command; the last command trains."""
     patch = result.best_patch
     root = next((value for key, _, value in (word.partition("=") for word in patch) if key == _ROOT), "")
-    making = _making(folder, root)
-    found: list[tuple[str, list[str]]] = []
-    if making:
-        why = "The data that the ladder made are gone. To make them once more, from the recipe's own:"
-        found.append((why, ["paceline", "data", "pack", str(folder), *making]))
-        patch = tuple(f"{_ROOT}={making[0]}" if word.startswith(f"{_ROOT}=") else word for word in patch)
+    pack_arguments = _making(folder, root)
+    steps: list[tuple[str, list[str]]] = []
+    if pack_arguments:
+        why = "The ladder has deleted the data that it prepared. To prepare them again:"
+        steps.append((why, ["paceline", "data", "pack", str(folder), *pack_arguments]))
+        patch = tuple(f"{_ROOT}={pack_arguments[0]}" if word.startswith(f"{_ROOT}=") else word for word in patch)
     best = next((rung.ranks for rung in result.rungs if rung.name == result.best), None)
-    why = f"To train the whole recipe with all that was kept, up to the rung “{result.best}”:"
-    found.append((why, ["paceline", "train", str(folder), *patch, "--ranks", str(best or result.ranks)]))
-    return found
+    why = f"To train the whole recipe with all changes that were kept, up to the rung “{result.best}”:"
+    steps.append((why, ["paceline", "train", str(folder), *patch, "--ranks", str(best or result.ranks)]))
+    return steps
 
 
 def _making(folder: Path, root: str) -> Sequence[str]:
-    """Return how to make what lay at `root` in the folder of an experiment, wherever that has been moved to since.
-
-    There are no words for what lies elsewhere, which is there still.
-    """
-    place = Path(root)
+    """Return the arguments that prepare the data at `root` again, if it was in the experiment's folder."""
+    path = Path(root)
+    # The folder may have been moved or linked, so compare its name only. Data elsewhere still exist.
     names = (folder.absolute().name, folder.resolve().name)
-    is_ours = place.parent.name == "data" and place.parent.parent.name in names
-    return _MAKING.get(place.name, ()) if is_ours else ()
+    is_ours = path.parent.name == "data" and path.parent.parent.name in names
+    return _MAKING.get(path.name, ()) if is_ours else ()

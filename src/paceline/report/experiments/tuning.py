@@ -1,4 +1,4 @@
-"""The page of a search for the fastest settings: which won, and all that were tried."""
+"""Build the page of a search for the fastest settings."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ _STATUS: Final = {
     "lost": "slower",
     "no_gain": "no gain",
     "starved": "CPU-starved",
-    "differs": "trains otherwise",
+    "differs": "trains differently",
     "no_room": "out of memory",
     "failed": "failed",
 }
@@ -24,29 +24,29 @@ _COLOURS: Final = (("won", "c-kept"), ("not taken", "c-dropped"))
 
 
 def summary(result: TuneResult) -> Table:
-    """Return what was tried, in the order in which it was."""
+    """Return a row per trial setting, in the order of trials."""
     columns = [Column("round"), Column("settings", is_number=False), Column("changes", is_number=False, is_wide=True)]
     columns += [Column("over", is_number=False), Column("images/s"), Column("ratio"), Column("steps"), Column("trials")]
     columns += [Column("outcome", is_number=False, is_wide=True)]
     return Table("Tried", columns, [_row(tried) for tried in result.tried], MANY, "more settings")
 
 
-def tune_page(told: Told, result: TuneResult) -> Page:
+def tune_page(report: Told, result: TuneResult) -> Page:
     """Return the report of a search for the fastest settings."""
     subtitle = [f"recipe {result.recipe} {result.recipe_hash}", count(result.ranks, "rank")]
     facts = [
-        ("steps that count, of a run", cells.count(result.steps)),
-        ("steps before them", cells.count(result.warmup_steps)),
-        ("runs of the last pairs", cells.count(result.repeats)),
+        ("counted steps per run", cells.count(result.steps)),
+        ("warm-up steps", cells.count(result.warmup_steps)),
+        ("runs of the final pairs", cells.count(result.repeats)),
         ("runs in all", cells.count(result.trials)),
         ("settings in the space searched", cells.count(result.grid)),
-        ("runs took", cells.of_seconds(result.wall_s)),
+        ("total time of runs", cells.of_seconds(result.wall_s)),
     ]
     runs = [(tried.name, tried.runs) for tried in result.tried]
-    origin = told.origin(result.command, facts, result.provenance, runs)
+    origin = report.origin(result.command, facts, result.provenance, runs)
     sections = [_take(result), _tried(result), _explained(result), _parity(result), origin]
     verdict = verdict_of("the tuned recipe" if result.best_patch else "the recipe", result.verdict)
-    return told.page("Tuning report", _status(result), subtitle, _figures(result), sections, verdict)
+    return report.page("Tuning report", _status(result), subtitle, _figures(result), sections, verdict)
 
 
 def _status(result: TuneResult) -> tuple[str, Tone]:
@@ -56,32 +56,32 @@ def _status(result: TuneResult) -> tuple[str, Tone]:
 
 
 def _figures(result: TuneResult) -> list[Figure]:
-    found = []
+    figures = []
     if result.gain is not None:
         cell = Cell(f"{result.gain.value:,.2f}x", result.gain.value)
-        found.append(Figure("as fast as the recipe was", cell, bounds_of(result.gain)))
+        figures.append(Figure("as fast as the recipe was", cell, bounds_of(result.gain)))
     rate = result.best.value
     note = f"the recipe as it was: {intervals.rate(result.first.value)}"
-    found.append(Figure("images/s", Cell(intervals.rate(rate), rate), note))
+    figures.append(Figure("images/s", Cell(intervals.rate(rate), rate), note))
     note = f"{count(result.grid, 'setting')} in the space that was searched"
-    found.append(Figure("runs", cells.count(result.trials), note))
-    found.append(Figure("runs took", cells.of_seconds(result.wall_s), clean(result.stopped)))
-    return found
+    figures.append(Figure("runs", cells.count(result.trials), note))
+    figures.append(Figure("total time of runs", cells.of_seconds(result.wall_s), clean(result.stopped)))
+    return figures
 
 
 def _take(result: TuneResult) -> Section:
-    """Return what to change, as a table and as a command."""
+    """Return the best settings as a table and a command."""
     if not result.best_patch:
-        return Section("take", "What to take", [cells.missing("Nothing that was tried is faster: keep the recipe.")])
+        return Section("take", "Next steps", [cells.missing("No setting is faster: keep the recipe.")])
     pairs = [word.partition("=") for word in result.best_patch]
     rows = [[cells.text(key), intervals.sentence(value)] for key, _, value in pairs]
     columns = [Column("setting", is_number=False), Column("best", is_number=False)]
     blocks: list[Block] = [Table("", columns, rows)]
     if result.recipe_file:
-        of_code = ["--own-code"] if result.provenance.get("own_parts") else []
-        command = ["paceline", "train", result.recipe_file, "--ranks", str(result.ranks), *of_code]
-        blocks += [Paragraph("It is a recipe of its own:"), shell(command)]
-    return Section("take", "What to take", blocks)
+        own_code = ["--own-code"] if result.provenance.get("own_parts") else []
+        command = ["paceline", "train", result.recipe_file, "--ranks", str(result.ranks), *own_code]
+        blocks += [Paragraph("To train the tuned recipe:"), shell(command)]
+    return Section("take", "Next steps", blocks)
 
 
 def _tried(result: TuneResult) -> Section:
@@ -94,32 +94,32 @@ def _tried(result: TuneResult) -> Section:
     most = f"; the first {MANY} of {len(found)} are drawn" if len(found) > MANY else ""
     first = Rate("the recipe as it was", result.first, intervals.rate(result.first.value), "c-other")
     best = Rate("the tuned recipe", result.best, intervals.rate(result.best.value), "c-kept")
-    note = f"of the longest run of each; intervals where there were several{most}"
-    bars = rates("Images/s of what was tried", note, [first, *found[:MANY], best], _COLOURS)
-    how = (
-        "Each is measured over the best that was known then. It wins where all of the interval of their ratio lies "
-        "above 1 and it trains the same. Ratios count, not images/s, as a machine is not as fast at all times."
+    note = f"of the longest run of each, with intervals for several runs{most}"
+    bars = rates("Images/s of trials", note, [first, *found[:MANY], best], _COLOURS)
+    rule = (
+        "Each setting is compared with the best one so far. It wins if the whole interval of their ratio is above 1 "
+        "and it trains the same. Ratios decide instead of images/s, since the speed of a machine varies over time."
     )
     before = verdict_of("The recipe as it was", result.first_verdict)
-    held = [Paragraph(" ".join(filter(None, (f"{before.bottleneck}.", before.evidence))))] if before else []
-    return Section("tried", "What was tried", [bars, *held, Paragraph(how), summary(result)])
+    bottleneck = [Paragraph(" ".join(filter(None, (f"{before.bottleneck}.", before.evidence))))] if before else []
+    return Section("tried", "Trials", [bars, *bottleneck, Paragraph(rule), summary(result)])
 
 
 def _explained(result: TuneResult) -> Section | None:
-    """Return what the settings are, each once."""
-    told = {tried.name: tried.explains for tried in result.tried if tried.explains}
-    if not told:
+    """Return a description of each setting."""
+    descriptions = {tried.name: tried.explains for tried in result.tried if tried.explains}
+    if not descriptions:
         return None
-    rows = [[intervals.sentence(name), intervals.sentence(explains)] for name, explains in told.items()]
-    columns = [Column("settings", is_number=False), Column("what they change", is_number=False, is_wide=True)]
-    return Section("settings", "What the settings are", [Table("", columns, rows, MANY, "more settings")])
+    rows = [[intervals.sentence(name), intervals.sentence(explains)] for name, explains in descriptions.items()]
+    columns = [Column("settings", is_number=False), Column("description", is_number=False, is_wide=True)]
+    return Section("settings", "Description of settings", [Table("", columns, rows, MANY, "more settings")])
 
 
 def _parity(result: TuneResult) -> Section | None:
-    """Return whether what was tried trains as what it is laid over; None where no losses were compared."""
+    """Return whether each setting trains like its base; None if no losses were compared."""
     rows = [[intervals.sentence(tried.name), *parity_cells(tried.parity)] for tried in result.tried if tried.parity]
     table = Table("", [Column("settings", is_number=False), *PARITY], rows, MANY, "more settings")
-    return Section("parity", "Whether it trains the same", [table]) if rows else None
+    return Section("parity", "Training parity", [table]) if rows else None
 
 
 def _row(tried: TriedResult) -> list[Cell]:
@@ -137,5 +137,5 @@ def _row(tried: TriedResult) -> list[Cell]:
 
 
 def outcome(tried: TriedResult) -> Cell:
-    """Return how it went, and why."""
+    """Return the outcome and its reason."""
     return intervals.sentence(": ".join(filter(None, (_STATUS[tried.status], tried.why))))

@@ -1,1 +1,1 @@
-"""What a report says: one file a section, each a function from a `Run` to blocks. Nothing here knows HTML."""
+"""Sections of a run report: functions from a `Run` to blocks, without HTML."""

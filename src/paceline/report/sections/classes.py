@@ -1,4 +1,4 @@
-"""What the classifier gets wrong: every class, what is taken for what, and the images of the highest loss."""
+"""Report per-class accuracy, confused pairs and the images with the highest loss."""
 
 from heapq import nlargest
 from typing import Final
@@ -16,29 +16,31 @@ _NUM_PAIRS: Final = 20
 
 
 def classes(run: Run, *, max_classes: int = 1000, max_picture_bytes: int = 400_000) -> Section:
-    """Return the table of classes, the confusion matrix, and the worst mistakes.
+    """Return the class table, the confusion matrix and the worst mistakes.
 
-    At most `max_classes` classes are listed, and thumbnails of `max_picture_bytes` in all are shown.
+    List at most `max_classes` classes, and show thumbnails of at most `max_picture_bytes` bytes in all.
     """
     blocks: list[Block] = []
     if run.classes:
         blocks += [_table(run.classes, max_classes), *_confusion(run)]
     else:
-        blocks.append(cells.missing("No class was judged: nothing was evaluated."))
+        blocks.append(cells.missing("There are no class results: nothing was evaluated."))
     return Section("classes", "Classes and mistakes", [*blocks, _gallery(run, max_picture_bytes)])
 
 
-def _table(found: tuple[ClassCount, ...], max_classes: int) -> Table:
-    judged = sorted((each for each in found if each.images), key=badness)
-    listed = [*judged, *(each for each in found if not each.images)][:max_classes]
+def _table(counts: tuple[ClassCount, ...], max_classes: int) -> Table:
+    evaluated = sorted((each for each in counts if each.images), key=badness)
+    listed = [*evaluated, *(each for each in counts if not each.images)][:max_classes]
     rows = [
         [cells.text(each.name, 80), cells.count(each.images), cells.count(each.correct),
-         cells.of_accuracy(each.accuracy, bar=True) if each.images else Cell("none to judge")]
+         cells.of_accuracy(each.accuracy, bar=True) if each.images else Cell("no images")]
         for each in listed
     ]  # fmt: skip
     columns = [Column("class", is_number=False), Column("images"), Column("correct"), Column("accuracy")]
     more = (
-        f"all {len(found):,} classes" if len(listed) == len(found) else f"the worst {len(listed):,} of {len(found):,}"
+        f"all {len(counts):,} classes"
+        if len(listed) == len(counts)
+        else f"the worst {len(listed):,} of {len(counts):,}"
     )
     return Table("Classes, the worst first", columns, rows, _NUM_OPEN, more)
 
@@ -76,7 +78,7 @@ def _pairs(run: Run) -> list[list[Cell]]:
 def _gallery(run: Run, max_bytes: int) -> Block:
     if not run.mistakes:
         return cells.missing(
-            "No misclassified image was kept: there is none, log.worst is 0, or nothing was evaluated."
+            "No misclassified image was saved: there is none, log.worst is 0, or nothing was evaluated."
         )
     left, pictures = max_bytes, []
     for mistake in run.mistakes:

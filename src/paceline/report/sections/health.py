@@ -1,4 +1,4 @@
-"""What is wrong with what the run has learnt: the findings of its result, or of its logs where it has not ended."""
+"""Report what is wrong with what the model learned."""
 
 from paceline.core.health import Evidence, findings, losses_of, points_of
 from paceline.core.results import Finding
@@ -8,7 +8,7 @@ from paceline.report.words import clean
 
 
 def health(run: Run) -> list[HealthFinding]:
-    """Return the findings, the most severe first; none where nothing is known to be wrong."""
+    """Return the findings of the result, or of the logs without one, the most severe first."""
     recorded = run.result.health if run.result is not None else None
     return [
         HealthFinding(clean(each.title), each.severity, clean(each.evidence, 1000), clean(each.advice, 1000))
@@ -17,7 +17,7 @@ def health(run: Run) -> list[HealthFinding]:
 
 
 def _from_logs(run: Run) -> tuple[Finding, ...]:
-    """Evaluate the logs of a run that has no result, or one of before findings were recorded."""
+    """Evaluate the logs of a run without a result, or with one of an older version without findings."""
     result, points = run.result, points_of(run.evals)
     fits = len(run.confusion) == len(run.classes) and all(
         sum(row) == each.images and row[number] == each.correct
@@ -32,6 +32,6 @@ def _from_logs(run: Run) -> tuple[Finding, ...]:
             confusion=run.confusion if fits else (),
             steps=0 if result is None else result.steps,
             skipped=0 if result is None else result.skipped_steps,
-            scales_loss=True,  # which it may not have done; the precision is not known here
+            scales_loss=True,  # may be wrong: the precision is unknown at this point
         )
     )

@@ -1,4 +1,4 @@
-"""How the run learned: accuracy, loss, learning rate and throughput over time, and every evaluation as a table."""
+"""Report the learning curves and every evaluation of a run."""
 
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ _NUM_EVALS = 500
 
 
 def learning(run: Run) -> Section:
-    """Return the curves of the run, and its evaluations."""
+    """Return the curves and the table of evaluations."""
     evals, steps = thin(run.evals), run.steps
     charts = [*_accuracies(evals, steps), *_losses(evals, steps), *_rate(run), *_speed(run)]
     blocks: list[Block] = [Charts(charts)] if charts else []
@@ -52,7 +52,7 @@ def learning(run: Run) -> Section:
 
 
 def _why_above(run: Run, evals: Series) -> list[str]:
-    """Return why the training loss is above the validation loss, where it is and the recipe says why."""
+    """Return why the training loss exceeds the validation loss, if it does and the recipe explains it."""
     if not (run.steps.has("loss") and evals.has("loss")):
         return []
     training, validation = run.steps.extents["loss"].last, evals.extents["loss"].last
@@ -69,15 +69,15 @@ def _why_above(run: Run, evals: Series) -> list[str]:
     measured = " and ".join(filter(None, [", ".join(reasons[:-1]), reasons[-1]]))
     return [
         f"The training loss ({number(training)}) is above the validation loss ({number(validation)}) because it is "
-        f"measured {measured}, and validation is not. Train with train.eval_train=on to compare the two alike."
+        f"measured {measured}, and validation is not. Train with train.eval_train=on to measure both in the same way."
     ]
 
 
 def _thinned(steps: Series) -> str:
     if not steps.is_sample:
         return f"{steps.num_records:,} logged steps are drawn as means of {steps.per_point} each."
-    read = f"{steps.num_records:,} of the logged steps, spread evenly from the first to the last, were read"
-    return f"steps.jsonl is long: {read}, and are drawn as means of {steps.per_point} each."
+    read = f"paceline read {steps.num_records:,} of the logged steps, spread evenly from the first to the last"
+    return f"steps.jsonl is long: {read}, and draws them as means of {steps.per_point} each."
 
 
 def _over(series: Series) -> str:
@@ -85,8 +85,8 @@ def _over(series: Series) -> str:
 
 
 def _accuracies(evals: Series, steps: Series) -> list[Chart]:
-    of_batches = [(x, 100 * y) for x, y in steps.line(_over(steps), "top1")] if steps.has("top1") else []
-    lines = [Line("training batches", of_batches)] if of_batches else []
+    batch_points = [(x, 100 * y) for x, y in steps.line(_over(steps), "top1")] if steps.has("top1") else []
+    lines = [Line("training batches", batch_points)] if batch_points else []
     lines += [
         Line(name, [(x, 100 * y) for x, y in evals.line(_over(evals), key)], marked=True)
         for key, name in _ACCURACIES.items()
@@ -94,8 +94,8 @@ def _accuracies(evals: Series, steps: Series) -> list[Chart]:
     ]
     if not any(line.points for line in lines):
         return []
-    judged = evals.extents["ema_top1" if evals.has("ema_top1") else "top1"] if evals.has("top1") else None
-    note = f"last {accuracy(judged.last)}, best {accuracy(judged.highest)}" if judged else ""
+    extent = evals.extents["ema_top1" if evals.has("ema_top1") else "top1"] if evals.has("top1") else None
+    note = f"last {accuracy(extent.last)}, best {accuracy(extent.highest)}" if extent else ""
     return [Chart("Top-1 accuracy", _over(evals if evals.num_records else steps), "%", lines, low=None, note=note)]
 
 
@@ -109,11 +109,8 @@ def _losses(evals: Series, steps: Series) -> list[Chart]:
 
 
 def _rate(run: Run) -> list[Chart]:
-    """Return the schedule as planned; the logged rates if it depends on evaluations.
-
-    Logged steps alone would miss the first step and, most often, the peak. Steps that the run did not reach are drawn
-    as a line of their own.
-    """
+    """Return the planned learning rate; the logged one if the schedule depends on evaluations."""
+    # Logged steps alone would miss the first step and usually the peak. Steps not reached are a line of their own.
     planned = _planned_lr(run.plan)
     if not planned:
         steps = run.steps
@@ -134,9 +131,11 @@ def _rate(run: Run) -> list[Chart]:
 
 
 def _planned_lr(plan: dict[str, Any]) -> list[tuple[float, float]]:
-    """Return the (step, learning rate) points of plan.json; runs made before it had them have none."""
-    found = plan.get("lr_schedule")
-    pairs = [each for each in found if isinstance(each, list) and len(each) == 2] if isinstance(found, list) else []
+    """Return the (step, learning rate) points of plan.json; older runs have none."""
+    recorded = plan.get("lr_schedule")
+    pairs = (
+        [each for each in recorded if isinstance(each, list) and len(each) == 2] if isinstance(recorded, list) else []
+    )
     points = [(finite(step), finite(lr)) for step, lr in pairs[:2000]]
     return [(step, lr) for step, lr in points if step is not None and lr is not None and step >= 0]
 
@@ -168,19 +167,19 @@ def _evaluations(run: Run) -> Table:
 
 
 def _cell(key: str, value: object) -> Cell:
-    found = finite(value)
-    if found is None:
+    amount = finite(value)
+    if amount is None:
         return cells.text("" if value is None else value)
     match key:
         case "step":
-            return cells.count(found)
+            return cells.count(amount)
         case "epoch":
-            return Cell(f"{found:.2f}".removesuffix(".00"), found)
+            return Cell(f"{amount:.2f}".removesuffix(".00"), amount)
         case "trained_s" | "train_s" | "epoch_s":
-            return cells.of_seconds(found)
+            return cells.of_seconds(amount)
         case "images_per_s":
-            return Cell(number(found), found)
+            return Cell(number(amount), amount)
         case _ if key.endswith(("top1", "top5")):
-            return cells.of_accuracy(found)
+            return cells.of_accuracy(amount)
         case _:
-            return cells.loss(found)
+            return cells.loss(amount)

@@ -1,4 +1,4 @@
-"""Where the numbers come from: machine, versions, command, plan and recipe."""
+"""Report the provenance of a run: command, plan, machine, versions and recipe."""
 
 import json
 from typing import Any, Final
@@ -16,13 +16,13 @@ _TRAINED: Final = {
     "num_classes": "classes",
     "image_size": "image size",
     "total_steps": "steps planned",
-    "batch_size": "batch, of all ranks",
-    "micro_batch": "batch computed at once, of a rank",
+    "batch_size": "batch, all ranks",
+    "micro_batch": "micro-batch per rank",
 }
 
 
 def origin(run: Run) -> Section:
-    """Return what was run, and what on."""
+    """Return the provenance section."""
     blocks: list[Block] = []
     command = _command(run)
     if command:
@@ -31,22 +31,22 @@ def origin(run: Run) -> Section:
     planned = [(name, cells.of_value(key, run.plan[key])) for key, name in _TRAINED.items() if key in run.plan]
     blocks.append(Facts([*trained, *planned], "What was trained"))
     machine = _machine(run)
-    blocks.append(Facts(machine, "Machine and versions") if machine else cells.missing("machine.json is not there."))
+    blocks.append(Facts(machine, "Machine and versions") if machine else cells.missing("machine.json is missing."))
     if run.recipe:
         blocks.append(Code("Recipe, resolved (recipe.yaml)", clean_lines(run.recipe)))
     if run.plan:
-        plan = {key: value for key, value in run.plan.items() if key != "lr_schedule"}  # drawn as a chart
+        plan = {key: value for key, value in run.plan.items() if key != "lr_schedule"}  # a chart shows it
         blocks.append(Code("Plan (plan.json)", clean_lines(json.dumps(plan, indent=2))[:20_000]))
     return Section("origin", "Provenance", blocks)
 
 
 def _command(run: Run) -> str:
-    found = run.result.provenance.get("command") if run.result is not None else None
-    if isinstance(found, list):
+    command = run.result.provenance.get("command") if run.result is not None else None
+    if isinstance(command, list):
         import shlex
 
-        return clean(shlex.join(str(word) for word in found), 4000)
-    return clean(found, 4000) if isinstance(found, str) else ""
+        return clean(shlex.join(str(word) for word in command), 4000)
+    return clean(command, 4000) if isinstance(command, str) else ""
 
 
 def _trained(result: RunResult) -> list[tuple[str, Cell]]:
@@ -60,7 +60,7 @@ def _trained(result: RunResult) -> list[tuple[str, Cell]]:
         ("schema version of the result", cells.count(result.schema_version)),
     ]
     if result.skipped_steps:
-        skipped = f"{count(result.skipped_steps, 'step')}, whose gradient was no number or overflowed"
+        skipped = f"{count(result.skipped_steps, 'step')}, whose gradient was NaN or overflowed"
         rows.insert(1, ("skipped", Cell(skipped, result.skipped_steps)))
     if result.gap is not None:
         points = f"{100 * result.gap:+.2f} points of top-1"
@@ -70,6 +70,6 @@ def _trained(result: RunResult) -> list[tuple[str, Cell]]:
 
 def _machine(run: Run) -> list[tuple[str, Cell]]:
     known: dict[str, Any] = {**run.machine, **(run.result.provenance if run.result is not None else {})}
-    for key in ("command", "telemetry_missing"):  # these are told elsewhere
+    for key in ("command", "telemetry_missing"):  # shown elsewhere
         known.pop(key, None)
     return cells.facts_of(known)

@@ -1,4 +1,4 @@
-"""The top of the page: what was run, how it ended, the figures in large print, and the verdict."""
+"""Build the header of a run report: status, description, key figures and bottleneck."""
 
 import shlex
 from typing import Final
@@ -17,38 +17,38 @@ _TONES: Final[dict[str, Tone]] = {
     "preempted": "warning",
     "failed": "bad",
 }
-_NOT_MEASURED: Final = Cell("–")  # noqa: RUF001  words do not fit in large print; the note below says why
+_NOT_MEASURED: Final = Cell("–")  # noqa: RUF001  the note explains why
 _TAKES_A_VALUE: Final = ("--run-dir", "--ranks", "--max-restarts", "--port")
 
 
 def status(run: Run) -> tuple[str, Tone]:
-    """Return how the run ended, and whether that is good."""
+    """Return how the run ended, and the tone of that."""
     if run.result is None:
         return "not finished", "warning"
     steps = finite(run.plan.get("total_steps"))
     ended = clean(run.result.how_it_ended(None if steps is None else int(steps)), 200)
     if run.result.status in ("preempted", "failed"):
-        of_code = " --own-code" if run.result.provenance.get("own_parts") else ""
-        ended += f"; resume with paceline train {clean(shlex.quote(str(run.path)), 2000)} --resume{of_code}"
+        own_code = " --own-code" if run.result.provenance.get("own_parts") else ""
+        ended += f"; resume with paceline train {clean(shlex.quote(str(run.path)), 2000)} --resume{own_code}"
     return ended, _TONES[run.result.status]
 
 
 def subtitle(run: Run) -> list[str]:
-    """Return a few words each on what was trained, on which data, how, where and when."""
+    """Return short descriptions of recipe, model, data, training, start time, ranks and hardware."""
     result = run.result
     settings, _ = read_settings(run.recipe)
-    words = [_recipe(run), _model(result, settings), _data(run, settings), _training(run, settings)]
+    descriptions = [_recipe(run), _model(result, settings), _data(run, settings), _training(run, settings)]
     started_s = finite(run.attempts.rows[0].get("started_s")) if run.attempts.rows else None
     if started_s is not None:
-        words.append(moment(started_s))
+        descriptions.append(moment(started_s))
     if result is not None:
-        words.append(count(result.world_size, "rank"))
-    words += [clean(_where(run)), clean(f"torch {run.machine['torch']}") if "torch" in run.machine else ""]
-    return [each for each in words if each]
+        descriptions.append(count(result.world_size, "rank"))
+    descriptions += [clean(_where(run)), clean(f"torch {run.machine['torch']}") if "torch" in run.machine else ""]
+    return [each for each in descriptions if each]
 
 
 def _recipe(run: Run) -> str:
-    """Return the recipe's name; its hash where a run of an earlier version has none, or where it is not finished."""
+    """Return the recipe's name, or its hash if the run has not recorded a name."""
     name = clean(run.plan.get("recipe_name") or "", 60) or (_recipe_name(run.result) if run.result is not None else "")
     if name:
         return f"recipe {name}"
@@ -58,7 +58,7 @@ def _recipe(run: Run) -> str:
 
 
 def _model(result: RunResult | None, settings: dict[str, str]) -> str:
-    """Return `torchvision:resnet18, 11.2 M parameters`."""
+    """Return a description such as `torchvision:resnet18, 11.2 M parameters`."""
     name = clean(settings.get("model.name", ""), 80)
     if not name or result is None or result.parameters is None:
         return name
@@ -68,7 +68,7 @@ def _model(result: RunResult | None, settings: dict[str, str]) -> str:
 
 
 def _data(run: Run, settings: dict[str, str]) -> str:
-    """Return `cifar10, 50,000 training and 10,000 validation images, 10 classes`."""
+    """Return a description such as `cifar10, 50,000 training and 10,000 validation images, 10 classes`."""
     name = clean(settings.get("data.source.name", ""), 80)
     images = [
         f"{f'{number:,.0f}' if number else 'no'} {split}"
@@ -81,7 +81,7 @@ def _data(run: Run, settings: dict[str, str]) -> str:
 
 
 def _training(run: Run, settings: dict[str, str]) -> str:
-    """Return `sgd, peak lr 0.1, batch 128, bf16`."""
+    """Return a description such as `sgd, peak lr 0.1, batch 128, bf16`."""
     peak = finite(run.plan.get("peak_lr"))
     batch = settings.get("data.batch_size")
     parts = [
@@ -94,7 +94,7 @@ def _training(run: Run, settings: dict[str, str]) -> str:
 
 
 def figures(run: Run) -> list[Figure]:
-    """Return the figures in large print; of a run that has not finished those that its logs tell."""
+    """Return the key figures; for an unfinished run, those in its logs."""
     if run.result is None:
         return _so_far(run)
     result = run.result
@@ -102,58 +102,58 @@ def figures(run: Run) -> list[Figure]:
 
 
 def notices(run: Run) -> list[str]:
-    """Return what a person should look into, a few words each."""
-    found = [count(run.warnings.total, "warning")] if run.warnings.total else []
+    """Return short notices on warnings, bad images, skipped steps and failed checkpoints."""
+    notices = [count(run.warnings.total, "warning")] if run.warnings.total else []
     if run.result is not None and run.result.bad_images:
-        found.append(f"{count(run.result.bad_images, 'image')} left out")
+        notices.append(f"{count(run.result.bad_images, 'image')} left out")
     if run.result is not None and run.result.skipped_steps:
-        found.append(f"{count(run.result.skipped_steps, 'step')} skipped")
+        notices.append(f"{count(run.result.skipped_steps, 'step')} skipped")
     if run.result is not None and run.result.checkpoints is not None and run.result.checkpoints.failed:
-        found.append(f"{count(run.result.checkpoints.failed, 'checkpoint')} failed")
-    return found
+        notices.append(f"{count(run.result.checkpoints.failed, 'checkpoint')} failed")
+    return notices
 
 
 def verdict(run: Run) -> Verdict | None:
-    """Return what held the run back, with the command that would help; None for a run that has not finished."""
+    """Return the bottleneck and the command to try next; None for an unfinished run."""
     if run.result is None or not run.result.verdict.get("bottleneck"):
         return None
-    found = {key: clean(value, 500) for key, value in run.result.verdict.items()}
+    recorded = {key: clean(value, 500) for key, value in run.result.verdict.items()}
     command = _command(run, run.result.verdict.get("try", ""))
     return Verdict(
-        bottleneck=found["bottleneck"],
-        evidence=found.get("evidence", ""),
-        ceiling=_ceiling(run, found),
+        bottleneck=recorded["bottleneck"],
+        evidence=recorded.get("evidence", ""),
+        ceiling=_ceiling(run, recorded),
         command=command,
-        advice="" if command else found.get("try", ""),
+        advice="" if command else recorded.get("try", ""),
     )
 
 
-def _ceiling(run: Run, found: dict[str, str]) -> str:
-    """Return what a profile has measured, or else what the run's clock bounds, as a sentence."""
+def _ceiling(run: Run, recorded: dict[str, str]) -> str:
+    """Return the speed-up limit as a sentence: as `paceline profile` measured it, or else as the clock bounds it."""
     measured = run.profile.get("verdict")
     ceiling = clean(measured.get("ceiling") or "", 500) if isinstance(measured, dict) else ""
-    ceiling = ceiling or found.get("ceiling", "")
+    ceiling = ceiling or recorded.get("ceiling", "")
     return f"Ceiling: {ceiling.rstrip('.')}." if ceiling else ""
 
 
 def _command(run: Run, overrides: str) -> str:
-    """Return the command that does with `overrides` what the run did; "" where these are none."""
+    """Return the command that repeats the run with `overrides`; "" if these are not overrides."""
     try:
-        words = shlex.split(overrides)
+        arguments = shlex.split(overrides)
     except ValueError:
         return ""
-    if not words or not all(word.partition("=")[1] and word.isprintable() for word in words):
+    if not arguments or not all(each.partition("=")[1] and each.isprintable() for each in arguments):
         return ""
-    return clean(shlex.join(["paceline", "profile" if run.profile else "train", str(run.path), *words]), 2000)
+    return clean(shlex.join(["paceline", "profile" if run.profile else "train", str(run.path), *arguments]), 2000)
 
 
 def _recipe_name(result: RunResult) -> str:
-    """Return the recipe's name as it was given on the command line, "" where it was not."""
+    """Return the recipe's name as given on the command line, "" if it was not."""
     command = result.provenance.get("command")
-    words = [str(word) for word in command[2:]] if isinstance(command, list) else []
+    arguments = [str(word) for word in command[2:]] if isinstance(command, list) else []
     names = (
         word
-        for before, word in zip(["", *words], words, strict=False)
+        for before, word in zip(["", *arguments], arguments, strict=False)
         if before not in _TAKES_A_VALUE and "=" not in word and not word.startswith("-")
     )
     return clean(next(names, "").rstrip("/").rpartition("/")[2], 60)
@@ -167,8 +167,8 @@ def _where(run: Run) -> str:
 
 
 def _accuracy(result: RunResult) -> list[Figure]:
-    judged, whose = (result.ema, ", averaged weights") if result.ema is not None else (result.eval, "")
-    if judged is None:
+    evaluation, whose = (result.ema, ", averaged weights") if result.ema is not None else (result.eval, "")
+    if evaluation is None:
         return [
             Figure(
                 "top-1",
@@ -176,13 +176,13 @@ def _accuracy(result: RunResult) -> list[Figure]:
                 "not evaluated: the recipe has train.eval_every=off, or the run ended before the first",
             )
         ]
-    notes = [*_best(result.best, judged), f"top-5 {accuracy(judged.top5)}", f"loss {judged.loss:,.4f}"]
-    notes.append(count(judged.images, "image"))
-    return [Figure(f"top-1{whose}", cells.of_accuracy(judged.top1), ", ".join(notes))]
+    notes = [*_best(result.best, evaluation), f"top-5 {accuracy(evaluation.top5)}", f"loss {evaluation.loss:,.4f}"]
+    notes.append(count(evaluation.images, "image"))
+    return [Figure(f"top-1{whose}", cells.of_accuracy(evaluation.top1), ", ".join(notes))]
 
 
-def _best(best: EvalResult | None, judged: EvalResult) -> list[str]:
-    return [f"best {accuracy(best.top1)}"] if best is not None and best.top1 != judged.top1 else []
+def _best(best: EvalResult | None, last: EvalResult) -> list[str]:
+    return [f"best {accuracy(best.top1)}"] if best is not None and best.top1 != last.top1 else []
 
 
 def _speed(result: RunResult) -> list[Figure]:
@@ -210,15 +210,15 @@ def _account(result: RunResult) -> list[Figure]:
 
 
 def _so_far(run: Run) -> list[Figure]:
-    found = []
+    figures = []
     if run.evals:
         last = run.evals[-1]
         top1 = finite(last.get("ema_top1", last.get("top1")))
         step = number(finite(last.get("step")) or 0)
-        found.append(Figure("top-1 so far", cells.of_accuracy(top1), f"after step {step}"))
+        figures.append(Figure("top-1 so far", cells.of_accuracy(top1), f"after step {step}"))
     for key, label in (("step", "last logged step"), ("images_per_s", "images/s, last"), ("trained_s", "trained")):
         if run.steps.has(key):
             last_value = run.steps.extents[key].last
             cell = cells.of_seconds(last_value) if key == "trained_s" else cells.plain(last_value)
-            found.append(Figure(label, cell))
-    return found
+            figures.append(Figure(label, cell))
+    return figures

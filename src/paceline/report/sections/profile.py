@@ -1,6 +1,6 @@
-"""What `paceline profile` found: probes, ceilings, and how much of the device's peak was reached.
+"""Report the results of `paceline profile`: probes, ceilings and the achieved share of peak FLOP/s.
 
-Its file is written by another part of the program, and read here as far as its keys are there.
+Read profile.json leniently: use the keys that are present.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from paceline.report.words import clean, finite
 
 _COST: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "parameters": ("parameters", number),
-    "flops_per_image": ("arithmetic of an image, forward and backward", flops),
+    "flops_per_image": ("FLOPs per image, forward and backward", flops),
     "achieved_flops_per_s": ("achieved", lambda value: f"{flops(value)}/s"),
     "peak_flops_per_s": ("peak", lambda value: f"{flops(value)}/s"),
     "roofline_images_per_s": ("ceiling of the roofline", lambda value: f"{number(value)} images/s"),
@@ -23,12 +23,17 @@ _SHARES: Final = {"mfu": "share of the peak (MFU)", "roofline_share": "share of 
 
 
 def profile(run: Run) -> Section | None:
-    """Return probes, ceilings and cost; None for a run that was not profiled."""
+    """Return probes, ceilings and cost; None if the run was not profiled."""
     if not run.profile:
         return None
-    found = run.profile
-    blocks = [*_probes(found), *_ceilings(found.get("ceilings")), *_cost(found.get("cost")), *_left_out(found)]
-    nothing = cells.missing("profile.json holds nothing that is known here.")
+    recorded = run.profile
+    blocks = [
+        *_probes(recorded),
+        *_ceilings(recorded.get("ceilings")),
+        *_cost(recorded.get("cost")),
+        *_left_out(recorded),
+    ]
+    nothing = cells.missing("profile.json has no known fields.")
     return Section("profile", "What would be faster", blocks or [nothing])
 
 
@@ -36,7 +41,7 @@ def _probes(profile: dict[str, Any]) -> list[Block]:
     probes = _objects(profile.get("probes"))
     if not probes:
         return []
-    sentence = "Each probe is the same run with a part of its work for free. It shows what that part costs."
+    sentence = "Each probe repeats the run with one part of its work removed. The ratio shows the cost of that part."
     columns = [Column("run", is_number=False), Column("free", is_number=False), Column("images/s"), Column("range")]
     columns += [Column("ratio"), Column("recipe patch", is_number=False)]
     base = profile.get("base")
@@ -58,27 +63,27 @@ def _probe(probe: dict[str, Any]) -> list[Cell]:
     ]
 
 
-def _range(found: object, form: str) -> str:
-    """Return ` (low to high)`, "" where there is no range."""
-    ends = [finite(each) for each in found] if isinstance(found, list) else []
+def _range(spread: object, spec: str) -> str:
+    """Return ` (low to high)`, or "" without a range."""
+    ends = [finite(each) for each in spread] if isinstance(spread, list) else []
     if len(ends) != 2 or ends[0] is None or ends[1] is None:
         return ""
-    return f" ({ends[0]:{form}} to {ends[1]:{form}})"
+    return f" ({ends[0]:{spec}} to {ends[1]:{spec}})"
 
 
 def _left_out(profile: dict[str, Any]) -> list[Block]:
     rows = [[cells.text(each.get("name", "")), cells.text(each.get("reason", ""), 300)]
             for each in _objects(profile.get("left_out"))[:50]]  # fmt: skip
-    columns = [Column("probe", is_number=False), Column("why it was left out", is_number=False)]
+    columns = [Column("probe", is_number=False), Column("reason", is_number=False)]
     return [Table("Not measured", columns, rows)] if rows else []
 
 
-def _objects(found: object) -> list[dict[str, Any]]:
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+def _objects(values: object) -> list[dict[str, Any]]:
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
 
 
 def _patch(patch: object) -> str:
-    """Return a patch as overrides, however it was written down."""
+    """Return a patch as overrides, whatever its type."""
     match patch:
         case None:
             return ""
@@ -90,22 +95,22 @@ def _patch(patch: object) -> str:
             return clean(patch, 300)
 
 
-def _ceilings(found: object) -> list[Block]:
-    if not isinstance(found, dict):
+def _ceilings(ceilings: object) -> list[Block]:
+    if not isinstance(ceilings, dict):
         return []
-    values = [(clean(key).replace("_", " "), finite(value)) for key, value in list(found.items())[:20]]
+    values = [(clean(key).replace("_", " "), finite(value)) for key, value in list(ceilings.items())[:20]]
     rows = [(name, Cell(f"{value:.2f}x", value)) for name, value in values if value is not None]
-    return [Facts(rows, "Ceilings: how many times as fast at most")] if rows else []
+    return [Facts(rows, "Ceilings: maximum speed-up")] if rows else []
 
 
 def _cost(cost: object) -> list[Block]:
     if not isinstance(cost, dict):
         return []
     rows: list[tuple[str, Cell]] = []
-    for key, (name, told) in _COST.items():
+    for key, (name, format_value) in _COST.items():
         value = finite(cost.get(key))
         if value is not None:
-            rows.append((name, Cell(told(value), value)))
+            rows.append((name, Cell(format_value(value), value)))
     shares = [(name, finite(cost.get(key))) for key, name in _SHARES.items()]
     rows += [(name, Cell(share(value), value)) for name, value in shares if value is not None]
     if isinstance(cost.get("peak_source"), str) and cost["peak_source"]:

@@ -1,4 +1,4 @@
-"""Ranks: what averaging gradients took, how each rank spent its steps, and who was waited for."""
+"""Report on ranks: gradient communication, time per stage and stragglers."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,18 @@ _NUM_OPEN = 16
 
 
 def ranks(run: Run) -> Section:
-    """Return communication, ranks and straggler, or why there is none."""
+    """Return communication, ranks and straggler, or why there are none."""
     result = run.result
     title = "Communication and ranks"
     if result is None:
-        return Section("ranks", title, [cells.missing("The run has not finished, so its ranks are not compared.")])
+        return Section("ranks", title, [cells.missing("The run has not finished: its ranks are compared at its end.")])
     if result.world_size == 1:
-        return Section("ranks", title, [cells.missing("One rank: there is nothing to send, and nobody to wait for.")])
+        return Section(
+            "ranks", title, [cells.missing("The run had one rank: there was no communication and no straggler.")]
+        )
     blocks: list[Block] = []
     if result.communication is None:
-        blocks.append(cells.missing("Communication was not measured: that needs measure.clock=on and ddp."))
+        blocks.append(cells.missing("Communication was not measured (set measure.clock=on and use ddp)."))
     else:
         blocks += _communication(_timed_aside(run) or result.communication)
     if result.straggler is not None:
@@ -32,62 +34,67 @@ def ranks(run: Run) -> Section:
 
 
 def _timed_aside(run: Run) -> CommunicationResult | None:
-    """Return what a profile put together of its base and the run in which it timed buckets, if it did."""
+    """Return the communication that `paceline profile` combined from its base run and its bucket timing run, if any."""
     try:
-        found = CommunicationResult.model_validate((run.profile or {}).get("communication"))
+        result = CommunicationResult.model_validate((run.profile or {}).get("communication"))
     except ValueError:
         return None
-    return found if found.buckets else None
+    return result if result.buckets else None
 
 
-def _communication(found: CommunicationResult) -> list[Block]:
+def _communication(result: CommunicationResult) -> list[Block]:
     facts = [
-        ("exposed", Cell(f"{milliseconds(found.exposed_s)} a step, {share(found.share)} of it", found.exposed_s)),
+        ("exposed", Cell(f"{milliseconds(result.exposed_s)} per step, {share(result.share)} of it", result.exposed_s)),
     ]
-    if found.wire_s is not None:
-        facts.append(("on the wire", Cell(f"{milliseconds(found.wire_s)} a step", found.wire_s)))
-    if found.overlap is not None:
-        facts.append(("hidden behind backward", Cell(f"{share(found.overlap)} of that", found.overlap)))
-    if found.bytes is not None:
-        facts.append(("sent", Cell(f"{size(found.bytes)} a step and rank", found.bytes)))
-    if found.bytes is not None and found.wire_s:
-        rate = found.bytes / found.wire_s
+    if result.wire_s is not None:
+        facts.append(("on the wire", Cell(f"{milliseconds(result.wire_s)} per step", result.wire_s)))
+    if result.overlap is not None:
+        facts.append(("hidden behind backward", Cell(f"{share(result.overlap)} of that", result.overlap)))
+    if result.bytes is not None:
+        facts.append(("sent", Cell(f"{size(result.bytes)} per step and rank", result.bytes)))
+    if result.bytes is not None and result.wire_s:
+        rate = result.bytes / result.wire_s
         facts.append(("rate on the wire", Cell(f"{size(rate)}/s", rate)))
     blocks: list[Block] = [Facts(facts)]
-    if not found.buckets:
-        note = "Exposed is what a step waits for. What each bucket takes is measured with measure.communication=on."
+    if not result.buckets:
+        note = (
+            "Exposed time is the time per step spent waiting for gradients. "
+            "Set measure.communication=on to time each bucket."
+        )
         return [*blocks, cells.missing(note)]
     rows = [
         [cells.count(index), cells.of_bytes(each.bytes), cells.of_milliseconds(each.ready_s),
          cells.of_milliseconds(each.wire_s), Cell(f"{size(each.bytes / each.wire_s)}/s") if each.wire_s else Cell(""),
          cells.count(each.n)]
-        for index, each in enumerate(found.buckets)
+        for index, each in enumerate(result.buckets)
     ]  # fmt: skip
     titles = ("bucket", "bytes", "ready after", "on the wire", "rate", "steps")
     table = Table("Buckets of gradients, means", [Column(each) for each in titles], rows, _NUM_OPEN, "all buckets")
     return [*blocks, table]
 
 
-def _straggler(found: StragglerResult) -> Paragraph:
-    lost = f"Waiting for the latest rank costs {milliseconds(found.lost_s)} a step, {share(found.share)} of it."
-    if found.rank is None:
-        often = f"in {share(found.late_steps)} of the steps" if found.late_steps else ""
-        return Paragraph(" ".join(filter(None, [lost, "It is now one rank and now another", often])) + ".")
-    where = f", and spends it in {parts.name(found.stage)}" if found.stage else ""
-    return Paragraph(f"{lost} It is rank {found.rank}, {milliseconds(found.late_s)} later than the others{where}.")
+def _straggler(result: StragglerResult) -> Paragraph:
+    lost = f"Waiting for the straggler costs {milliseconds(result.lost_s)} per step, {share(result.share)} of it."
+    if result.rank is None:
+        often = f"in {share(result.late_steps)} of the steps" if result.late_steps else ""
+        return Paragraph(" ".join(filter(None, [lost, "The straggler changes from step to step", often])) + ".")
+    where = f", mostly in {parts.name(result.stage)}" if result.stage else ""
+    return Paragraph(
+        f"{lost} The straggler is rank {result.rank}, {milliseconds(result.late_s)} later than the others{where}."
+    )
 
 
-def _ranks(found: Sequence[RankResult], *, on_gpu: bool) -> Table:
-    stages = list(dict.fromkeys(name for each in found for name, each_s in each.stages.items() if each_s))
+def _ranks(results: Sequence[RankResult], *, on_gpu: bool) -> Table:
+    stages = list(dict.fromkeys(name for each in results for name, each_s in each.stages.items() if each_s))
     rows = [
         [cells.count(each.rank), _ms(each.step_s), _ms(each.late_s),
          *(_ms(each.stages[name]) if name in each.stages else Cell("") for name in stages)]
-        for each in found
+        for each in results
     ]  # fmt: skip
     titles = ["rank", "a step", "late by", *map(parts.name, stages)]
     clock = "; stages by the device's clock" if on_gpu else ""
     title = f"Ranks: mean ms per step{clock}"
-    return Table(title, [Column(each) for each in titles], rows, _NUM_OPEN, f"all {len(found):,} ranks")
+    return Table(title, [Column(each) for each in titles], rows, _NUM_OPEN, f"all {len(results):,} ranks")
 
 
 def _ms(value_s: float) -> Cell:

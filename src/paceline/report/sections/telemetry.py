@@ -1,4 +1,4 @@
-"""What the nodes were doing while the run trained: processors, memory, GPUs, disk and network over time."""
+"""Report node telemetry over time: CPU, memory, GPUs, disk and network."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from paceline.report.words import clean
 
 @dataclass(frozen=True)
 class _Quantity:
-    """A chart: its title, the keys of its lines with their names, what a value is divided by, and its unit.
+    """A chart: its title, the keys and names of its lines, the divisor of its values, and their unit.
 
-    Amounts of bytes are told in the unit that fits the highest, and `scale` is 0.
+    A `scale` of 0 chooses the byte unit that fits the highest value.
     """
 
     title: str
@@ -46,7 +46,7 @@ _OF_GPU: Final = (
 
 
 def telemetry(run: Run) -> Section:
-    """Return a chart for each quantity, or why there are none."""
+    """Return a chart per quantity, or why there are none."""
     times = [node.series.extents["unix_s"] for node in run.nodes if node.series.has("unix_s")]
     if not times:
         return Section("telemetry", "The machine over time", [cells.missing(_why_none(run))])
@@ -54,18 +54,18 @@ def telemetry(run: Run) -> Section:
     clock = clock_for(max(each.highest for each in times) - begin)
     charts = [*_charts(_OF_NODE, run.nodes, _node_lines, begin, clock)]
     charts += _charts(_OF_GPU, run.nodes, _gpu_lines, begin, clock)
-    blocks: list[Block] = (
-        [Charts(charts)] if charts else [cells.missing("Telemetry holds no value that is known here.")]
-    )
+    blocks: list[Block] = [Charts(charts)] if charts else [cells.missing("Telemetry has no known values.")]
     return Section("telemetry", "The machine over time", [*blocks, *_notes(run)])
 
 
 Lines = Callable[[Node, _Quantity, bool], Iterable[tuple[str, str, str]]]
 
 
-def _charts(found: Sequence[_Quantity], nodes: Sequence[Node], names: Lines, begin: float, clock: Clock) -> list[Chart]:
+def _charts(
+    quantities: Sequence[_Quantity], nodes: Sequence[Node], names: Lines, begin: float, clock: Clock
+) -> list[Chart]:
     charts = []
-    for quantity in found:
+    for quantity in quantities:
         keys = [(node, *each) for node in nodes for each in names(node, quantity, len(nodes) > 1)]
         keys = [each for each in keys if each[0].series.line("unix_s", each[1])]
         if not keys:
@@ -106,21 +106,21 @@ def _gpu_lines(node: Node, quantity: _Quantity, has_many: bool) -> Iterable[tupl
 def _notes(run: Run) -> list[Block]:
     notes: list[Block] = []
     if any(node.gpus for node in run.nodes):
-        notes.append(Paragraph("These are all GPUs of the node, with what others may have run on them too."))
+        notes.append(Paragraph("The charts show all GPUs of the node, including other programs' load."))
     elif run.result is None or run.result.provenance.get("device") != "cpu":
-        why = _missing(run) or "there is none, or nvidia-ml-py is not installed"
+        why = _missing(run) or "the node has none, or nvidia-ml-py is not installed"
         notes.append(cells.missing(f"No GPU was recorded: {why}."))
     sampled = [node.series.num_records for node in run.nodes if node.series.is_sample]
     if sampled:
-        read = f"{max(sampled):,} looks a node at most, spread evenly from the first to the last, were read"
-        notes.append(cells.missing(f"Telemetry is long: {read}; a peak between them is not seen."))
+        read = f"paceline read at most {max(sampled):,} samples per node, spread evenly from the first to the last"
+        notes.append(cells.missing(f"Telemetry is long: {read}, and may miss peaks between them."))
     if run.num_nodes > MAX_NODES:
         notes.append(cells.missing(f"The first {MAX_NODES} of {run.num_nodes} nodes are shown."))
     return notes
 
 
 def _missing(run: Run) -> str:
-    """Return what the run found missing, "" where nothing is."""
+    """Return why the run recorded no telemetry, "" if it did."""
     return clean(run.result.provenance.get("telemetry_missing") or "", 300) if run.result is not None else ""
 
 
@@ -129,6 +129,6 @@ def _why_none(run: Run) -> str:
     if every == "off":
         return "The machine was not recorded: measure.telemetry is off."
     if not every:
-        return "The machine was not recorded: the run was made by a version of paceline that did not."
-    why = _missing(run) or f"psutil is not installed, or the run ended before the first look ({every})"
+        return "The machine was not recorded: an older version of paceline made the run."
+    why = _missing(run) or f"psutil is not installed, or the run ended before the first sample ({every})"
     return f"The machine was not recorded: {why}."

@@ -1,4 +1,4 @@
-"""Where the time went: the whole process's wall clock, a step's stages, and beside them how its batches were made."""
+"""Report where the time went: the wall clock of the process, the stages of a step and the data loader."""
 
 from paceline.core.results import AccountResult, HostToDeviceResult, LoaderResult, RunResult
 from paceline.core.units import count, milliseconds, number, seconds, share, size
@@ -8,11 +8,11 @@ from paceline.report.files import setting
 from paceline.report.run import Run
 from paceline.report.sections import cells
 
-_UNFINISHED = "The run has not finished, so its time is not accounted for: that is done at its end."
+_UNFINISHED = "The run has not finished: its time is attributed at its end."
 
 
 def time(run: Run) -> Section:
-    """Return the account of the wall clock, and the stages of a step."""
+    """Return the breakdown of the wall clock, and the stages of a step."""
     result = run.result
     if result is None:
         return Section("time", "Where the time went", [cells.missing(_UNFINISHED)])
@@ -20,11 +20,11 @@ def time(run: Run) -> Section:
 
 
 def loader(run: Run) -> Section:
-    """Return how the batches were made."""
+    """Return the work and timing of the data loader."""
     result = run.result
     if result is None or result.loader is None:
         why = _why_no_loader(run)
-        return Section("loader", "Data loading", [cells.missing(f"How batches were made was not measured: {why}.")])
+        return Section("loader", "Data loading", [cells.missing(f"The data loader was not measured: {why}.")])
     return Section("loader", "Data loading", _loader(result.loader))
 
 
@@ -44,7 +44,7 @@ def _account(result: RunResult) -> list[Block]:
 
 
 def _pieces(account: AccountResult, result: RunResult) -> list[tuple[str, float]]:
-    """Return what the wall clock is made of, in the order in which a run goes through it."""
+    """Return the parts of the wall clock in chronological order."""
     stages = [(name, stage.host_s) for name, stage in result.stages.items()]
     before = [("start_up", account.start_up_s), ("compile", account.compile_s), ("warmup", account.warmup_s)]
     after = [("finish", account.finish_s), ("closing", account.closing_s), ("residual", account.residual_s)]
@@ -69,8 +69,12 @@ def _piece_row(key: str, each_s: float, account: AccountResult) -> list[Cell]:
 
 
 def _no_account(result: RunResult) -> Paragraph:
-    why = f"the result is of schema version {result.schema_version}, which had none" if result.stages else "clock off"
-    return cells.missing(f"There is no account of the whole wall clock: {why}.")
+    why = (
+        f"the result has schema version {result.schema_version}, which recorded no attribution"
+        if result.stages
+        else "clock off"
+    )
+    return cells.missing(f"The wall clock is not attributed: {why}.")
 
 
 def _times(result: RunResult) -> Facts:
@@ -95,35 +99,37 @@ def _stages(result: RunResult) -> list[Block]:
         [Part(parts.name(key), each_share, milliseconds(each_s / steps) if steps else share(each_share),
               parts.colour(key))
          for key, each_share, each_s in drawn if each_share > 0],
-        [milliseconds(part * wall_s / steps) for part in (0.0, 0.5, 1.0)] if steps else ["0 %", "50 %", "100 %"],
+        [milliseconds(fraction * wall_s / steps) for fraction in (0.0, 0.5, 1.0)]
+        if steps
+        else ["0 %", "50 %", "100 %"],
         has_legend=False,
     )  # fmt: skip
     return [bar, _stage_table(result, wall_s, steps), *_copied(result.host_to_device)]
 
 
-def _copied(found: HostToDeviceResult | None) -> list[Block]:
-    """Return what batches bring from the host, and how fast; nothing in results of before it was recorded."""
-    if found is None:
+def _copied(copy: HostToDeviceResult | None) -> list[Block]:
+    """Return size and speed of host-to-device copies; nothing for older results."""
+    if copy is None:
         return []
-    rows = [("from the host", cells.text(found))]
-    if found.bytes_per_s is not None and found.copy_s is not None:
-        rate = Cell(f"{number(found.bytes_per_s / 1e9)} GB/s", found.bytes_per_s)
+    rows = [("from the host", cells.text(copy))]
+    if copy.bytes_per_s is not None and copy.copy_s is not None:
+        rate = Cell(f"{number(copy.bytes_per_s / 1e9)} GB/s", copy.bytes_per_s)
         rows += [
-            ("copied, a step", cells.of_bytes(found.copied_bytes)),
-            ("copying", cells.of_milliseconds(found.copy_s)),
+            ("copied per step", cells.of_bytes(copy.copied_bytes)),
+            ("copying", cells.of_milliseconds(copy.copy_s)),
         ]
         rows.append(("rate", rate))
-    return [Facts(rows, "Batches on their way to the device")]
+    return [Facts(rows, "Host-to-device copies")]
 
 
 def _stage_table(result: RunResult, wall_s: float, steps: int) -> Table:
-    """Return a row a stage, and what none covers; the device's own seconds only where they are not the host's."""
+    """Return a row per stage and the residual; device times only if they differ from host times."""
     has_device = any(stage.device_s != stage.host_s for stage in result.stages.values())
     titles = ["host", *(["device"] if has_device else []), *(["host, a step"] if steps else []), "share of a step"]
     covered = sum(stage.share for stage in result.stages.values())
-    found = [(key, stage.host_s, stage.device_s, stage.share) for key, stage in result.stages.items()]
+    timed = [(key, stage.host_s, stage.device_s, stage.share) for key, stage in result.stages.items()]
     rows = []
-    for key, host_s, device_s, each_share in [*found, ("residual", (1 - covered) * wall_s, None, 1 - covered)]:
+    for key, host_s, device_s, each_share in [*timed, ("residual", (1 - covered) * wall_s, None, 1 - covered)]:
         device = [Cell("") if device_s is None else cells.of_seconds(device_s)] if has_device else []
         a_step = [cells.of_milliseconds(host_s / steps)] if steps else []
         name = Cell(parts.name(key), swatch=parts.colour(key))
@@ -135,20 +141,27 @@ def _why_no_loader(run: Run) -> str:
     if run.result is None:
         return "the run has not finished"
     is_off = setting(run.recipe, "measure", "clock") == "off"
-    return "measure.clock is off" if is_off else "this version of paceline did not, or the loader keeps no count"
-
-
-def _loader(found: LoaderResult) -> list[Block]:
-    made = max(found.images, 1)
-    workers = count(found.workers, "worker") if found.workers else "the rank itself"
-    beside = "The rank does this between its steps: it is its wait for data, seen closer, and no part of the sum above."
-    if found.workers:
-        beside = "This goes on beside the steps, in all workers at once. Its seconds are no part of the sum above."
-    made_by = (
-        f"{workers[0].upper()}{workers[1:]} made {found.batches:,} batches of {count(found.images, 'image')} in all."
+    return (
+        "measure.clock is off"
+        if is_off
+        else "this version of paceline did not measure it, or the loader has no statistics"
     )
-    sentence = f"{made_by} {beside}"
-    work = {"read": found.read_s, "decode": found.decode_s, "augment": found.augment_s, "collate": found.collate_s}
+
+
+def _loader(result: LoaderResult) -> list[Block]:
+    made = max(result.images, 1)
+    workers = count(result.workers, "worker") if result.workers else "the rank itself"
+    note = (
+        "The rank loads data between its steps, so these seconds are its data wait in detail. "
+        "Do not add them to the table above."
+    )
+    if result.workers:
+        note = "All workers run concurrently with the steps. Do not add these seconds to the table above."
+    made_by = (
+        f"{workers[0].upper()}{workers[1:]} made {result.batches:,} batches of {count(result.images, 'image')} in all."
+    )
+    sentence = f"{made_by} {note}"
+    work = {"read": result.read_s, "decode": result.decode_s, "augment": result.augment_s, "collate": result.collate_s}
     total_s = sum(work.values()) or 1.0
     rows = [
         [Cell(name), cells.of_seconds(each_s), cells.of_share(each_s / total_s, bar=True),
@@ -156,15 +169,15 @@ def _loader(found: LoaderResult) -> list[Block]:
         for name, each_s in work.items()
     ]  # fmt: skip
     columns = [Column("work", is_number=False), Column("all workers"), Column("share of the work"), Column("an image")]
-    busy = [] if found.busy is None else [("workers busy", cells.of_share(found.busy))]
+    busy = [] if result.busy is None else [("workers busy", cells.of_share(result.busy))]
     facts = [
-        ("the rank waited", cells.of_seconds(found.wait_s)),
-        ("batches that lay ready", Cell(share(found.ready), found.ready)),
-        ("queue depth, mean", Cell(number(found.queue_depth), found.queue_depth)),
+        ("the rank waited", cells.of_seconds(result.wait_s)),
+        ("batches that were ready", Cell(share(result.ready), result.ready)),
+        ("queue depth, mean", Cell(number(result.queue_depth), result.queue_depth)),
         *busy,
-        ("read from the source", Cell(f"{size(found.bytes_read)}, {size(found.bytes_read / made)} an image",
-                                      found.bytes_read)),
-        ("pixels handed on", Cell(f"{size(found.bytes_made)}, {size(found.bytes_made / made)} an image",
-                                  found.bytes_made)),
+        ("read from the source", Cell(f"{size(result.bytes_read)}, {size(result.bytes_read / made)} per image",
+                                      result.bytes_read)),
+        ("pixels produced", Cell(f"{size(result.bytes_made)}, {size(result.bytes_made / made)} per image",
+                                  result.bytes_made)),
     ]  # fmt: skip
     return [Paragraph(sentence), Table("Work of the loader, concurrent", columns, rows), Facts(facts)]

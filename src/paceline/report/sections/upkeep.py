@@ -1,4 +1,4 @@
-"""How the run kept going: useful time over all its processes, checkpoints, warnings and images left out."""
+"""Report reliability: goodput, checkpoints, processes, warnings and bad images."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ _NUM_OPEN = 20
 
 
 def upkeep(run: Run) -> Section:
-    """Return goodput, checkpoints, processes, warnings and bad images."""
+    """Return the reliability section."""
     result = run.result
     blocks: list[Block] = []
     if result is not None and result.goodput is not None and result.goodput.wall_s > 0:
         blocks.append(_goodput(result.goodput))
     else:
-        blocks.append(cells.missing("Goodput is not known: the run has not finished, or did not keep account of it."))
+        blocks.append(cells.missing("Goodput is unknown: the run has not finished, or did not record it."))
     if result is not None and result.checkpoints is not None:
         blocks.append(Facts(_checkpoints(result.checkpoints), "Checkpoints"))
     if run.attempts.rows:
@@ -28,42 +28,42 @@ def upkeep(run: Run) -> Section:
     return Section("upkeep", "Reliability", [*blocks, _warnings(run.warnings), *_bad_images(run.bad_images)])
 
 
-def _goodput(found: GoodputResult) -> Bar:
+def _goodput(goodput: GoodputResult) -> Bar:
     parts = (
-        ("useful", found.useful_s, "c-useful"),
-        ("start-up", found.startup_s, "c-start-up"),
-        (spoken("data_wait"), found.data_wait_s, "c-data-wait"),
-        (spoken("evaluate"), found.eval_s, "c-evaluate"),
-        (spoken("checkpoint"), found.checkpoint_s, "c-checkpoint"),
-        ("steps done again", found.rework_s, "c-rework"),
-        ("down", found.down_s, "c-down"),
-        ("other", found.other_s, "c-other"),
+        ("useful", goodput.useful_s, "c-useful"),
+        ("start-up", goodput.startup_s, "c-start-up"),
+        (spoken("data_wait"), goodput.data_wait_s, "c-data-wait"),
+        (spoken("evaluate"), goodput.eval_s, "c-evaluate"),
+        (spoken("checkpoint"), goodput.checkpoint_s, "c-checkpoint"),
+        ("repeated steps", goodput.rework_s, "c-rework"),
+        ("down", goodput.down_s, "c-down"),
+        ("other", goodput.other_s, "c-other"),
     )
-    starts = "one start" if found.starts == 1 else f"{found.starts} starts"
+    starts = "one start" if goodput.starts == 1 else f"{goodput.starts} starts"
     return Bar(
-        f"Goodput over {starts}: {seconds(found.useful_s)} of {seconds(found.wall_s)} were steps that count",
-        [Part(name, each_s / found.wall_s, seconds(each_s), colour) for name, each_s, colour in parts if each_s > 0],
-        ["0 s", seconds(found.wall_s / 2), seconds(found.wall_s)],
-        f"goodput {share(found.share)}",
+        f"Goodput over {starts}: {seconds(goodput.useful_s)} of {seconds(goodput.wall_s)} were steps that count",
+        [Part(name, each_s / goodput.wall_s, seconds(each_s), colour) for name, each_s, colour in parts if each_s > 0],
+        ["0 s", seconds(goodput.wall_s / 2), seconds(goodput.wall_s)],
+        f"goodput {share(goodput.share)}",
     )
 
 
-def _checkpoints(found: CheckpointResult) -> list[tuple[str, Cell]]:
-    rows = [("saved", cells.count(found.saved))]
-    rows += [("failed", cells.count(found.failed))] if found.failed else []
-    if found.saved:
-        rows.append(("size of one", Cell(size(found.bytes), found.bytes)))
-        rows.append(("training stood still for", cells.of_seconds(found.stall_s)))
-        rows.append(("safe on disk after", cells.of_seconds(found.write_s)))
+def _checkpoints(result: CheckpointResult) -> list[tuple[str, Cell]]:
+    rows = [("saved", cells.count(result.saved))]
+    rows += [("failed", cells.count(result.failed))] if result.failed else []
+    if result.saved:
+        rows.append(("size of one", Cell(size(result.bytes), result.bytes)))
+        rows.append(("training stalled for", cells.of_seconds(result.stall_s)))
+        rows.append(("written to disk after", cells.of_seconds(result.write_s)))
     return rows
 
 
-def _attempts(found: Rows) -> Table:
-    """Return a row a process of rank 0, the end beside the start."""
+def _attempts(events: Rows) -> Table:
+    """Return a row per process of rank 0, with its end beside its start."""
     rows: list[list[Cell]] = []
-    for each in found.rows:
+    for each in events.rows:
         if each.get("event") == "start":
-            rows.append([*_start(each), Cell(""), Cell(""), Cell("no end was noted")])
+            rows.append([*_start(each), Cell(""), Cell(""), Cell("no end recorded")])
         elif rows:
             rows[-1][-3:] = [
                 _moment(each, "ended_s"),
@@ -90,26 +90,26 @@ def _count(record: dict[str, Any], key: str) -> Cell:
     return Cell("") if value is None else cells.count(value)
 
 
-def _warnings(found: Rows) -> Block:
-    if not found.total:
+def _warnings(records: Rows) -> Block:
+    if not records.total:
         return cells.missing("No warnings were logged.")
-    rows = [[_moment(each, "unix_s"), Cell(clean(each.get("message", ""), 500))] for each in found.rows]
+    rows = [[_moment(each, "unix_s"), Cell(clean(each.get("message", ""), 500))] for each in records.rows]
     columns = [Column("when", is_number=False), Column("warning", is_number=False)]
     title = (
-        f"Warnings ({found.total:,})"
-        if found.total == len(rows)
-        else f"The first {len(rows)} of {found.total:,} warnings"
+        f"Warnings ({records.total:,})"
+        if records.total == len(rows)
+        else f"The first {len(rows)} of {records.total:,} warnings"
     )
     return Table(title, columns, rows, 10, f"all {len(rows)}")
 
 
-def _bad_images(found: Rows) -> list[Block]:
-    if not found.total:
+def _bad_images(records: Rows) -> list[Block]:
+    if not records.total:
         return []
     rows = [
         [cells.text(each.get("split", "")), cells.text(each.get("path", each.get("name", "")), 200),
          cells.text(each.get("reason", ""), 200)]
-        for each in found.rows
+        for each in records.rows
     ]  # fmt: skip
     columns = [Column(each, is_number=False) for each in ("split", "image", "why it was left out")]
-    return [Table(f"Images that could not be read ({found.total:,})", columns, rows, 5, f"{len(rows)} of them")]
+    return [Table(f"Images that could not be read ({records.total:,})", columns, rows, 5, f"{len(rows)} of them")]
