@@ -88,9 +88,9 @@ def _accuracy(classifier: Classifier, evaluation: Judged | None) -> str:
     note = f", averaged over {views} views per image, which the exported model does not do" if views > 1 else ""
     table = _table([("top-1", _share(evaluation.top1)), ("top-5", _share(evaluation.top5))])
     text = (
-        f"Of {evaluation.of} on {count(evaluation.num_images, 'validation image')}{note}. Intervals are Wilson's, 95 % ("
-        f"[doi](https://doi.org/10.1080/01621459.1927.10502953)). They cover the choice of images, not that of the "
-        f"training seed.\n\n{table}"
+        f"Of {evaluation.of} on {count(evaluation.num_images, 'validation image')}{note}. Intervals are Wilson's, "
+        f"95 % ([doi](https://doi.org/10.1080/01621459.1927.10502953)). They cover the choice of images, not "
+        f"that of the training seed.\n\n{table}"
     )
     weakest = worst(evaluation.classes, _WORST)
     if not weakest:

@@ -64,7 +64,7 @@ def test_another_size_is_in_what_is_written(run, tmp_path, capsys):
     [
         ({"format": "onxn"}, r"^--format: 'onxn' is not known \(did you mean 'onnx'\?\) \(use onnx, torch, safetens"),
         ({"with_preprocessing": True}, r"^--preprocessing: has no effect on safetensors.* \(leave it out\)$"),
-        ({"format": "torch"}, r"^--out: .*/a says something else than --format does \(name a file ending in .pt2\)$"),
+        ({"format": "torch"}, r"^--out: .*/a does not match --format \(name a file ending in .pt2\)$"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_loaded(run, tmp_path, options, said):

@@ -112,7 +112,7 @@ def test_a_checkpoint_of_the_middle_tells_how_much_training_it_has_seen(classifi
 def test_views_that_are_not_exported_are_told(classifier):
     data = classifier.recipe.data.model_copy(update={"eval_views": 6})
     recipe = classifier.recipe.model_copy(update={"data": data})
-    assert "judged by 6 views of it, which the exported network does not take" in written(
+    assert "averaged over 6 views per image, which the exported model does not do" in written(
         replace(classifier, recipe=recipe)
     )
 

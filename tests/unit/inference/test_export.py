@@ -76,21 +76,21 @@ def test_what_answers_otherwise_is_refused_and_leaves_nothing(classifier, tmp_pa
 @pytest.mark.parametrize("there", ["a.pt2", "a.pt2.md"])
 def test_what_is_there_is_never_written_over(classifier, tmp_path, there):
     (tmp_path / there).write_text("mine")
-    with pytest.raises(RecipeError, match=rf"^--out: .*/{there} is there already \(name another, or remove it\)$"):
+    with pytest.raises(RecipeError, match=rf"^--out: .*/{there} already exists \(name another, or remove it\)$"):
         export_classifier(classifier, Wrong(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
     assert (tmp_path / there).read_text() == "mine" and {"run", there} == {each.name for each in tmp_path.iterdir()}
 
 
 def test_a_folder_is_never_written_into(classifier, tmp_path):
     (tmp_path / "a").mkdir()
-    with pytest.raises(RecipeError, match="is there already"):
+    with pytest.raises(RecipeError, match="already exists"):
         export_classifier(classifier, Hub("resnet18_cifar"), tmp_path / "a", with_preprocessing=False)
     assert list((tmp_path / "a").iterdir()) == []
 
 
 @pytest.mark.parametrize("name, suffix", [("a.pt2", ".onnx"), ("a", ".pt2"), ("a.safetensors", ""), ("a.onnx", "")])
 def test_a_name_of_another_format_is_refused(name, suffix):
-    with pytest.raises(RecipeError, match=r"^--out: .* says something else than --format does \(name a f"):
+    with pytest.raises(RecipeError, match=r"^--out: .* does not match --format \(name a f"):
         check_place(Path(name), suffix)
 
 
@@ -158,7 +158,7 @@ def test_what_normalises_otherwise_than_the_run_is_found(classifier, with_prepro
 
 def test_a_network_whose_logits_are_no_numbers_is_named(classifier, tmp_path):
     next(classifier.model.parameters()).fill_(float("nan"))
-    said = r"^--checkpoint: step-00000012: its network's logits are no numbers \(take another checkpoint\)$"
+    said = r"^--checkpoint: step-00000012: the model's logits are NaN or infinite \(use another checkpoint\)$"
     with pytest.raises(PacelineError, match=said):
         export_classifier(classifier, Wrong(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
@@ -175,7 +175,7 @@ def of_source(tmp_path, *words):
 
 def test_noise_stands_in_for_data_that_are_not_there(tmp_path):
     sample = sample_images(of_source(tmp_path, "data.source.root=nowhere"))
-    assert sample.of.startswith("images of noise, as there are no validation images: data.source.root: nowhere")
+    assert sample.of.startswith("noise images, as there are no validation images: data.source.root: nowhere")
     assert sample.images.shape == (32, 3, 16, 16)
     check(Parity(1e-4, 32, sample.of, 32), "a.onnx")  # what is as large as the tolerance is kept
 
@@ -185,7 +185,7 @@ def test_noise_stands_in_for_a_validation_split_that_is_empty(classifier, monkey
     empty = ArraySource(replace(val.info, num_images=0), val.images[:0], val.labels[:0])
     monkeypatch.setattr("paceline.inference.parity.build_validation", lambda section, skip_bad: empty)
     sample = sample_images(classifier)
-    assert sample.of == "images of noise, as there are no validation images: the validation split is empty"
+    assert sample.of == "noise images, as there are no validation images: the validation split is empty"
 
 
 def test_a_bad_image_is_left_out_and_training_images_are_not_looked_at(tmp_path):
@@ -251,7 +251,7 @@ def test_what_appears_meanwhile_is_not_written_over(classifier, tmp_path, there)
             (tmp_path / there).write_text("another's")
             return ""
 
-    with pytest.raises(RecipeError, match=rf"^--out: .*/{there} is there already"):
+    with pytest.raises(RecipeError, match=rf"^--out: .*/{there} already exists"):
         export_classifier(classifier, Late(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
     assert (tmp_path / there).read_text() == "another's"
     assert {"run", there} == {each.name for each in tmp_path.iterdir()}
@@ -266,7 +266,7 @@ def test_a_folder_that_appears_meanwhile_is_not_written_into(classifier, tmp_pat
         return usage(self, name)
 
     monkeypatch.setattr(Hub, "usage", late)
-    with pytest.raises(RecipeError, match="is there already"):
+    with pytest.raises(RecipeError, match="already exists"):
         export_classifier(classifier, Hub("resnet18_cifar"), tmp_path / "a", with_preprocessing=False)
     assert [each.name for each in (tmp_path / "a").iterdir()] == ["mine"]
     assert {"run", "a"} == {each.name for each in tmp_path.iterdir()}
@@ -300,7 +300,7 @@ def test_another_size_is_checked_at_that_size_and_the_card_says_where_accuracy_w
     expected = larger.model(larger.place.normalise(images.permute(0, 3, 1, 2)))
     # float32 sums in another order.
     torch.testing.assert_close(Program().open(exported.path)(images), expected, atol=1e-5, rtol=1e-5)
-    said = "Of the weights at 16 x 16 pixels, another size than the 24 x 24 of this file, at which it was not measured,"
+    said = "Of the weights at 16 x 16 pixels (not measured at the 24 x 24 of this file)"
     assert said in exported.card.read_text() and "resized to 24 x 24 pixels" in exported.card.read_text()
 
 
@@ -323,6 +323,6 @@ def test_a_network_that_cannot_take_a_size_is_one_line(classifier):
     assert "\n" not in str(caught.value) and str(caught.value).endswith("the run's are 16 x 16)")
     maps = torch.nn.Conv2d(3, 4, 16)
     with pytest.raises(
-        RecipeError, match=r"24 x 24 pixels, for which it gives \[1, 4, 9, 9\] and not a number a class"
+        RecipeError, match=r"24 x 24 pixels, for which it returns shape \[1, 4, 9, 9\] instead of a logit per class"
     ):
         at_size(replace(classifier, model=maps), 24)

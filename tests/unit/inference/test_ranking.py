@@ -90,7 +90,7 @@ def test_an_answer_that_is_no_number_is_told_as_such_and_the_others_are_given() 
     network.log_probabilities = answer
     found = list(predict(network, [picture(1), picture(2), picture(3)], batch_size=3, top=2))
     assert [isinstance(each, Unread) for each in found] == [False, True, False]
-    assert found[1] == Unread(Path("2.jpg"), "its logits are no numbers; take another --checkpoint")
+    assert found[1] == Unread(Path("2.jpg"), "its logits are NaN; use another --checkpoint")
     assert [found[index].guesses[0].name for index in (0, 2)] == ["b", "d"]
 
 

@@ -65,7 +65,7 @@ def test_what_is_too_large_for_an_image_is_not_read_and_a_device_never(tmp_path:
         file.truncate(2**40)  # a hole, which takes no room
     found = list(read_pictures(Decoder(), [tmp_path / "film.mov", Path("/dev/zero")], threads=1, ahead=0))
     assert [each.reason.partition(";")[0] for each in found] == [
-        "cannot be read: has more than 1 GiB, and is no image",
+        "cannot be read: has more than 1 GiB, too large for an image",
         "cannot be read: is a device",
     ]
 

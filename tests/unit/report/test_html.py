@@ -85,7 +85,7 @@ def test_the_numbers_on_the_page_are_those_of_the_result(rundir, page):
         "best 95.11 %, top-5 99.71 %, loss 0.2472, 1,000 images",
         "stages of 4,682 steps",
         "target reached after 4:11 min",
-        "4.78 ms a step, 10.1 % of it",
+        "4.78 ms per step, 10.1 % of it",
         "4,692 batches of 300,288 images",
     ):
         assert words in page.text

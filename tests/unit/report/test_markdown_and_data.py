@@ -70,5 +70,5 @@ def test_json_has_the_result_as_it_is_and_all_the_page_shows(rundir):
 
 
 def test_another_format_is_refused(rundir):
-    with pytest.raises(RecipeError, match=r"^--format: 'pdf' is not known \(use html, md or json\)$"):
+    with pytest.raises(RecipeError, match=r"^--format: 'pdf' is unknown \(use html, md or json\)$"):
         report_text(rundir, "pdf")

@@ -13,19 +13,19 @@ from paceline.core.rundir import RunDir
 from paceline.report.write import report_text, write_report
 
 SAID = {
-    "result.json": "The run has not finished, so its time is not accounted for",
+    "result.json": "The run has not finished: its time is attributed at its end",
     "recipe.yaml": "Plan (plan.json)",
     "plan.json": "Recipe, resolved (recipe.yaml)",
     "machine.json": "Machine and versions",
     "evals.jsonl": "Nothing was evaluated: train.eval_every is off",
     "steps.jsonl": "No step was logged: the run was shorter than log.every",
-    "classes.csv": "No class was judged: nothing was evaluated.",
+    "classes.csv": "There are no class results: nothing was evaluated.",
     "confusion.csv": "There is no confusion matrix",
     "attempts.jsonl": "Checkpoints",
     "warnings.jsonl": "No warnings were logged.",
     "bad_images.jsonl": "Reliability",
     "telemetry.node0.jsonl": "The machine was not recorded: psutil is not installed",
-    "worst/worst.json": "No misclassified image was kept",
+    "worst/worst.json": "No misclassified image was saved",
     "profile.json": "with free data",
 }
 DAMAGES = (b"", b"\xff\xfe\x00", b"{", b"[1, 2", b"null", b"7", b'"x"', b"[[[]]]\n{}\n[]\n", b"[" * 9999)
@@ -94,7 +94,7 @@ def test_a_result_of_before_the_account_is_shown_with_its_stages(rundir):
         del values[key]
     path.write_text(json.dumps({**values, "schema_version": 2, "verdict": {"bottleneck": "unknown", "evidence": "x"}}))
     text = write_report(rundir).read_text()
-    assert "the result is of schema version 2, which had none" in text
+    assert "the result has schema version 2" in text
     assert "Stages of the counted steps" in text and "could be read" not in text
 
 
@@ -104,7 +104,7 @@ def test_fields_of_a_newer_version_are_named_and_left_out(rundir):
     values["time"]["asleep_s"] = 3.0
     path.write_text(json.dumps({**values, "mood": "good"}))
     text = write_report(rundir).read_text()
-    assert "result.json: not known here, and not shown: time.asleep_s, mood" in text
+    assert "result.json: unknown to this version and not shown: time.asleep_s, mood" in text
     assert "target reached" in text
 
 
@@ -137,16 +137,16 @@ def test_a_run_without_evaluation_says_so(runs, tmp_path):
 def test_one_rank_has_nobody_to_wait_for(runs, tmp_path):
     alone = {"world_size": 1, "communication": None, "ranks": (), "straggler": None}
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, **alone)
-    assert "One rank: there is nothing to send" in write_report(rundir).read_text()
+    assert "The run had one rank" in write_report(rundir).read_text()
 
 
 def test_late_ranks_of_whom_none_is_named_are_told_with_how_often_that_is(runs, tmp_path):
     lost = {"lost_s": 0.0019, "share": 0.0401, "late_steps": 0.25}
     page = write_report(runs.write_run(tmp_path / "run", runs.SMALL, straggler=lost)).read_text()
-    assert "It is now one rank and now another in 25.0 % of the steps." in page
+    assert "The straggler changes from step to step in 25.0 % of the steps." in page
 
 
-@pytest.mark.parametrize("every, said", [("off", "measure.telemetry is off"), ("5s", "before the first look (5s)")])
+@pytest.mark.parametrize("every, said", [("off", "measure.telemetry is off"), ("5s", "before the first sample (5s)")])
 def test_why_the_machine_was_not_recorded_is_said(rundir, every, said):
     rundir.telemetry(0).unlink()
     recipe = rundir.recipe.read_text()
@@ -162,7 +162,7 @@ NVML = "nvidia-ml-py is not installed (pip install 'paceline[telemetry]')"
     "provenance, gpus, said",
     [
         ({"telemetry_missing": NVML, "device": "cuda"}, 0, f"No GPU was recorded: {NVML}."),
-        ({"device": "cuda"}, 2, "These are all GPUs of the node, with what others may have run on them too."),
+        ({"device": "cuda"}, 2, "The charts show all GPUs of the node"),
     ],
 )
 def test_the_machines_section_says_what_is_known_of_gpus(runs, tmp_path, provenance, gpus, said):
@@ -212,7 +212,7 @@ def test_only_pictures_of_the_folder_itself_are_shown(rundir):
 def test_what_is_no_run_directory_is_one_line(tmp_path):
     with pytest.raises(PacelineError) as caught:
         write_report(RunDir(tmp_path / "nothing"))
-    assert str(caught.value).endswith("nothing: is no run directory (name one that paceline train has written)")
+    assert str(caught.value).endswith("nothing: is not a run directory (name one that paceline train has written)")
     assert caught.value.exit_code == 2
 
 

@@ -60,7 +60,7 @@ def test_a_long_file_with_a_giant_line_is_read_around_it(read):
 def test_what_is_damaged_in_a_long_file_is_counted(read):
     found, _, problems = read(lines(5000) + b"x" * 30 + b"\n" + b"y\n" * 60_000 + lines(1))
     assert found[0] == 0 and found[-1] == 0
-    assert len(problems) == 1 and problems[0].endswith("lines are no records, and left out")
+    assert len(problems) == 1 and problems[0].endswith("lines are not records and were skipped")
 
 
 def test_the_page_says_what_was_read_of_a_long_run_and_has_its_end(runs, tmp_path, monkeypatch):
@@ -72,8 +72,8 @@ def test_the_page_says_what_was_read_of_a_long_run_and_has_its_end(runs, tmp_pat
         with path.open("w") as file:
             file.writelines(json.dumps({**row, key: first + index}) + "\n" for index in range(num))
     text = report_text(rundir, "md")
-    assert "steps.jsonl is long: 2,000 of the logged steps, spread evenly from the first to the last, were read" in text
-    assert "Telemetry is long: 250 looks a node at most, spread evenly from the first to the last, were read" in text
+    assert "steps.jsonl is long: paceline read 2,000 of the logged steps" in text
+    assert "Telemetry is long: paceline read at most 250 samples per node" in text
     data = json.loads(report_text(rundir, "json"))
     for series in (data["steps"], data["telemetry"][0]):
         assert series["is_sample"] and series["records"] <= 2000 and len(series["points"]) <= 500

@@ -42,7 +42,7 @@ def summary(result: ScaleResult) -> Table:
     has_epoch = any(point.epoch_s is not None for point in result.batches)
     columns += [
         Column("images/s"),
-        *([Column("an epoch")] if has_epoch else []),
+        *([Column("per epoch")] if has_epoch else []),
         *([Column("note", is_number=False, is_wide=True)] if any(notes) else []),
     ]
     rows = [

@@ -230,14 +230,14 @@ def _ranks(rung: RungResult) -> Cell:
 
 def _long(result: LadderResult) -> list[Column]:
     """Return the columns for the time of an epoch and of the counted steps, if known."""
-    epoch = [Column("an epoch")] if any(rung.epoch_s is not None for rung in result.rungs) else []
+    epoch = [Column("per epoch")] if any(rung.epoch_s is not None for rung in result.rungs) else []
     steps = [Column(count(result.steps, "step"))] if any(rung.steps_s is not None for rung in result.rungs) else []
     return [*epoch, *steps]
 
 
 def _took(result: LadderResult, rung: RungResult) -> list[Cell]:
     """Return the time of an epoch and of the counted steps, for the columns of `_long`."""
-    times = {"an epoch": rung.epoch_s, count(result.steps, "step"): rung.steps_s}
+    times = {"per epoch": rung.epoch_s, count(result.steps, "step"): rung.steps_s}
     return [intervals.maybe_seconds(times[column.title]) for column in _long(result)]
 
 

@@ -42,8 +42,8 @@ def summary(result: PredictionResult) -> Table:
     """Return a row per number of ranks, measured or predicted, with the number of images if it varies."""
     has_cost = any(each.cost is not None for each in result.predictions)
     has_start_up = any(each.parts.get(_START_UP) for each in result.predictions)
-    titles = ["nodes", "of a rank", *(["images"] if result.has_several_images else [])]
-    titles += ["time", "speed-up", "efficiency", "a step", "images/s"]
+    titles = ["nodes", "batch per rank", *(["images"] if result.has_several_images else [])]
+    titles += ["time", "speed-up", "efficiency", "per step", "images/s"]
     titles += [*(["start-up"] if has_start_up else []), "GPU-hours", *(["cost"] if has_cost else [])]
     columns = [Column("ranks"), *map(Column, titles), Column("dominates", is_number=False)]
     rows = [_measured(result, point, has_start_up=has_start_up, has_cost=has_cost) for point in result.points]
@@ -206,7 +206,7 @@ def _basis(result: PredictionResult) -> Section:
     blocks += [Command(clean(result.form, 2000))]
     terms = [(clean(name), Cell(seconds(value), value)) for name, value in result.terms.items()]
     blocks += [Facts(terms, "Terms")] if terms else []
-    titles = ("ranks", "nodes", "of a rank", "images", "measured", "fitted", "difference")
+    titles = ("ranks", "nodes", "batch per rank", "images", "measured", "fitted", "difference")
     rows = [
         [cells.count(point.ranks), cells.count(point.nodes), cells.count(point.rank_batch), cells.count(point.images),
          cells.of_seconds(point.time_s), cells.of_seconds(point.fitted_s), _difference(point.fitted_s, point.time_s)]

@@ -40,8 +40,8 @@ _EFFICIENCY: Final = (
 
 def summary(result: ScaleResult) -> Table:
     """Return a row per number of ranks."""
-    columns = [Column("ranks"), Column("nodes"), Column("batch"), Column("of a rank"), Column("images/s")]
-    columns += [Column("an epoch")] if _has_epoch(result) else []
+    columns = [Column("ranks"), Column("nodes"), Column("batch"), Column("batch per rank"), Column("images/s")]
+    columns += [Column("per epoch")] if _has_epoch(result) else []
     columns += [Column("speed-up"), Column("efficiency"), Column("exposed"), Column("stragglers")]
     columns += [Column("top-1"), Column("against the fewest ranks")] if _has_accuracy(result) else []
     is_wide = any(point.error or result.note(point) for point in result.points)
@@ -122,8 +122,8 @@ def _waiting(result: ScaleResult) -> Section | None:
     startup = plain("start-up", [(point.ranks, point.startup_s) for point in result.points])
     charts += [_chart("Start-up", "s", [startup])] if startup.points else []
     has_steps = any(point.steps_s is not None for point in result.points)
-    columns = [Column("ranks"), Column("a step"), *([Column(count(result.steps, "step"))] if has_steps else [])]
-    columns += [Column("waits for gradients"), Column("start-up"), Column("a run")]
+    columns = [Column("ranks"), Column("per step"), *([Column(count(result.steps, "step"))] if has_steps else [])]
+    columns += [Column("waits for gradients"), Column("start-up"), Column("per run")]
     columns += [Column("bottleneck", is_number=False)]
     rows = [
         [cells.count(point.ranks), intervals.maybe_seconds(point.step_s),
@@ -137,7 +137,7 @@ def _waiting(result: ScaleResult) -> Section | None:
         return None
     return Section(
         "waiting",
-        "Waiting",
+        "Waiting per step",
         [*([Charts(charts)] if charts else []), Table("", columns, rows, MANY, "more ranks")],
     )
 

@@ -20,7 +20,7 @@ _WIDE: Final = 8
 def summary(result: SweepResult) -> Table:
     """Return a row per value."""
     columns = [Column(clean(result.key), is_number=False), Column("images/s"), Column("spread")]
-    columns += [Column("a step"), Column("waits for data"), Column("an epoch")]
+    columns += [Column("per step"), Column("waits for data"), Column("per epoch")]
     columns += [Column("note", is_number=False, is_wide=True)]
     return Table("Values", columns, [_row(point) for point in result.points], MANY, "more values")
 
@@ -58,7 +58,7 @@ def _figures(result: SweepResult) -> list[Figure]:
     rate = best.images_per_s.value
     figures = [Figure(clean(f"images/s, {result.key}={best.value}"), Cell(intervals.rate(rate), rate), _spread(best))]
     if best.epoch_s is not None:
-        figures.append(Figure("an epoch", cells.of_seconds(best.epoch_s), "training alone, at that speed"))
+        figures.append(Figure("per epoch", cells.of_seconds(best.epoch_s), "training alone, at that speed"))
     if best.data_wait_s is not None and best.step_s:
         figures.append(Figure("waits for data", cells.of_share(best.data_wait_s / best.step_s), "of a step"))
     return figures
@@ -87,14 +87,14 @@ def _charts(key: str, xs: Sequence[float], points: Sequence[SweepPoint]) -> list
     log_x = min(xs) > 0 and max(xs) >= _WIDE * min(xs)
     pairs = list(zip(xs, points, strict=True))
     speed = measured("images/s", [(x, _bounded(point)) for x, point in pairs])
-    epoch = plain("an epoch", [(x, point.epoch_s) for x, point in pairs])
-    step = plain("a step", [(x, _ms(point.step_s)) for x, point in pairs])
+    epoch = plain("per epoch", [(x, point.epoch_s) for x, point in pairs])
+    step = plain("per step", [(x, _ms(point.step_s)) for x, point in pairs])
     wait = plain("data wait", [(x, _ms(point.data_wait_s)) for x, point in pairs])
     name = clean(key)
     return [
         Chart("Speed", name, "images/s", [speed], note="bars show the lowest and highest", log_x=log_x),
         Chart("Seconds per epoch", name, "s", [epoch], log_x=log_x),
-        Chart("A step", name, "ms", [step, wait], log_x=log_x),
+        Chart("Step time", name, "ms", [step, wait], log_x=log_x),
     ]
 
 
@@ -103,7 +103,11 @@ def _stages(result: SweepResult) -> Section | None:
     names = list(dict.fromkeys(name for point in result.points for name in point.stages))
     if not names:
         return None
-    columns = [Column(clean(result.key), is_number=False), *(Column(spoken(name)) for name in names), Column("a step")]
+    columns = [
+        Column(clean(result.key), is_number=False),
+        *(Column(spoken(name)) for name in names),
+        Column("per step"),
+    ]
     rows = [
         [
             cells.text(point.value),

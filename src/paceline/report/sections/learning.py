@@ -28,7 +28,7 @@ _COLUMNS: Final = {
     "batch_top5": "batches' top-5",
     "trained_s": "trained",
     "train_s": "in steps",
-    "epoch_s": "an epoch",
+    "epoch_s": "per epoch",
     "images_per_s": "images/s",
 }
 _NUM_EVALS = 500

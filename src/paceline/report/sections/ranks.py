@@ -91,7 +91,7 @@ def _ranks(results: Sequence[RankResult], *, on_gpu: bool) -> Table:
          *(_ms(each.stages[name]) if name in each.stages else Cell("") for name in stages)]
         for each in results
     ]  # fmt: skip
-    titles = ["rank", "a step", "late by", *map(parts.name, stages)]
+    titles = ["rank", "per step", "late by", *map(parts.name, stages)]
     clock = "; stages by the device's clock" if on_gpu else ""
     title = f"Ranks: mean ms per step{clock}"
     return Table(title, [Column(each) for each in titles], rows, _NUM_OPEN, f"all {len(results):,} ranks")

@@ -125,7 +125,7 @@ def _copied(copy: HostToDeviceResult | None) -> list[Block]:
 def _stage_table(result: RunResult, wall_s: float, steps: int) -> Table:
     """Return a row per stage and the residual; device times only if they differ from host times."""
     has_device = any(stage.device_s != stage.host_s for stage in result.stages.values())
-    titles = ["host", *(["device"] if has_device else []), *(["host, a step"] if steps else []), "share of a step"]
+    titles = ["host", *(["device"] if has_device else []), *(["host per step"] if steps else []), "share of a step"]
     covered = sum(stage.share for stage in result.stages.values())
     timed = [(key, stage.host_s, stage.device_s, stage.share) for key, stage in result.stages.items()]
     rows = []
@@ -168,7 +168,7 @@ def _loader(result: LoaderResult) -> list[Block]:
          cells.of_seconds(each_s / made)]
         for name, each_s in work.items()
     ]  # fmt: skip
-    columns = [Column("work", is_number=False), Column("all workers"), Column("share of the work"), Column("an image")]
+    columns = [Column("work", is_number=False), Column("all workers"), Column("share of the work"), Column("per image")]
     busy = [] if result.busy is None else [("workers busy", cells.of_share(result.busy))]
     facts = [
         ("the rank waited", cells.of_seconds(result.wait_s)),

@@ -23,7 +23,7 @@ def test_repeats_of_different_code_are_said_and_which_they_are(made, compared, t
     paths = [run(made, tmp_path / f"s{seed}", code, seed=seed) for seed, code in enumerate((OLD, OLD, NEW))]
     (said,) = compared(*paths).notes
     assert said == (
-        "s0: its runs are of different code, so the seed is not all they differ in: "
+        "s0: its runs differ in code, not only in the seed: "
         "nets:Mixer (sha256 1a2b3c4d in s0, s1; sha256 9f8e7d6c in s2)."
     )
 
@@ -32,7 +32,7 @@ def test_groups_of_different_code_are_said(made, compared, tmp_path):
     paths = [run(made, tmp_path / "a", OLD), run(made, tmp_path / "b", NEW, batch=64)]
     (said,) = compared(*paths).notes
     assert said == (
-        "batch 64 is of other code than batch 128, which may be why they differ: "
+        "batch 64 uses other code than batch 128, which may explain differences: "
         "nets:Mixer (sha256 9f8e7d6c against sha256 1a2b3c4d)."
     )
 
@@ -41,13 +41,13 @@ def test_before_and_after_a_change_of_code_is_said(made, compared, tmp_path):
     """Their recipes say the same, so this is all that tells what was compared."""
     paths = [run(made, tmp_path / "before", OLD), run(made, tmp_path / "after", NEW)]
     (said,) = compared(*paths).notes
-    assert said.startswith("after is of other code than before, ")
+    assert said.startswith("after uses other code than before, ")
 
 
 def test_code_that_differs_only_at_the_end_of_a_long_version_is_other_code(made, compared, tmp_path):
     paths = [run(made, tmp_path / end, {**OLD, "package": "nets 1." + "0" * 200 + end}) for end in "12"]
     (said,) = compared(*paths).notes
-    assert said.startswith("2 is of other code than 1, ") and len(said) < 300
+    assert said.startswith("2 uses other code than 1, ") and len(said) < 300
 
 
 def test_parts_whose_long_names_begin_alike_are_two(made, compared, tmp_path):
@@ -55,7 +55,7 @@ def test_parts_whose_long_names_begin_alike_are_two(made, compared, tmp_path):
     before = made.write(tmp_path / "a", made.Made(own_parts={one: OLD, two: NEW}))
     after = made.write(tmp_path / "b", made.Made(own_parts={one: NEW, two: NEW}))
     (said,) = compared(before, after).notes
-    assert said.startswith("b is of other code than a, ") and said.count("nets:MMM") == 1
+    assert said.startswith("b uses other code than a, ") and said.count("nets:MMM") == 1
 
 
 def test_a_file_that_is_the_same_may_be_of_another_package(made, compared, tmp_path):
@@ -91,7 +91,7 @@ def test_groups_that_have_a_run_of_the_same_code_are_not_told_apart_by_it(made, 
     first = [run(made, tmp_path / f"a{seed}", code, seed=seed) for seed, code in enumerate((OLD, NEW))]
     second = [run(made, tmp_path / f"b{seed}", NEW, seed=seed, batch=64) for seed in range(2)]
     (said,) = compared(*first, *second).notes
-    assert said.startswith("batch 128: its runs are of different code")
+    assert said.startswith("batch 128: its runs differ in code")
 
 
 def test_a_run_that_has_not_ended_says_it_in_its_newest_checkpoint(made, compared, tmp_path):
@@ -100,7 +100,7 @@ def test_a_run_that_has_not_ended_says_it_in_its_newest_checkpoint(made, compare
         folder = paths[1] / "checkpoints" / f"step-{step:08d}"
         folder.mkdir(parents=True)
         (folder / "state.json").write_text(json.dumps({"own_parts": {NET: code}}))
-    assert compared(*paths).notes[0].startswith("b is of other code than a, ")
+    assert compared(*paths).notes[0].startswith("b uses other code than a, ")
 
 
 def test_the_page_says_it_and_runs_nothing_that_a_part_is_called(made, tmp_path):
@@ -108,7 +108,7 @@ def test_the_page_says_it_and_runs_nothing_that_a_part_is_called(made, tmp_path)
     paths = [made.write(tmp_path / name, made.Made(own_parts={evil: code})) for name, code in (("a", OLD), ("b", NEW))]
     runs = [read_trained(path, "top1") for path in paths]
     text = to_html(build_page(compare_runs(runs), runs))
-    assert "b is of other code than a" in text and "sha256 9f8e7d6c" in text
+    assert "b uses other code than a" in text and "sha256 9f8e7d6c" in text
     assert "<script" not in text and "alert(1)" in text
 
 

@@ -62,7 +62,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(made, compared, tmp_pa
     assert found.groups[1].gap == difference_of([0.79, 0.80, 0.78], [0.80, 0.82, 0.81])
     assert found.groups[0].gap is None and found.groups[0].speedup is None
     assert found.sentences[1] == (
-        "Batch 256 ends at 79.00 % top-1, 2.00 points below batch 128 (-4.27 to +0.27, so it may as well be none)."
+        "Batch 256 ends at 79.00 % top-1, 2.00 points below batch 128 (-4.27 to +0.27, so there may be no difference)."
     )
 
 
@@ -140,8 +140,8 @@ def test_runs_of_identical_curves_reach_a_target_of_the_recipes_at_one_time(made
     assert [each.to_target_s.value for each in found.groups] == [8 * 20, 8 * 20]
     assert found.groups[1].speedup.value == 1
     assert found.notes == (
-        "The target is met with 3 evaluations in a row, the fewest that a recipe which stops asks for "
-        "(train.stop.patience), though recipes differ in it: b (none).",
+        "A run reaches the target with 3 evaluations in a row, the lowest train.stop.patience of the recipes that stop "
+        "at a target. Recipes differ in it: b (none).",
     )
 
 
@@ -161,8 +161,8 @@ def test_a_run_that_has_stopped_by_its_own_recipe_has_reached_the_target(made, c
     found = compared(*paths)
     assert [each.to_target_s.value for each in found.groups] == [6 * 20, 6 * 20]
     assert found.notes[0] == (
-        "The target is met with 1 evaluation in a row, the fewest that a recipe which stops asks for "
-        "(train.stop.patience), though recipes differ in it: a (3)."
+        "A run reaches the target with 1 evaluation in a row, the lowest train.stop.patience of the recipes that stop "
+        "at a target. Recipes differ in it: a (3)."
     )
 
 
@@ -181,7 +181,9 @@ def test_of_a_group_only_one_of_whose_runs_reached_the_target_there_is_no_interv
 
 @pytest.mark.parametrize("target", [0.0, -1.0, 75.0, float("nan")])
 def test_a_target_that_is_no_accuracy_is_refused(made, compared, tmp_path, target):
-    with pytest.raises(RecipeError, match=r"^--target: \S+ is no accuracy \(write a share of 1, such as 0.75\)$"):
+    with pytest.raises(
+        RecipeError, match=r"^--target: \S+ is not an accuracy \(write a number from 0 to 1, such as 0.75\)$"
+    ):
         compared(made.write(tmp_path / "a", made.Made()), target=target)
 
 
@@ -208,9 +210,9 @@ def test_hours_are_those_of_all_ranks_and_all_processes_without_those_between(ma
 
 def test_one_run_alone_is_said_and_no_error(made, compared, tmp_path):
     (said,) = compared(made.write(tmp_path / "a", made.Made())).sentences
-    assert said == "There is nothing to compare with: it is one run alone (name a run with other settings)."
+    assert said == "There is nothing to compare: there is only one run (name a run with other settings)."
     (said,) = compared(*made.seeds(tmp_path, made.Made(), [0.8, 0.7])).sentences
-    assert "2 runs differ in nothing but the seed" in said
+    assert "2 runs differ only in the seed" in said
 
 
 def test_runs_without_evaluations_are_said(made, compared, tmp_path):
@@ -227,43 +229,43 @@ def test_a_run_that_has_not_finished_is_compared_as_far_as_it_came(made, compare
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(64, status="unfinished"))]
     found = compared(*paths)
     assert found.groups[1].speedup.value == pytest.approx(1) and found.groups[1].gpu_hours is None  # rounding
-    assert found.notes == ("batch 64: b was not finished: what its logs tell so far is compared, and no GPU-hours.",)
+    assert found.notes == ("batch 64: b was not finished: paceline compares the logs so far, and no GPU-hours.",)
 
 
 def test_runs_of_other_data_are_said(made, compared, tmp_path):
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(64, train_images=5000))]
     (said,) = compared(*paths).notes
-    assert said.startswith("batch 64 is of other data than batch 128 (5,000 train images against 50,000)")
+    assert said.startswith("batch 64 uses other data than batch 128 (5,000 train images against 50,000)")
 
 
 def test_the_same_data_from_elsewhere_are_taken_for_the_same_and_said(made, compared, tmp_path):
     packed = made.RECIPE.replace("name: cifar100", "name: pack\n    root: /data/c.pack")
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(recipe=packed))]
     (said,) = compared(*paths).notes
-    assert "data.source.name=pack, data.source.root=/data/c.pack" in said and "taken for the same images" in said
+    assert "data.source.name=pack, data.source.root=/data/c.pack" in said and "assumes the same images" in said
 
 
 def test_seeds_that_miss_the_target_are_counted_and_said(made, compared, tmp_path):
     found = compared(*made.seeds(tmp_path, made.Made(), [0.8, 0.6]), target=0.75)
     assert found.groups[0].reached == 1
-    assert "1 of 2 runs reach the target; its times are means over these, which flatters it" in found.notes[0]
+    assert "1 of 2 runs reach the target; its times are means over these alone" in found.notes[0]
 
 
 def test_runs_of_one_seed_are_said_to_scatter_too_little(made, compared, tmp_path):
     twice = [made.write(tmp_path / name, made.Made()) for name in "ab"]
     other = made.write(tmp_path / "c", made.Made(batch=64))
     (said,) = compared(*twice, other).notes
-    assert said == "batch 128: runs share a seed, which differ by less than seeds do: intervals are too narrow."
+    assert said == "batch 128: some runs share a seed, so they vary less than usual: intervals are too narrow."
 
 
 @pytest.mark.parametrize(
     "recipe, said",
     [
         ("", "recipe.yaml: is missing or empty"),
-        ("a: &x [1]\nb: *x\n", "recipe.yaml: has anchors, aliases or many levels, which no resolved recipe has"),
-        ("a: [", "recipe.yaml: is no YAML"),
-        ("- a\n", "recipe.yaml: is no mapping"),
-        ("[" * 99, "recipe.yaml: has anchors, aliases or many levels"),
+        ("a: &x [1]\nb: *x\n", "recipe.yaml: has anchors, aliases or deep nesting"),
+        ("a: [", "recipe.yaml: is not valid YAML"),
+        ("- a\n", "recipe.yaml: is not a mapping"),
+        ("[" * 99, "recipe.yaml: has anchors, aliases or deep nesting"),
     ],
 )
 def test_a_recipe_that_cannot_be_read_makes_a_group_of_its_own(made, compared, tmp_path, recipe, said):
@@ -274,7 +276,7 @@ def test_a_recipe_that_cannot_be_read_makes_a_group_of_its_own(made, compared, t
 
 
 def test_what_is_no_run_directory_is_one_line(compared, tmp_path):
-    with pytest.raises(PacelineError, match=r"is no run directory \(name one that paceline train has written\)$"):
+    with pytest.raises(PacelineError, match=r"is not a run directory \(name one that paceline train has written\)$"):
         compared(tmp_path)
 
 
@@ -284,4 +286,4 @@ def test_numbers_that_are_none_are_no_error(made, compared, tmp_path):
     (path / "evals.jsonl").write_text(row)
     found = compared(path, made.write(tmp_path / "b", made.Made(batch=64)))
     assert found.groups[0].accuracy.value == 0.5 and found.groups[0].to_target_s is None
-    assert found.sentences[0].endswith("of which batch 128 does not tell how long it takes.")
+    assert found.sentences[0].endswith("but the time of batch 128 is unknown.")

@@ -83,7 +83,7 @@ def test_another_share_of_held_out_images_is_not_called_noise(second, made):
 def test_what_another_learning_rate_seems_to_gain_is_called_noise(second):
     found, said = second(lr=0.5, epoch_s=10)
     assert found.pace_by == "noise"
-    assert "2.00x by images/s, which is noise as no setting that differs changes them, times 1.00x by images" in said
+    assert "2.00x by images/s, which is noise as no differing setting affects speed, times 1.00x by images" in said
 
 
 def test_what_is_as_fast_has_nothing_to_explain(second):

@@ -39,7 +39,7 @@ def test_curves_of_all_runs_are_laid_over_one_another(made, page_of, tmp_path):
         "Training loss",
         "Validation loss",
         "Training and validation loss",
-        "Generalisation gap",
+        "Generalization gap",
     ]
     assert [line.name for line in found[0].lines] == ["1: batch 128, seed 0", "1: batch 128, seed 1", "2: batch 64"]
     assert found[0].lines[0].points[-1] == (160.0, 80.0) and found[1].lines[0].points[-1] == (8.0, 80.0)
@@ -58,7 +58,7 @@ def test_validation_loss_is_drawn_over_epochs_and_against_the_training_loss(made
     ]  # fmt: skip
     assert both.note == "dashed: training"
     assert dict(both.lines[1].points) == {n: math.exp(-n) for n in range(1, 9)}
-    gaps = dict(found["Generalisation gap"].lines[1].points)
+    gaps = dict(found["Generalization gap"].lines[1].points)
     assert gaps == {n: 1 - 0.8 * n / 8 - math.exp(-n) for n in range(1, 9)}
 
 
@@ -67,7 +67,7 @@ def test_training_images_that_were_judged_are_what_validation_is_held_against(ma
     both = found["Training and validation, top-1 accuracy"]
     validation, training = (dict(line.points) for line in both.lines)
     assert training == pytest.approx({epoch: percent + 12.5 for epoch, percent in validation.items()})
-    assert dict(found["Generalisation gap"].lines[0].points) == pytest.approx(dict.fromkeys(range(1, 9), 0.125))
+    assert dict(found["Generalization gap"].lines[0].points) == pytest.approx(dict.fromkeys(range(1, 9), 0.125))
 
 
 def test_a_gap_is_over_the_steps_since_the_evaluation_before(made, page_of, tmp_path):
@@ -76,14 +76,14 @@ def test_a_gap_is_over_the_steps_since_the_evaluation_before(made, page_of, tmp_
     made.lines(path / "steps.jsonl", steps)
     made.lines(path / "evals.jsonl", [{"epoch": float(n), "trained_s": 1.0, "top1": 0.5, "loss": 3.0} for n in (1, 2)])
     found = {chart.title: chart for chart in charts(page_of(path))}
-    assert dict(found["Generalisation gap"].lines[0].points) == {1.0: 1.0, 2.0: 2.0}
+    assert dict(found["Generalization gap"].lines[0].points) == {1.0: 1.0, 2.0: 2.0}
 
 
 def test_runs_without_a_training_loss_have_no_gap(made, page_of, tmp_path):
     path = made.write(tmp_path / "a", made.Made())
     (path / "steps.jsonl").unlink()
     titles = [chart.title for chart in charts(page_of(path))]
-    assert "Validation loss" in titles and not {"Generalisation gap", "Training and validation loss"} & {*titles}
+    assert "Validation loss" in titles and not {"Generalization gap", "Training and validation loss"} & {*titles}
 
 
 def test_runs_whose_names_begin_alike_are_told_apart_in_a_chart(made, page_of, tmp_path):
@@ -146,7 +146,7 @@ def test_where_not_all_reach_the_target_tables_have_the_most_accurate_first(made
              for batch, best in ((1, 0.1), (2, 0.5), (3, 0.7))]  # fmt: skip
     page = page_of(*paths)
     text = to_markdown(page)
-    assert "Reaching 50 % (the highest that all runs reach that have learnt)" in text
+    assert "Reaching 50 % (the highest that all runs that learned reach)" in text
     assert "**Top-1 at the end, the highest first**" in text
     assert re.findall(r"^\| (\d: batch \d) \|", text, re.MULTILINE) == ["3: batch 3", "2: batch 2", "1: batch 1"] * 2
     assert "| 3: batch 3 | 70.00 % | 70.00 % | 0.3000 | +60.00 points |" in text
@@ -156,7 +156,7 @@ def test_where_not_all_reach_the_target_tables_have_the_most_accurate_first(made
 
 def test_runs_that_have_all_learnt_nothing_have_a_page(made, page_of, tmp_path):
     paths = [made.write(tmp_path / f"b{batch}", made.Made(batch, best=0.01)) for batch in (1, 2)]
-    assert "No run has learnt: there is no target to reach." in to_markdown(page_of(*paths))
+    assert "No run has learned: there is no target to reach." in to_markdown(page_of(*paths))
 
 
 def test_runs_that_nobody_evaluated_have_a_page(made, page_of, tmp_path):
@@ -165,4 +165,4 @@ def test_runs_that_nobody_evaluated_have_a_page(made, page_of, tmp_path):
         (path / "evals.jsonl").unlink()
         (path / "steps.jsonl").unlink()
     text = to_markdown(page_of(*paths))
-    assert "No run was evaluated" in text and "There is nothing to draw" in text
+    assert "No run was evaluated" in text and "There are no curves" in text

@@ -26,8 +26,8 @@ def test_a_run_that_has_diverged_to_chance_is_not_what_all_are_held_to(bests):
     assert [each.reached for each in found.groups] == [1, 1, 0]
     assert "lr 3.0 does not reach 51 %: its best is 10.03 %." in found.sentences
     assert found.notes == (
-        "The target does not go by r2 (at best 10.03 %): a run counts as not having learnt where its best is below "
-        "half of the best run's (36.00 %), or no higher than what is near chance (12 %, where guessing gives 10 %).",
+        "The target ignores r2 (at best 10.03 %): a run counts as not having learned if its best is below "
+        "half of the best run's (36.00 %), or not above near chance (12 %, where guessing gives 10 %).",
     )
 
 
@@ -51,8 +51,8 @@ def test_where_no_run_has_learnt_there_is_no_target_and_why(bests):
     assert (found.target, found.target_from) == (None, "chance")
     assert [each.to_target_s for each in found.groups] == [None, None]
     assert found.notes == (
-        "No run has learnt, as none has a best above what is near chance (12 %, where guessing gives 10 %): no target "
-        "is compared (set --target).",
+        "No run has learned, as no best accuracy is above near chance (12 %, where guessing gives 10 %): there is no "
+        "target to compare (set --target).",
     )
 
 

@@ -38,8 +38,8 @@ def test_a_measure_may_be_named_and_is_the_speed_up_else(word, found):
         ("fast", r"^--fail-below: 'fast' has no number \(write \[METRIC=\]VALUE, such as speedup=1.2\)$"),
         ("nan", r"^--fail-below: 'nan' has no number"),
         ("inf", r"^--fail-below: 'inf' has no number"),
-        ("top1=75", r"^--fail-below: 'top1=75' is no accuracy \(write a share of 1, such as top1=0.75\)$"),
-        ("gap=-1.5", r"^--fail-below: 'gap=-1.5' is no accuracy"),
+        ("top1=75", r"^--fail-below: 'top1=75' is not an accuracy \(write a number from 0 to 1, such as top1=0.75\)$"),
+        ("gap=-1.5", r"^--fail-below: 'gap=-1.5' is not an accuracy"),
     ],
 )
 def test_what_is_no_level_is_refused(word, said):
@@ -50,9 +50,9 @@ def test_what_is_no_level_is_refused(word, said):
 def test_who_falls_below_is_named_with_its_runs_and_by_how_much(result):
     slow, bad = check(result, [Threshold("speedup", 0.9)])
     assert slow.startswith("batch 64 (") and slow.endswith(
-        "/b64): speedup is 0.5x of batch 128, 0.4x below 0.9x, which was asked for"
+        "/b64): speedup is 0.5x of batch 128, 0.4x below the minimum of 0.9x"
     )
-    assert "speedup is not known, as it or the first does not reach the target; at least 0.9x" in bad
+    assert "speedup is unknown, as it or the first group does not reach the target; the minimum is 0.9x" in bad
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ def test_stages_of_a_step_are_a_table_of_milliseconds_beside_the_bars(made, text
         rung.step_s, *(rung.stages[name] for name in ("data_wait", "h2d", "forward", "loss", "backward", "optimizer"))
     ]  # fmt: skip
     assert row[2].text == f"{1000 * rung.stages['data_wait']:.2f}"
-    assert text_of(result, "md").count("A step") == 1  # the bars are no table of their own there
-    assert "A step, by stage" in words_of(text_of(result))
+    assert text_of(result, "md").count("Time per step by stage") == 1  # the bars are no table of their own there
+    assert "Time per step by stage" in words_of(text_of(result))
 
 
 def test_an_interval_of_any_length_leaves_room_for_the_bars(made, text_of):
@@ -151,7 +151,7 @@ def test_data_that_a_ladder_made_are_made_anew_before_they_are_trained_with(
     """The folder of the experiment has removed them, so that its path would lead nowhere."""
     folder = tmp_path / "ladder-0"
     patch = ("data.source.name=pack", f"data.source.root={folder}/data/{made_for_it}", "train.compile=true")
-    section = text_of(update(made.ladder(), best_patch=patch), "md").partition("## What to take")[2]
+    section = text_of(update(made.ladder(), best_patch=patch), "md").partition("## Next steps")[2]
     commands = [line for line in section.splitlines() if line.startswith("paceline ")][:2]
     assert commands == [
         f"paceline data pack {folder} {out}{options}",
@@ -185,7 +185,7 @@ def test_a_search_tells_what_was_tried_whether_it_trains_alike_and_what_holds_it
     page = words_of(
         text_of(update(result, tried=[tried], verdict=verdict, first_verdict={"bottleneck": "input-bound"}))
     )
-    assert "the whole set beside the model" in page and "Whether it trains the same" in page and "2.3010" in page
+    assert "the whole set beside the model" in page and "Training parity" in page and "2.3010" in page
     assert "the tuned recipe: compute-bound" in page and "backward takes 61 % of a step" in page
     assert "The recipe as it was: input-bound." in page
 
@@ -193,13 +193,13 @@ def test_a_search_tells_what_was_tried_whether_it_trains_alike_and_what_holds_it
 @pytest.mark.parametrize("kind", ["ladder", "weak", "batches", "tune"])
 def test_a_sum_of_runs_is_not_called_the_time_of_it_all(made, text_of, kind):
     page = words_of(text_of(made.all_results()[kind]))
-    assert "runs took" in page and "wall clock of it all" not in page
+    assert "total time of runs" in page and "wall clock of it all" not in page
 
 
 def test_a_ladder_of_one_rung_has_nothing_to_take(made, text_of):
     result = made.ladder()
     page = words_of(text_of(update(result, rungs=result.rungs[:1], best="first", best_patch=())))
-    assert "No change was kept" in page and "No two rungs' losses were compared." in page
+    assert "No change was kept" in page and "No losses were compared." in page
 
 
 def test_a_ladder_whose_rungs_all_failed_is_still_a_page(made, text_of):
@@ -223,7 +223,7 @@ def test_an_interval_of_two_runs_that_reaches_below_zero_is_a_page_too(made, tex
 
 def test_scaling_whose_points_all_failed_is_still_a_page(made, text_of):
     page = words_of(text_of(made.scale(ranks=(), failed=2)))
-    assert "1 of 1 points failed" in page and "No number of ranks could be measured." in page
+    assert "1 of 1 points failed" in page and "No number of ranks was measured." in page
 
 
 def test_the_efficiency_of_the_smallest_number_of_ranks_is_drawn_though_it_is_no_measurement(made, text_of):
@@ -332,7 +332,7 @@ def test_an_older_prediction_without_speed_up_is_still_a_page(made, text_of):
 def test_a_prediction_from_a_run_has_no_points(made, text_of):
     result = update(made.prediction(), basis="run", points=(), network="ndr, 50 GB/s", notes=())
     page = words_of(text_of(result))
-    assert "Collectives are reckoned with ndr, 50 GB/s." in page
+    assert "Collective times follow ndr, 50 GB/s." in page
     assert "1:33 min or more is likely" in page and "95 %" not in page
 
 
@@ -386,9 +386,9 @@ def test_a_page_of_thousands_of_rows_is_below_a_megabyte_and_says_what_is_left_o
     folder.recipe.write_text(("a: " + '"' * 40 + "\n") * 6000, encoding="utf-8")
     page = report_text(RunDir(folder.path), "html")
     assert len(page.encode()) < MAX_BYTES
-    assert "There is more than is shown: at most" in words_of(page) and "(recipe.yaml has the rest)" in words_of(page)
+    assert "Truncated to" in words_of(page) and "(recipe.yaml has the rest)" in words_of(page)
     few = made.write_experiment(tmp_path / "few", result)
-    assert "There is more than is shown" not in words_of(report_text(RunDir(few.path), "html"))
+    assert "Truncated to" not in words_of(report_text(RunDir(few.path), "html"))
 
 
 def test_what_is_cut_keeps_the_first_rows_and_both_ends_of_a_line():
@@ -401,7 +401,7 @@ def test_what_is_cut_keeps_the_first_rows_and_both_ends_of_a_line():
     table, charts, note = section.blocks
     assert [row[0].text for row in table.rows] == ["0", "1", "2"]
     assert list(charts.charts[0].lines[0].points) == [(0.0, 0.0), (5.0, 10.0), (10.0, 20.0)]
-    assert note.text.endswith("at most 3 rows of each table; table.csv has every row.")
+    assert note.text.endswith("3 rows per table: table.csv has every row.")
 
 
 def test_what_is_cut_of_other_sections_is_not_looked_for_in_the_table(result, made, tmp_path):
@@ -414,7 +414,7 @@ def test_what_is_cut_of_other_sections_is_not_looked_for_in_the_table(result, ma
         section.key: block.text
         for section in sections
         for block in section.blocks
-        if isinstance(block, Paragraph) and block.text.startswith("There is more than is shown")
+        if isinstance(block, Paragraph) and block.text.startswith("Truncated to")
     }
     assert [key for key, note in notes.items() if "table.csv has every row" in note] == [
         {"ladder": "rungs", "prediction": "time", "tune": "tried"}.get(
@@ -439,14 +439,14 @@ def test_no_heading_of_a_scaling_page_is_repeated_by_its_first_chart(made, text_
     text = text_of(made.all_results()["weak"])
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", text)
     charts = re.findall(r"<figcaption><b>(.*?)</b>", text)
-    assert "What a step waits for" in headings and charts
+    assert "Waiting per step" in headings and charts
     assert not set(headings) & set(charts)
 
 
 def test_numbers_that_are_swept_are_a_curve_and_names_are_bars(made):
     told = Told(Path("runs/profile-vary-digits"))
     page = experiment_charts(sweep_page(told, made.sweep(("1", "2", "8", "64"))))
-    assert [chart.title for chart in page] == ["Speed", "Seconds of an epoch", "A step"]
+    assert [chart.title for chart in page] == ["Speed", "Seconds per epoch", "Step time"]
     assert [list(chart.lines[0].points) for chart in page[:2]] == [
         [(1, 200), (2, 300), (8, 400)], [(1, 250), (2, 500 / 3), (8, 125)],
     ]  # fmt: skip
