@@ -79,6 +79,7 @@ def export_classifier(classifier: Classifier, form: Form, out: Path, *, with_pre
     sample = sample_images(classifier)
     network = build_network(classifier, with_preprocessing=with_preprocessing)
     record = _of_this_size(classifier, read_record(classifier.run, classifier.checkpoint))
+    # Users must never see an incomplete or unverified file, so write into a hidden folder first.
     with _unseen(out) as unseen:
         written = unseen / out.name
         with _told(f"--out: {out}", "cannot be written", "name another, make room, or use another --format"):

@@ -31,7 +31,7 @@ class Program:
     def write(self, network: Network, classifier: Classifier, path: Path) -> None:
         """Write the program, with class names and preprocessing in `paceline.json` beside the graph."""
         program = exported_program(classifier, network)
-        program.example_inputs = None
+        program.example_inputs = None  # the only pickle in the archive
         values = {name: json.loads(value) for name, value in metadata(classifier, network).items()}
         torch.export.save(program, str(path), extra_files={EXTRA: json.dumps(values)})
 

@@ -65,6 +65,7 @@ def ranked(log_probabilities: Tensor, classes: Sequence[str], top: int) -> list[
     Ties, which are frequent with 16-bit logits, have the order of evaluation.
     """
     best = log_probabilities.topk(min(_EVALUATED, len(classes)), dim=1).indices
+    # topk orders ties by k, so take evaluation's classes first and the others after them.
     if top > _EVALUATED:
         others = log_probabilities.scatter(1, best, -torch.inf)
         best = torch.cat([best, others.topk(min(top, len(classes)) - best.shape[1], dim=1).indices], dim=1)

@@ -48,7 +48,7 @@ def read_pictures(
         while waiting:
             yield waiting.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)  # the consumer may stop early
 
 
 def _read(classifier: Classifier, path: Path | Unread) -> Picture | Unread:

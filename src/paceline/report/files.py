@@ -112,7 +112,7 @@ class Reader:
                     if line.endswith(b"\n"):
                         yield line
                     elif len(line) == _MAX_LINE:
-                        yield b"too long"
+                        yield b"too long"  # not JSON, so it counts as damaged
                         while (rest := file.readline(_MAX_LINE)) and not rest.endswith(b"\n"):
                             pass
         except OSError as error:

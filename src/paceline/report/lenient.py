@@ -24,11 +24,11 @@ def lenient_result(values: dict[str, Any]) -> tuple[RunResult | None, str]:
         unknown = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
         others = [each for each in error.errors() if each["type"] != "extra_forbidden"]
     if others:
-        location = ".".join(str(part) for part in others[0]["loc"])
+        location = ".".join(str(key) for key in others[0]["loc"])
         return None, clean(f"result.json: is not a result: {location}: {others[0]['msg']}", 300)
     for path in unknown:
         _drop(values, path)
-    names = ", ".join(".".join(str(part) for part in path) for path in unknown)
+    names = ", ".join(".".join(str(key) for key in path) for path in unknown)
     return RunResult.model_validate(values), clean(f"result.json: unknown to this version and not shown: {names}", 300)
 
 
@@ -46,6 +46,6 @@ def _has_absurd(value: Any) -> bool:
 
 def _drop(values: Any, path: tuple[int | str, ...]) -> None:
     *parents, last = path
-    for part in parents:
-        values = values[part]
+    for key in parents:
+        values = values[key]
     del values[last]

@@ -86,12 +86,12 @@ def _drawing(block: Bar | Bars | Charts | HeatMap | Gallery) -> Iterator[str]:
     """Yield a drawing as a table."""
     match block:
         case Bar():
-            rows = [[part.name, part.text, share(part.share)] for part in block.parts]
+            rows = [[segment.name, segment.text, share(segment.share)] for segment in block.parts]
             yield from _titled(
                 f"{block.title} ({block.note})" if block.note else block.title, ["part", "", "share"], rows
             )
         case Bars():
-            parts = list(dict.fromkeys(part.name for row in block.rows for part in row.parts))
+            parts = list(dict.fromkeys(segment.name for row in block.rows for segment in row.parts))
             yield from _titled(block.title, ["", *parts, "all"], [_bar(row, parts) for row in block.rows])
         case Charts():
             yield from _table(["curve", "unit", "first", "last", "lowest", "highest"], _curves(block))
@@ -103,7 +103,7 @@ def _drawing(block: Bar | Bars | Charts | HeatMap | Gallery) -> Iterator[str]:
 
 
 def _bar(row: BarRow, names: Sequence[str]) -> list[str]:
-    texts = {part.name: part.text for part in row.parts}
+    texts = {segment.name: segment.text for segment in row.parts}
     return [row.name, *(texts.get(name, "") for name in names), row.text]
 
 

@@ -32,6 +32,7 @@ FULL: Final = Limits()
 def build_page(run: Run, limits: Limits = FULL) -> Page:
     """Return the report of a run, its sections in the order of a reader's interest."""
     status, tone = overview.status(run)
+    # `profile` returns None for a run that was not profiled.
     sections = [
         learning(run),
         time(run),

@@ -83,6 +83,7 @@ def plot(chart: Chart) -> Plot:
     """Return the geometry of a chart; at least one of its lines must have a point."""
     lines = [line for line in chart.lines if line.points][:MAX_LINES]
     assert lines, f"{chart.title}: nothing to draw"
+    # Downsample, so that the file stays small with many lines.
     lines = [replace(line, points=thin_points(line.points, _limit(len(lines)))) for line in lines]
     styles, labels = _looks(lines)
     x_axis, y_axis = _axes(chart, lines)
@@ -95,6 +96,7 @@ def plot(chart: Chart) -> Plot:
         x, y = x_axis.place(point[0]), y_axis.place(point[1])
         return left + x * (right - left), bottom - y * (bottom - _TOP)
 
+    # Labels at the ends of lines must not overlap, so they move apart vertically.
     ends = _spread(
         [at(line.points[-1])[1] if label else None for line, label in zip(lines, labels, strict=True)], bottom
     )
@@ -225,6 +227,7 @@ def _hints(
     plain = [line for line in lines if not _dots(line)][:NUM_DISTINCT]
     if not plain:
         return
+    # Tooltips are strips between the points of the longest line.
     longest = max(plain, key=lambda line: len(line.points))
     every = -(-len(longest.points) // _NUM_HINTS)
     places = [(at(point)[0], point[0]) for point in longest.points[::every]]

@@ -179,6 +179,7 @@ def _mistakes(reader: Reader, rundir: RunDir) -> Iterator[Mistake]:
 
 def _picture(reader: Reader, folder: Path, name: object) -> str:
     """Return a thumbnail as a data URL; "" unless it is a PNG or JPEG file in `folder` itself."""
+    # A name in an untrusted worst.json must not embed other files of the machine into the report.
     if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
         return ""
     data = reader.data(folder / name, _MAX_PICTURE + 1, follows_links=False)

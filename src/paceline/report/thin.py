@@ -56,7 +56,7 @@ class Thinner:
 
     def add(self, record: Mapping[str, object]) -> None:
         """Add a record, ignoring values that are not finite numbers."""
-        if len(self._points) == self._limit and not self._num_open:
+        if len(self._points) == self._limit and not self._num_open:  # full: halve the resolution
             self._halve()
         for key, raw in record.items():
             value = finite(raw)

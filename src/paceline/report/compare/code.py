@@ -44,7 +44,7 @@ def _mixed(plugin: str, runs: Sequence[tuple[str, Code]]) -> str:
             for value in _values(plugin, aspect, [code]):
                 names.setdefault(value, []).append(name)
         if len(names) > 1:
-            each = [f"{_shown(aspect, value)} in {few(found)}" for value, found in names.items()]
+            each = [f"{_shown(aspect, value)} in {few(run_names)}" for value, run_names in names.items()]
             return f"{clean(plugin, _LONGEST)} ({few(each, '; ')})"
     return ""
 

@@ -48,6 +48,7 @@ def curves(groups: Named, target: float | None, metric: str) -> Iterator[Block]:
 
 def _drawn(groups: Named) -> list[tuple[str, Trained]]:
     """Return the runs to draw with their group's name: the first of each group, then the second, and so on."""
+    # Round-robin, so that every group has curves if there are too many runs.
     turns = zip_longest(*([(name, run) for run in members] for name, members in groups))
     chosen = [each for each in chain.from_iterable(turns) if each is not None][:MAX_LINES]
     order = {name: index for index, (name, _) in enumerate(groups)}

@@ -68,6 +68,7 @@ def group(runs: Sequence[Trained]) -> list[list[Trained]]:
     """
     groups: dict[object, list[Trained]] = {}
     for index, run in enumerate(runs):
+        # Without readable settings, nobody knows which runs are equal.
         key = frozenset(run.settings.items()) if run.settings else index
         groups.setdefault(key, []).append(run)
     return _rounds(runs) if len(groups) == 1 else list(groups.values())
@@ -149,6 +150,7 @@ def _group_result(
 def _ratios(
     outcomes: Sequence[RunOutcome], reference: Sequence[RunOutcome], runs: Sequence[Trained], first: Sequence[Trained]
 ) -> _Ratios:
+    # Groups ran at different times, so intervals are Welch's, for ratios of the logarithms.
     hardware = _ratio([_known(group, _images_per_time) for group in (outcomes, reference)])
     return _Ratios(
         gap=_difference([_known(group, lambda run: run.accuracy) for group in (outcomes, reference)]),

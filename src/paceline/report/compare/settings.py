@@ -61,6 +61,7 @@ def called(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> list[
     others = sorted((path for path in paths if path not in leading), key=lambda path: _is_late(path, groups))
     informative = [*leading, *(path for path in others if not path.startswith(_QUIET))]
     minor = [path for path in others if path.startswith(_QUIET)]
+    # Add minor settings one by one until the names are distinct.
     for num_minor in range(len(minor) + 1):
         names = _named(groups, [*informative, *minor[:num_minor]])
         if _tell_apart(names):

@@ -85,17 +85,17 @@ def _take(result: TuneResult) -> Section:
 
 
 def _tried(result: TuneResult) -> Section:
-    found = [
+    measured_bars = [
         Rate(clean(f"{each.round}: {each.name}"), Interval(value=each.images_per_s), intervals.rate(each.images_per_s),
              "c-kept" if each.status == "won" else "c-dropped")
         for each in result.tried
         if each.images_per_s is not None
     ]  # fmt: skip
-    most = f"; the first {MANY} of {len(found)} are drawn" if len(found) > MANY else ""
+    most = f"; the first {MANY} of {len(measured_bars)} are drawn" if len(measured_bars) > MANY else ""
     first = Rate("the recipe as it was", result.first, intervals.rate(result.first.value), "c-other")
     best = Rate("the tuned recipe", result.best, intervals.rate(result.best.value), "c-kept")
     note = f"of the longest run of each, with intervals for several runs{most}"
-    bars = rates("Images/s of trials", note, [first, *found[:MANY], best], _COLOURS)
+    bars = rates("Images/s of trials", note, [first, *measured_bars[:MANY], best], _COLOURS)
     rule = (
         "Each setting is compared with the best one so far. It wins if the whole interval of their ratio is above 1 "
         "and it trains the same. Ratios decide instead of images/s, since the speed of a machine varies over time."

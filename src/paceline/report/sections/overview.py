@@ -205,8 +205,8 @@ def _wall(result: RunResult) -> Figure:
 def _account(result: RunResult) -> list[Figure]:
     if result.account is None:
         return []
-    residual = f"{seconds(abs(result.account.residual_s))} of the wall clock are not explained"
-    return [Figure("explained", Cell(share(result.account.explained), result.account.explained), residual)]
+    residual = f"{seconds(abs(result.account.residual_s))} of the wall clock are not attributed"
+    return [Figure("attributed", Cell(share(result.account.explained), result.account.explained), residual)]
 
 
 def _so_far(run: Run) -> list[Figure]:

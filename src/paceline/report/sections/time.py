@@ -38,7 +38,7 @@ def _account(result: RunResult) -> list[Block]:
         [Part(parts.name(key), max(0.0, each_s) / account.wall_s, seconds(each_s), parts.colour(key))
          for key, each_s in pieces if each_s > 0],
         ["0 s", seconds(account.wall_s / 2), seconds(account.wall_s)],
-        f"explained {share(account.explained)}",
+        f"attributed {share(account.explained)}",
     )  # fmt: skip
     return [bar, _account_table(account)]
 
