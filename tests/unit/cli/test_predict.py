@@ -157,8 +157,9 @@ def test_a_url_is_said_not_to_be_fetched_as_it_was_named_but_for_its_password(ru
     said = capsys.readouterr()
     rows = list(csv.DictReader(io.StringIO(said.out)))
     assert [row["image"] for row in rows[:2]] == ["https://example.com/x.jpg", "https://example.com/y.jpg"]
-    assert all("URLs are not fetched" in row["error"] for row in rows[:2]) and not rows[2]["error"]
-    assert "error: https://example.com/x.jpg: URLs are not fetched" in said.err and "S3CRET" not in said.out + said.err
+    assert all("URLs are not supported" in row["error"] for row in rows[:2]) and not rows[2]["error"]
+    assert "error: https://example.com/x.jpg: URLs are not supported" in said.err
+    assert "S3CRET" not in said.out + said.err
 
 
 CRAFTED = {

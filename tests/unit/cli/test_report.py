@@ -60,7 +60,7 @@ def test_markdown_on_stdout_leaves_no_room_for_json(run):
 
 
 def test_a_path_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(PacelineError, match=r"is no run directory \(name one that paceline train has written\)$"):
+    with pytest.raises(PacelineError, match=r"is not a run directory \(name one that paceline train has written\)$"):
         report(tmp_path / "none", "html", None, as_json=False)
 
 

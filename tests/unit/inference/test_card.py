@@ -39,13 +39,13 @@ def test_the_card_tells_what_the_run_recorded(classifier):
     assert "200 validation images" in card
     assert "| top-1 | 81.00 % (75.00 % to 85.83 %) |" in card  # 162 of 200
     assert "| training images | 64 |" in card and "| step | 12 |" in card
-    assert "| hardware | 2 x H200 a node |" in card and "torch 2.15.0" in card
+    assert "| hardware | 2 x H200 per node |" in card and "torch 2.15.0" in card
     assert f"`{classifier.recipe.hash}`" in card
     assert "```python\nask(images)\n```" in card
 
 
 def test_the_weakest_classes_come_first_and_one_without_a_mistake_is_left_out(classifier):
-    table = written(classifier).partition("recognised least")[2].partition("## ")[0]
+    table = written(classifier).partition("lowest accuracy")[2].partition("## ")[0]
     assert re.findall(r"^\| (\d) \| (\S+) %", table, re.MULTILINE) == [("1", "64.00"), ("2", "80.00"), ("3", "80.00")]
 
 
@@ -83,7 +83,7 @@ def test_names_of_classes_are_names_and_no_markup(classifier):
 
 def test_a_machine_that_calls_itself_what_it_likes_is_one_row(classifier):
     card = written(classifier, machine={"cuda_devices": ["H200 |\n\n# All"], "torch": "2.15"})
-    assert r"| hardware | 1 x H200 \|\\n\\n\# All a node |" in card
+    assert r"| hardware | 1 x H200 \|\\n\\n\# All per node |" in card
 
 
 def test_a_checkpoint_that_was_not_evaluated_has_no_accuracy(classifier):
@@ -135,7 +135,7 @@ def test_classes_are_told_of_the_last_evaluation_alone(tmp_path):
 def test_a_damaged_file_is_named(tmp_path):
     run = made_run.write(tmp_path / "run")
     (run / "plan.json").write_text("{")
-    with pytest.raises(PacelineError, match=r"plan.json: cannot be read: .* \(remove it, or mend it\)$"):
+    with pytest.raises(PacelineError, match=r"plan.json: cannot be read: .* \(remove it, or fix it\)$"):
         read_record(run, run / "checkpoints" / "step-00000012")
 
 
@@ -152,8 +152,8 @@ def test_wilsons_bounds_are_the_shares_from_which_the_count_is_that_far(correct,
 def test_what_is_taken_for_what_is_told_most_often_first(tmp_path):
     run = made_run.write(tmp_path / "run")
     (run / "confusion.csv").write_text("true\\predicted,cat,dog,a|b\r\ncat,9,1,0\r\ndog,0,8,2\r\na|b,7,0,1\r\n")
-    table = written(load_classifier(run, device="cpu")).partition("most often")[2].partition("## ")[0]
-    assert re.findall(r"^\| (.*) for (.*) \| (\d) \|$", table, re.MULTILINE) == [
+    table = written(load_classifier(run, device="cpu")).partition("most frequent")[2].partition("## ")[0]
+    assert re.findall(r"^\| (.*) as (.*) \| (\d) \|$", table, re.MULTILINE) == [
         ("a\\|b", "cat", "7"), ("dog", "a\\|b", "2"), ("cat", "dog", "1")
     ]  # fmt: skip
 
@@ -165,7 +165,7 @@ def test_energy_is_the_mean_power_by_time_of_all_nodes(classifier, tmp_path):
         (tmp_path / f"telemetry.node{node}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = SimpleNamespace(goodput=SimpleNamespace(wall_s=7300, down_s=100))
     assert measured_wh(RunDir(tmp_path), result) == pytest.approx(2 * 175 * 2)  # sums of binary fractions
-    assert "| energy | 0.700 kWh, of all GPUs" in written(classifier, energy_wh=700)
+    assert "| energy | 0.700 kWh, all GPUs" in written(classifier, energy_wh=700)
 
 
 def test_the_time_in_which_no_process_ran_has_no_power(tmp_path):

@@ -210,7 +210,7 @@ def test_code_of_a_run_is_not_asked_for_images_unless_that_is_said(tmp_path):
     ):
         sample_images(classifier)
     sample = sample_images(replace(classifier, own_code=True))
-    assert "images of noise" in sample.of and "there is no module nowhere" in sample.of
+    assert "noise images" in sample.of and "there is no module nowhere" in sample.of
 
 
 class Broken(Wrong):

@@ -101,7 +101,7 @@ def test_a_batch_for_which_there_is_no_room_is_one_line(number: int, fix: str) -
 
     network = Echo()
     network.log_probabilities = full
-    with pytest.raises(RecipeError, match=rf"^--batch-size: {number}: .* no room for as many images \({fix}\)$"):
+    with pytest.raises(RecipeError, match=rf"^--batch-size: {number}: .* do not fit into GPU memory \({fix}\)$"):
         list(predict(network, [picture(1)] * number, batch_size=9, top=1))
 
 

@@ -75,7 +75,7 @@ def test_a_pipe_is_read_to_its_end_and_no_further_than_an_image_can_be_long(tmp_
     monkeypatch.setattr("paceline.inference.reading._PART_BYTES", 2)
     found = [piped(tmp_path, text) for text in ("7", "0007", "00007")]
     assert [isinstance(each, Picture) for each in found] == [True, True, False]
-    assert "and is no image" in found[2].reason
+    assert "too large for an image" in found[2].reason
 
 
 def piped(folder: Path, text: str) -> Picture | Unread:
