@@ -386,5 +386,5 @@ def test_packs_in_buckets_are_read_through_fsspec(bucket: str, cache: Path, expe
     assert everything(datasets) == expected
     fetch_all(datasets)
     assert len(kept(cache)) == 4
-    with pytest.raises(DataError, match=r"gs://packs/none/index.pack: is not there \(correct data.source.root\)"):
+    with pytest.raises(DataError, match=r"gs://packs/none/index.pack: does not exist \(correct data.source.root\)"):
         open_remote("gs://packs/none", cache, 0, NO_PAUSE)

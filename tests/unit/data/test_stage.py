@@ -359,7 +359,7 @@ def test_without_room_nothing_is_copied(folder: Folder, top: Path, monkeypatch: 
 def test_files_that_are_too_many_do_not_fit_either() -> None:
     stock = Stock("", 1000, 1000, 4096 * 1000)
     check_room(stock, Room(1e9, "", 1000), Path("/here"), "it")
-    with pytest.raises(DataError, match="1,000 files, 999 more may be made"):
+    with pytest.raises(DataError, match="1,000 files, 999 more can be created"):
         check_room(stock, Room(1e9, "", 999), Path("/here"), "it")
 
 

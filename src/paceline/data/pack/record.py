@@ -22,7 +22,7 @@ _ZIGZAG = np.array([
     35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
     58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 ])  # fmt: skip
-_DAMAGED = "is no record, or is damaged"
+_DAMAGED = "is not a record, or is damaged"
 
 
 @dataclass(frozen=True)

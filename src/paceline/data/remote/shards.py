@@ -107,9 +107,7 @@ class RemoteShards:
         return None
 
     def array(self, shard: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """Return bytes of a shard as writable uint8 [length], mapped if the shard fits into the cache. Blocks until
-        available.
-        """
+        """Return bytes of a shard as writable uint8 [length], after waiting for its download; mapped if cached."""
         state = self._here()
         if self._is_kept(shard) or self._keep(state.fetcher, shard, wait=True) == "kept":
             return self._local.array(shard, offset, length)

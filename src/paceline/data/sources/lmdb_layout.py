@@ -120,7 +120,7 @@ def pack_sample(label: int, image: bytes, name: str) -> bytes:
 def unpack_sample(value: bytes) -> tuple[int, bytes]:
     """Return (label, image). Raise `ValueError` if the checksum does not match."""
     if len(value) < LABEL.size + TAIL.size:
-        raise ValueError("is cut short")
+        raise ValueError("is truncated")
     name_bytes, crc = TAIL.unpack_from(value, len(value) - TAIL.size)
     end = len(value) - TAIL.size - name_bytes
     if end < LABEL.size or zlib.crc32(memoryview(value)[:-4]) != crc:

@@ -60,7 +60,7 @@ class Pages:
         """Return a page of the tree. Raise `DamageError` if it is not a valid one."""
         size = self.meta.page_bytes
         if not 2 <= number <= self.meta.last_page:
-            raise DamageError(f"leads to page {number} of {self.meta.last_page + 1}")
+            raise DamageError(f"refers to page {number} of {self.meta.last_page + 1}")
         try:
             content = self.files.read(0, number * size, size)
         except OSError as error:
@@ -68,7 +68,7 @@ class Pages:
         stored_number, _, flags, lower, upper = _HEADER.unpack_from(content)
         is_valid = stored_number == number and flags in (_IS_BRANCH, _IS_LEAF) and not lower % 2
         if not is_valid or not _HEADER.size < lower <= upper <= size:
-            raise DamageError(f"page {number} is no page of the tree")
+            raise DamageError(f"page {number} is not a page of the tree")
         pointers = struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", content, _HEADER.size)
         return Page(content, number, flags == _IS_LEAF, pointers)
 
@@ -79,20 +79,20 @@ class Pages:
         newest = max(metas, key=lambda meta: meta.transaction)
         whole = (newest.last_page + 1) * newest.page_bytes
         if metas[1].page_bytes != first.page_bytes or newest.flags or newest.depth > _MAX_DEPTH:
-            raise DamageError("its meta pages are none that LMDB writes for one database")
+            raise DamageError("its meta pages are not those of a single LMDB database")
         if whole > size:
-            raise DamageError(f"is cut short: has {size:,} of {whole:,} bytes")
+            raise DamageError(f"is truncated: has {size:,} of {whole:,} bytes")
         return newest
 
     def _meta(self, number: int, start: int, size: int) -> Meta:
         length = _HEADER.size + _META.size
         if start + length > size:
-            raise DamageError(f"is cut short: its {size:,} bytes hold no meta pages")
+            raise DamageError(f"is truncated: its {size:,} bytes hold no meta pages")
         content = self.files.read(0, start, length)
         stored_number, _, page_flags, _, _ = _HEADER.unpack_from(content)
         magic, version, *fields = _META.unpack_from(content, _HEADER.size)
         if magic != _MAGIC or page_flags != _IS_META or stored_number != number:
-            raise DamageError("is no LMDB of a 64-bit little-endian machine")
+            raise DamageError("is not an LMDB of a 64-bit little-endian machine")
         if version != _VERSION:
             raise DamageError(f"is of version {version} of LMDB's format, and {_VERSION} can be read")
         meta = Meta(*fields)

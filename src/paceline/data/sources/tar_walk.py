@@ -66,7 +66,7 @@ class Tar:
             self._window_start, at = start, 0
         content = self._window[at : at + length]
         if len(content) < length:
-            raise self.damage(f"is cut short: ends after {self.num_bytes:,} bytes, without the mark of its end")
+            raise self.damage(f"is truncated: ends after {self.num_bytes:,} bytes without an end marker")
         return content
 
     def members(self) -> Iterator[Member]:
@@ -90,7 +90,7 @@ class Tar:
                     header.name if name is None else name, header.length if length is None else length, header.kind
                 )
                 if whole.length > self.num_bytes - at and whole.kind not in _WITHOUT_CONTENT:
-                    raise self.damage(f"is cut short in {shown(whole.name)}, which has {whole.length:,} bytes")
+                    raise self.damage(f"is truncated in {shown(whole.name)}, which has {whole.length:,} bytes")
                 return whole, at
             if header.length > _MAX_EXTENSION_BYTES:
                 raise self.damage(f"is damaged: has a name or comment of {header.length:,} bytes")

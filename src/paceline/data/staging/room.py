@@ -50,7 +50,7 @@ def check_room(stock: Stock, room: Room, folder: Path, title: str) -> None:
     if stock.room_bytes > room.num_bytes:
         raise DataError(f"{prefix}: {size(stock.room_bytes)} are needed, {size(room.num_bytes)} {room.limit} {fix}")
     if stock.num_files > room.num_files:
-        raise DataError(f"{prefix}: {count(stock.num_files, 'file')}, {room.num_files:,.0f} more may be made {fix}")
+        raise DataError(f"{prefix}: {count(stock.num_files, 'file')}, {room.num_files:,.0f} more can be created {fix}")
 
 
 def is_in_memory(folder: Path, proc: Path = PROC) -> bool:

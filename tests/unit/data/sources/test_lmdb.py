@@ -248,7 +248,7 @@ def test_a_file_that_is_cut_short_is_refused_at_once(write, refusal):
     for length in (len(whole) - 1, len(whole) - PAGE, len(whole) // 2, 2 * PAGE, 2 * PAGE - 1, PAGE, 100, 1, 0):
         file.write_bytes(whole[:length])
         message = refusal(load, folder)
-        assert message.startswith(f"{file}: is cut short: ") and "paceline data pack" in message
+        assert message.startswith(f"{file}: is truncated: ") and "paceline data pack" in message
     file.write_bytes(whole[:-PAGE])
     assert f"has {len(whole) - PAGE:,} of {len(whole):,} bytes" in refusal(load, folder)
 
@@ -266,14 +266,14 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_one_line(write, refusal):
 
 
 FIELDS = {
-    "magic": (16, b"\0\0\0\0", "is no LMDB of a 64-bit little-endian machine"),
+    "magic": (16, b"\0\0\0\0", "is not an LMDB of a 64-bit little-endian machine"),
     "a version": (20, b"\2\0\0\0", "is of version 2 of LMDB's format, and 1 can be read"),
     "a size of pages": (40, b"\1\0\0\0", "has pages of 1 bytes"),
-    "an option": (92, b"\4\0", "its meta pages are none that LMDB writes"),
-    "a depth": (94, b"\x40\0", "its meta pages are none that LMDB writes"),
-    "a root": (128, b"\xff" * 8, "leads to page "),
-    "a root beyond": (128, b"\xf0\xff\0\0\0\0\0\0", "leads to page 65520 of "),
-    "a last page": (136, b"\xff\xff\xff\xff\0\0\0\0", "is cut short: "),
+    "an option": (92, b"\4\0", "its meta pages are not those of"),
+    "a depth": (94, b"\x40\0", "its meta pages are not those of"),
+    "a root": (128, b"\xff" * 8, "refers to page "),
+    "a root beyond": (128, b"\xf0\xff\0\0\0\0\0\0", "refers to page 65520 of "),
+    "a last page": (136, b"\xff\xff\xff\xff\0\0\0\0", "is truncated: "),
     "a smaller last page": (136, b"\3\0\0\0\0\0\0\0", ""),
     "no levels": (94, b"\0\0", "holds nothing"),
     "fewer levels": (94, b"\1\0", "on a wrong level of the tree"),

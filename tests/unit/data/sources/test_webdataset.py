@@ -339,7 +339,7 @@ def test_a_tar_that_is_cut_short_is_refused_wherever_it_was_cut(tar, refusal):
     for length in (*range(0, end + 1, 512), end - 100, 700, 511, end + 511):
         path.write_bytes(whole[:length])
         message = refusal(load, str(path))
-        assert message.startswith(f"{path}: is cut short"), (length, message)
+        assert message.startswith(f"{path}: is truncated"), (length, message)
     path.write_bytes(whole[: end + 512])
     assert len(load(str(path)).train) == 20
 
@@ -382,9 +382,9 @@ END = bytes(1024)
 HOSTILE = {
     "a size beyond the end": (
         header(size=b"77777777777\0") + END,
-        "is cut short in a.jpg, which has 8,589,934,591 bytes",
+        "is truncated in a.jpg, which has 8,589,934,591 bytes",
     ),
-    "an immense size": (header(size=b"\x80" + b"\xff" * 11) + END, "is cut short in a.jpg, which has "),
+    "an immense size": (header(size=b"\x80" + b"\xff" * 11) + END, "is truncated in a.jpg, which has "),
     "a negative size": (header(size=b"\xff" * 12) + END, "has a sparse or endless file at byte 0"),
     "a size that is none": (header(size=b"12345678901\0") + END, "has a sparse or endless file at byte 0"),
     "a signed size": (header(size=b"-0000000001\0") + END, "has a sparse or endless file"),
@@ -392,7 +392,7 @@ HOSTILE = {
         header(size=b"%011o\0" % 2**21, kind=b"L") + END,
         "has a name or comment of 2,097,152 bytes",
     ),
-    "a long name cut short": (header(size=b"%011o\0" % 2**12, kind=b"L") + END, "is cut short"),
+    "a long name cut short": (header(size=b"%011o\0" % 2**12, kind=b"L") + END, "is truncated"),
     "a sparse file": (header(kind=b"S") + END, "has a sparse or endless file"),
     "a sparse file of POSIX": (pax(b"22 GNU.sparse.major=1\n") + header() + END, "has a sparse or endless file"),
     "a record without a length": (pax(b"path=a.jpg\n") + header() + END, "has no extended header at byte 512"),
@@ -408,7 +408,7 @@ HOSTILE = {
     "text": (b"<html>" * 100, "is not a tar; "),
     "garbage within": (header(more=record(b"x")) + b"x" * 1024 + END, "has no header at byte 1,024"),
     "nothing but zeros": (END, "has no samples to use"),
-    "nothing": (b"", "is cut short"),
+    "nothing": (b"", "is truncated"),
 }
 
 
