@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,11 +44,13 @@ def main() -> int:
     if os.environ.get("PYTHONPATH") != source:
         os.execve(sys.executable, [sys.executable, *sys.argv], clean_environ(source))
     started_s = time.monotonic()
-    if asked.keep:
-        failed = record_in(asked.keep.resolve(), asked)
-    else:
-        with tempfile.TemporaryDirectory(prefix="paceline-golden-") as folder:
-            failed = record_in(Path(folder).resolve(), asked)
+    # A TemporaryDirectory would be removed by each process forked from here, as it ends.
+    work = asked.keep or Path(tempfile.mkdtemp(prefix="paceline-golden-"))
+    try:
+        failed = record_in(work.resolve(), asked)
+    finally:
+        if not asked.keep:
+            shutil.rmtree(work)
     print(f"{asked.out}: recorded in {time.monotonic() - started_s:.0f} s", file=sys.stderr)
     return 1 if failed else 0
 
