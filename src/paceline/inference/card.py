@@ -139,14 +139,13 @@ def _ended(record: Record, result: RunResult) -> list[tuple[str, str]]:
 
 
 def _seen(record: Record) -> str:
-    """Return the training of the checkpoint: epochs and images, or steps if these are unknown."""
     steps_per_epoch, images = record.plan.get("steps_per_epoch"), record.images_seen
     epochs = [count(round(record.step / steps_per_epoch, 2), "epoch")] if steps_per_epoch else []
     return ", ".join([*epochs, *([] if images is None else [count(images, "image")])]) or count(record.step, "step")
 
 
 def _of_the_run(record: Record) -> str:
-    """Return a suffix for numbers of the whole run, unless the checkpoint is its last step."""
+    # Numbers of the whole run need a note unless the checkpoint is its last step.
     is_before = record.result is not None and record.step != record.result.steps
     return " (of the whole run)" if is_before else ""
 
@@ -156,7 +155,6 @@ def _energy(energy_wh: float) -> str:
 
 
 def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the hardware, GPUs per node or else the CPU, and the versions."""
     gpus = machine.get("cuda_devices") or []
     counted = ", ".join(f"{gpus.count(each)} x {_plain(str(each))}" for each in dict.fromkeys(gpus))
     processor = _plain(f"{machine.get('cpu', 'unknown')}, {machine.get('logical_cores', '?')} cores")
@@ -170,6 +168,5 @@ def _table(rows: Iterable[tuple[str, str]], headings: tuple[str, str] = ("", "")
 
 
 def _plain(text: str) -> str:
-    """Return a name as literal Markdown text on one line."""
     text = one_line(text).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text)

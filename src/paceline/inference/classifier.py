@@ -181,7 +181,7 @@ def _device(name: str) -> torch.device:
 
 
 def _precision(recipe: Recipe, device: torch.device) -> Precision:
-    """Return the precision of the run's evaluation, or float32 if `device` lacks it."""
+    # A CPU may lack the number format of the run's evaluation.
     name = precision_on(recipe.train.precision, device)
     # cuDNN's benchmark takes longer than a few images do, and its choice may change the last bits.
     set_numerics(name, device, benchmark=False)

@@ -104,7 +104,6 @@ def export_classifier(classifier: Classifier, form: Form, out: Path, *, with_pre
 
 
 def _of_this_size(classifier: Classifier, record: Record) -> Record:
-    """Return `record` with a note if its accuracy was measured at another image size."""
     evaluation, before, now = record.judged, classifier.judged_at, classifier.preprocessing.image_size
     if evaluation is None or before is None:
         return record
@@ -121,7 +120,7 @@ def _is_there(path: Path) -> RecipeError:
 
 
 def _show(paths: Mapping[Path, Path]) -> None:
-    """Move files to their final paths, all or none and overwriting nothing: claim each path by creating it first."""
+    # All or none, overwriting nothing: claim each path by creating it first.
     claimed: list[Path] = []
     try:
         for written, path in paths.items():
@@ -145,7 +144,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _told(what: str, happened: str, fix: str) -> Iterator[None]:
-    """Convert any error of a library into one line; libraries differ in how they report a full disk."""
+    # Libraries differ in how they report even a full disk.
     try:
         yield
     except PacelineError:
@@ -159,7 +158,7 @@ def _told(what: str, happened: str, fix: str) -> Iterator[None]:
 
 @contextmanager
 def _unseen(out: Path) -> Iterator[Path]:
-    """Create a folder beside `out`, from which files can be renamed into place, and remove it at the end."""
+    # Beside `out`, so that files can be renamed into place.
     with _told(f"--out: {out}", "cannot be written", "name another"):
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))

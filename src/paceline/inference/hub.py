@@ -182,7 +182,7 @@ def crop_share(preprocessing: Preprocessing) -> float:
 
 
 def _timm_facts(name: str) -> dict[str, Any]:
-    """Return timm's names of a model's first convolution and classifier, which it needs to replace them."""
+    # timm needs the names of the first convolution and the classifier to replace them.
     import timm
 
     facts = timm.get_pretrained_cfg(name)

@@ -75,7 +75,6 @@ def _below(folder: Path, above: tuple[_Identity, ...]) -> Iterator[Path | Unread
 
 
 def _entries(folder: Path, above: tuple[_Identity, ...]) -> tuple[_Identity, list[os.DirEntry[str]]]:
-    """Return the identity of a folder and its visible entries, sorted by name."""
     status = folder.stat()
     identity = (status.st_dev, status.st_ino)
     if identity in above:

@@ -132,7 +132,6 @@ class _Named(nn.Module):
 
 
 def _portable(model: nn.Module) -> nn.Module:
-    """Return a float32 copy of `model` on the CPU with contiguous filters."""
     portable = copy.deepcopy(model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
     return portable.eval().requires_grad_(False)
 

@@ -86,7 +86,7 @@ print([classes[index] for index in logits.argmax(axis=1)])
 
 
 class _Session:
-    """Compute logits of images with an onnxruntime session."""
+    """Compute logits with an onnxruntime session."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -98,7 +98,6 @@ class _Session:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress output and warnings of torch's exporter and its libraries."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

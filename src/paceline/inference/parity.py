@@ -101,7 +101,7 @@ def check(parity: Parity, what: str) -> None:
 
 
 def _expected(classifier: Classifier, images: Tensor) -> Tensor:
-    """Return the logits of the classifier's own model and normalization, on the CPU in float32 like a file's."""
+    # The classifier's own code, which the exported model does not share.
     model = copy.deepcopy(classifier.model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
     preprocessing = classifier.preprocessing
     placement = Placement(
@@ -113,7 +113,6 @@ def _expected(classifier: Classifier, images: Tensor) -> Tensor:
 
 
 def _validation_images(classifier: Classifier) -> Tensor:
-    """Return images as evaluation preprocesses them. Raise `DataError` or `RecipeError` if there are none."""
     data = classifier.recipe.data
     source = build_validation(data.source, skip_bad=True)
     number = min(NUM_IMAGES, len(source))

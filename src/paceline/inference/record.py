@@ -90,7 +90,7 @@ def read_record(run: Path, checkpoint: Path) -> Record:
 
 
 def _judged(row: Mapping[str, Any]) -> Judged:
-    """Return an evaluation in `evals.jsonl`, of the averaged weights if the run has any."""
+    # Averaged weights are the ones evaluated if the run has any.
     prefix = "ema_" if row.get("ema_top1") is not None else ""
     num_images = row["images"]
     top1, top5 = (wilson(round(row[f"{prefix}{name}"] * num_images), num_images) for name in ("top1", "top5"))
@@ -98,7 +98,7 @@ def _judged(row: Mapping[str, Any]) -> Judged:
 
 
 def _confused(path: Path) -> tuple[Confused, ...]:
-    """Return the off-diagonal entries of a confusion matrix; nothing if there is none."""
+    # Off the diagonal.
     try:
         with TextIOWrapper(open_to_read(path), encoding="utf-8", newline="") as file:
             (_, *names), *rows = csv.reader(file, strict=True)

@@ -76,7 +76,7 @@ def _step(rough: float) -> float:
 
 
 def _writer(step: float, largest: float) -> Callable[[float], str]:
-    """Return a formatter with enough decimals to distinguish ticks, or with exponents for long numbers."""
+    # As many decimals as distinguish ticks, or exponents for long numbers.
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if decimals > 4 or largest >= 1e7:
         return lambda value: f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e") if value else "0"

@@ -103,7 +103,7 @@ class Reader:
             self._note(path, f"{damaged:,} lines are not records and were skipped")
 
     def _lines(self, path: Path) -> Iterator[bytes]:
-        """Yield complete lines; a last line without newline was cut off, so it is skipped."""
+        # A last line without newline was cut off.
         try:
             if not path.is_file():
                 return
@@ -119,7 +119,6 @@ class Reader:
             self._note(path, f"cannot be read: {error.strerror}")
 
     def _spread(self, path: Path, number: int) -> Iterator[bytes]:
-        """Yield complete lines at evenly spaced positions, including the first and the last."""
         try:
             with open_to_read(path) as file:
                 num_bytes = file.seek(0, os.SEEK_END)
@@ -149,13 +148,12 @@ def setting(recipe: str, section: str, field: str) -> str:
 
 
 def _skip_to_line(file: BinaryIO, begin: int) -> bool:
-    """Seek to the first line that starts at or after `begin`; return whether there is one within a line's length."""
+    """Seek to the first line at or after `begin`; return whether there is one within a line's length."""
     file.seek(max(0, begin - 1))
     return begin == 0 or file.readline(_MAX_LINE).endswith(b"\n")
 
 
 def _last_line(file: BinaryIO, end: int, num_bytes: int) -> Iterator[bytes]:
-    """Yield the last complete line unless it starts before `end`."""
     begin = max(end, num_bytes - _MAX_LINE)
     file.seek(begin)
     whole, newline, _ = file.read(num_bytes - begin).rpartition(b"\n")

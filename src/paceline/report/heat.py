@@ -81,7 +81,7 @@ def grid(heat: HeatMap) -> Grid:
 
 
 def _level(count: int, total: int) -> float:
-    """Return the opacity of a cell: the root of its share of the true class, so that single mistakes stay visible."""
+    # The root keeps single mistakes visible.
     return _FAINTEST + (1 - _FAINTEST) * sqrt(count / total)
 
 
@@ -97,7 +97,7 @@ def _squares(heat: HeatMap, cell: float) -> Iterator[Square]:
 
 
 def _shades(counts: Sequence[Sequence[int]], cell: float) -> Iterator[Shade]:
-    """Yield the cells of each opacity as one path: ten paths take a tenth of the bytes of ten thousand squares."""
+    # Ten paths take a tenth of the bytes of ten thousand squares.
     paths: dict[tuple[bool, int], list[str]] = {}
     for row, line in enumerate(counts):
         total = sum(line)

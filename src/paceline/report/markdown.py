@@ -83,7 +83,6 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _drawing(block: Bar | Bars | Charts | HeatMap | Gallery) -> Iterator[str]:
-    """Yield a drawing as a table."""
     match block:
         case Bar():
             rows = [[segment.name, segment.text, share(segment.share)] for segment in block.parts]

@@ -144,12 +144,11 @@ def _looks(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
 
 
 def _has_groups(lines: Sequence[Line]) -> bool:
-    """Return whether lines share the style of their group: if there are too many, or any is dashed."""
     return len(lines) > NUM_DISTINCT or any(line.dashed for line in lines)
 
 
 def _legend(lines: Sequence[Line], styles: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return CSS class and name of each line or group; nothing if all names fit at the ends of their lines."""
+    # No legend if all names fit at the ends of their lines.
     if len(lines) == 1:
         return ()
     has_groups = _has_groups(lines)
@@ -162,12 +161,11 @@ def _legend(lines: Sequence[Line], styles: Sequence[str]) -> tuple[tuple[str, st
 
 
 def _pieces(chart: Chart, line: Line) -> Iterable[Sequence[Point]]:
-    """Return the unbroken pieces of a line; on a log axis a long distance is no gap."""
+    # On a log axis, a long distance is no gap.
     return [line.points] if chart.log_x else pieces(line.points)
 
 
 def _bounds(chart: Chart, lines: Sequence[Line], line: Line) -> Iterator[tuple[Point, tuple[float, float]]]:
-    """Yield points with known intervals, and the drawn part of each interval."""
     # An interval much longer than the range of all points would flatten them, so it is clipped.
     lowest, highest = _room(chart, [y for each in lines for _, y in each.points])
     for point in line.points:
@@ -177,7 +175,7 @@ def _bounds(chart: Chart, lines: Sequence[Line], line: Line) -> Iterator[tuple[P
 
 
 def _room(chart: Chart, ys: Sequence[float]) -> tuple[float, float]:
-    """Return the range for intervals: twice the points' own range above and below, or a decade on a log axis."""
+    # Twice the points' own range above and below, or a decade.
     if chart.log_y:
         return min(ys) / 10, max(ys) * 10
     base = min(ys) if chart.low is None else min(chart.low, *ys)
@@ -201,12 +199,11 @@ def _axes(chart: Chart, lines: Sequence[Line]) -> tuple[Axis, Axis]:
 
 
 def _dots(line: Line) -> Sequence[Point]:
-    """Return the points to mark: all single measurements unless these would hide the line, or the only point."""
+    # Markers of many points would hide the line; a single point needs one.
     return line.points if (line.marked and len(line.points) <= _NUM_HINTS) or len(line.points) == 1 else ()
 
 
 def _spread(ends: Sequence[float | None], bottom: float) -> list[float]:
-    """Return a height per label near the end of its line (None: no label), so that labels do not overlap."""
     order = sorted((end, index) for index, end in enumerate(ends) if end is not None)
     placed = dict.fromkeys(range(len(ends)), 0.0)
     above = _TOP - _LABEL
@@ -223,7 +220,6 @@ def _spread(ends: Sequence[float | None], bottom: float) -> list[float]:
 def _hints(
     chart: Chart, lines: Sequence[Line], at: Callable[[Point], Point], left: float, right: float
 ) -> Iterator[Hint]:
-    """Yield tooltips over the whole chart with the values of the lines that have no markers."""
     plain = [line for line in lines if not _dots(line)][:NUM_DISTINCT]
     if not plain:
         return
@@ -248,7 +244,6 @@ def _within(line: Line, point: Point) -> str:
 
 
 def _label(name: str, short: str) -> str:
-    """Return the label for a line's end: `short` if given, else the name."""
     return clean(short or name, _LONGEST_LABEL)
 
 
@@ -257,7 +252,7 @@ def _fits(name: str) -> bool:
 
 
 def _summary(chart: Chart, lines: Sequence[Line]) -> str:
-    """Return a description of the chart for screen readers."""
+    # For screen readers.
     ranges = (
         f"{line.name} from {number(line.points[0][1])} to {number(line.points[-1][1])}" for line in lines[:NUM_DISTINCT]
     )

@@ -131,7 +131,7 @@ def _steps(reader: Reader, path: Path) -> Series:
 
 
 def _nodes(reader: Reader, files: Sequence[tuple[int, Path]]) -> tuple[Node, ...]:
-    """Return the telemetry of nodes; the more nodes, the fewer samples of each."""
+    # The more nodes, the fewer samples of each.
     nodes = []
     for number, path in files:
         records, is_sample = reader.sample(path, min(_MAX_LOOKS, _MAX_LOOKS_OF_ALL // len(files)))
@@ -142,7 +142,7 @@ def _nodes(reader: Reader, files: Sequence[tuple[int, Path]]) -> tuple[Node, ...
 
 
 def _flat(record: dict[str, Any], gpus: dict[int, str]) -> dict[str, Any]:
-    """Return a telemetry record with its GPUs' values as top-level keys, and store the GPUs' names in `gpus`."""
+    """Return a record with its GPUs' values as top-level keys, and add their names to `gpus`."""
     entries = record.pop("gpus", None)
     for each in entries if isinstance(entries, list) else []:
         if isinstance(each, dict) and isinstance(each.get("index"), int):
@@ -153,7 +153,6 @@ def _flat(record: dict[str, Any], gpus: dict[int, str]) -> dict[str, Any]:
 
 
 def _classes(reader: Reader, rundir: RunDir) -> tuple[tuple[ClassCount, ...], tuple[tuple[int, ...], ...]]:
-    """Return the class table, and the confusion matrix if it fits the table."""
     try:
         classes = read_classes_csv(reader.text(rundir.classes, _MAX_TABLE))
         rows = list(csv.reader(io.StringIO(reader.text(rundir.confusion, _MAX_TABLE), newline=""), strict=True))

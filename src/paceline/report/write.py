@@ -69,7 +69,7 @@ def _experiment_text(folder: ExperimentDir, kind: str) -> str:
 
 
 def _html(path: Path, pages: Iterable[Page]) -> str:
-    """Return the first of `pages`, ordered from full to most truncated, that is short enough."""
+    # Pages are ordered from full to most truncated.
     text = ""
     for page in pages:
         text = printable(to_html(page))

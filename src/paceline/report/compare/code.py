@@ -62,7 +62,6 @@ def _parts(codes: Iterable[Code]) -> list[str]:
 
 
 def _values(plugin: str, aspect: str, codes: Sequence[Code]) -> list[str]:
-    """Return the distinct known values of an aspect of a plugin."""
     return list(dict.fromkeys(code[plugin][aspect] for code in codes if aspect in code.get(plugin, ())))
 
 

@@ -47,7 +47,6 @@ def curves(groups: Named, target: float | None, metric: str) -> Iterator[Block]:
 
 
 def _drawn(groups: Named) -> list[tuple[str, Trained]]:
-    """Return the runs to draw with their group's name: the first of each group, then the second, and so on."""
     # Round-robin, so that every group has curves if there are too many runs.
     turns = zip_longest(*([(name, run) for run in members] for name, members in groups))
     chosen = [each for each in chain.from_iterable(turns) if each is not None][:MAX_LINES]
@@ -87,7 +86,7 @@ def _losses(runs: Sequence[tuple[str, Trained]]) -> Iterator[Chart]:
 
 
 def _against_validation(groups: Named, metric: str) -> Iterator[Chart]:
-    """Yield learning curves of the first run of each group: validation solid, training dashed."""
+    """Yield learning curves of each group's first run: validation solid, training dashed."""
     first = [(name, members[0]) for name, members in groups if members][: MAX_LINES // 2]
     note = "dashed: training" + (
         "" if all(len(members) == 1 for _, members in groups) else ", of each group's first run"
@@ -125,7 +124,6 @@ def _gaps(runs: Sequence[tuple[str, Trained]]) -> Iterator[Chart]:
 
 
 def _gap(run: Trained) -> list[Point]:
-    """Return validation loss minus training loss at each evaluation with both known."""
     steps = sorted(run.steps.line("epoch", "loss"))
     start, gaps = 0, []
     for each in run.evals:
@@ -143,7 +141,6 @@ def _losses_over_epochs(run: Trained) -> list[Point]:
 
 
 def _training_losses(run: Trained) -> Sequence[Point]:
-    """Return the loss of evaluated training images, or of the steps without any."""
     return _known(run, lambda each: each.train_loss) or run.steps.line("epoch", "loss")
 
 
@@ -152,13 +149,11 @@ def _train_percent(each: Judged) -> float | None:
 
 
 def _known(run: Trained, read: Callable[[Judged], float | None]) -> list[Point]:
-    """Return a value of evaluations over their epochs, if both are known."""
     points = [(each.epoch, read(each)) for each in run.evals]
     return [(epoch, value) for epoch, value in points if epoch and value is not None]
 
 
 def _has_both(lines: Sequence[Line]) -> bool:
-    """Return whether there are both training and validation lines."""
     return len({line.dashed for line in lines}) == 2
 
 
@@ -170,7 +165,7 @@ def _of_group(group: str, split: str, points: Sequence[Point], *, marked: bool =
 def _line(
     name: str, run: Trained, runs: Sequence[tuple[str, Trained]], points: Sequence[Point], *, marked: bool = False
 ) -> Line:
-    """Return a run's curve, named after its group, and its seed if the group has several runs."""
+    # Name the seed only if the group has several runs.
     is_alone = sum(other == name for other, _ in runs) == 1
     seed = "" if is_alone or run.seed is None else f", seed {run.seed}"
     label = _short(name) + (seed if len(runs) <= NUM_DISTINCT else "")
@@ -178,5 +173,5 @@ def _line(
 
 
 def _short(name: str) -> str:
-    """Return the number at the start of a group's name, for where there is no room for the name."""
+    # The number stands for the group's name where there is no room for it.
     return name.partition(":")[0]

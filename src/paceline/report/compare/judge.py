@@ -18,7 +18,7 @@ from paceline.report.compare.target import Target, best_of, choose_target
 
 @dataclass(frozen=True)
 class _Ratios:
-    """The comparison of a group with the first; None for what is unknown."""
+    """Ratios of a group to the first; None if unknown."""
 
     gap: Interval | None = None
     speedup: Interval | None = None
@@ -75,7 +75,6 @@ def group(runs: Sequence[Trained]) -> list[list[Trained]]:
 
 
 def _rounds(runs: Sequence[Trained]) -> list[list[Trained]]:
-    """Return the first runs of each seed, then the second runs, and so on."""
     rounds: list[list[Trained]] = []
     seen: Counter[int | None] = Counter()
     for run in runs:
@@ -109,7 +108,7 @@ def _images_per_s(run: Trained) -> float | None:
 
 
 def _gpu_hours(run: Trained) -> float | None:
-    """Return ranks times the hours of all processes; downtime between them does not count."""
+    # Downtime between processes holds no ranks.
     if run.result is None:
         return None
     times, goodput = run.result.time, run.result.goodput
@@ -162,7 +161,6 @@ def _ratios(
 
 
 def _per_time(run: RunOutcome) -> float | None:
-    """Return 1 / seconds to the target; None if seconds or images to it are unknown."""
     # Requiring both makes the three ratios cover the same runs, so that two of them give the third.
     return 1 / run.to_target_s if run.to_target_s and run.to_target_images else None
 
@@ -180,7 +178,7 @@ def _known(runs: Iterable[RunOutcome], value: Callable[[RunOutcome], float | Non
 
 
 def _mean_share(values: Sequence[float]) -> Interval | None:
-    """Return the mean of shares with its bounds clipped to 0 to 1."""
+    # Welch's interval may exceed the range of shares.
     if not values:
         return None
     mean = mean_of(values)
@@ -193,7 +191,7 @@ def _mean(values: Sequence[float]) -> Interval | None:
 
 
 def _geometric(values: Sequence[float]) -> Interval | None:
-    """Return the geometric mean of times or rates: its ratio to another group's is the groups' ratio."""
+    # The ratio of geometric means is the ratio of groups.
     if len(values) == 1:
         return mean_of(values)  # exact, without the rounding of exp and log
     return ratio_of(values, [1.0] * len(values)) if values else None
@@ -205,7 +203,7 @@ def _difference(groups: Sequence[Sequence[float]]) -> Interval | None:
 
 
 def _ratio(groups: Sequence[Sequence[float]]) -> Interval | None:
-    """Return the ratio of two groups' geometric means, with Welch's interval of the difference of logarithms."""
+    # Welch's interval of the difference of logarithms.
     difference = _difference([[math.log(value) for value in group] for group in groups])
     if difference is None:
         return None
@@ -214,5 +212,5 @@ def _ratio(groups: Sequence[Sequence[float]]) -> Interval | None:
 
 
 def _exp(logarithm: float) -> float:
-    """Return the exponential, infinity where it overflows: the bounds of two very different runs may be that large."""
+    # Bounds for two very different runs may overflow.
     return math.exp(logarithm) if logarithm < 700 else math.inf

@@ -38,7 +38,6 @@ def notes(
 
 
 def _unlearnt(target: Target, runs: Sequence[Trained], metric: str) -> str:
-    """Return which runs do not count for the target, and the rule for that."""
     chances = sorted({(near_chance(run, metric), chance_of(run, metric)) for run in runs} - {(0.0, 0.0)})
     near = "near chance" + "".join(f" ({_percent(level)}, where guessing gives {_percent(g)})" for level, g in chances)
     if target.level is None:
@@ -50,7 +49,6 @@ def _unlearnt(target: Target, runs: Sequence[Trained], metric: str) -> str:
 
 
 def _patience(target: Target, runs: Sequence[Trained]) -> Iterator[str]:
-    """Yield which runs need another number of evaluations in a row than their recipes ask for."""
     if target.origin != "recipes":
         return
     others = [
@@ -66,7 +64,6 @@ def _patience(target: Target, runs: Sequence[Trained]) -> Iterator[str]:
 
 
 def _starved(runs: Sequence[Trained]) -> Iterator[str]:
-    """Yield which runs shared their cores with other programs."""
     starved = [f"{run.name} ({100 * run.starved:.0f} %)" for run in runs if run.starved is not None]
     if starved:
         yield (
@@ -80,7 +77,7 @@ def _percent(value: float) -> str:
 
 
 def _data(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator[str]:
-    """Yield which groups train on different data: by image and class counts, or else by source."""
+    # By image and class counts, or else by source.
     for name, (first, *_) in list(zip(names, groups, strict=True))[1:]:
         reference = groups[0][0]
         others = [
@@ -106,7 +103,6 @@ def _data(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator
 
 
 def _models(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator[str]:
-    """Yield which groups train a different model than the first, so that images/s are not comparable."""
     reference = groups[0][0]
     for name, (first, *_) in list(zip(names, groups, strict=True))[1:]:
         paths = [each for each in differing([first.settings, reference.settings]) if each.startswith(_MODEL)]
@@ -119,7 +115,7 @@ def _models(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterat
 
 
 def _code(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator[str]:
-    """Yield where plugin code differs: within a group, or between a group and the first."""
+    # Within a group, and against the first group.
     for name, runs in zip(names, groups, strict=True):
         if plugins := mixed([(run.name, run.code) for run in runs]):
             yield f"{name}: its runs differ in code, not only in the seed: {plugins}."

@@ -39,13 +39,12 @@ def pace_by(runs: Sequence[Trained], reference: Sequence[Trained], ratio: Interv
 
 
 def _is_other(run: Trained, reference: Trained) -> bool:
-    """Return whether the known hardware of two runs differs."""
     ours, theirs = run.hardware, reference.hardware
     return any(ours[name] != theirs[name] for name in ours.keys() & theirs.keys())
 
 
 def _is_scatter(runs: Sequence[Trained], reference: Sequence[Trained], ratio: Interval) -> bool:
-    """Return whether a ratio is within noise: by its interval, or for single runs by the spread of their windows."""
+    # By the interval, or for single runs by the spread of their windows.
     if ratio.low is not None and ratio.high is not None:
         return ratio.low <= 1 <= ratio.high
     ours, theirs = _spread(runs), _spread(reference)
@@ -57,7 +56,6 @@ def _is_scatter(runs: Sequence[Trained], reference: Sequence[Trained], ratio: In
 
 
 def _spread(runs: Sequence[Trained]) -> tuple[float, float] | None:
-    """Return the range of images/s of most windows of a group's runs; None if a run has none."""
     rates = [run.result.throughput if run.result is not None else None for run in runs]
     known = [rate.spread for rate in rates if rate is not None and rate.n and rate.spread[0] > 0]
     if len(known) < len(runs):

@@ -55,7 +55,6 @@ def hours_heading(runs: Sequence[Trained]) -> str:
 
 
 def _figures(result: CompareResult) -> Iterator[Figure]:
-    """Yield the speed-up of up to four groups as key figures."""
     for each in result.groups[1:5]:
         if each.speedup is not None and result.target is not None:
             note = f"as fast to {level(result.target)} as {result.groups[0].name}"
@@ -98,7 +97,7 @@ _ENDING: Final = (
 
 
 def _labels(result: CompareResult) -> list[str]:
-    """Return the groups' names with numbers, as charts have room for the start of a name only."""
+    # Charts have room for the start of a name only, so number the groups.
     return [f"{number}: {each.name}" for number, each in enumerate(result.groups, start=1)]
 
 
@@ -140,7 +139,6 @@ def ending(group_result: GroupResult, is_first: bool) -> list[Cell]:
 
 
 def _caused(ratio: Cell, by: str) -> Cell:
-    """Return a ratio of images/s with its cause, if known."""
     why = {
         "starved": "CPU-starved",
         "hardware": "other hardware",
@@ -159,7 +157,7 @@ def _loss(interval: Interval | None) -> Cell:
 
 
 def _told(interval: Interval | None) -> Interval | None:
-    """Return an interval without trivial bounds, such as those of equal epochs."""
+    # Equal measurements, such as epochs, have an interval of width 0.
     if (
         interval is None
         or interval.low is None

@@ -120,7 +120,7 @@ def read_trained(path: Path, metric: str) -> Trained:
 
 
 def _judged(records: Iterable[dict[str, Any]], metric: str) -> Iterator[Judged]:
-    """Yield the evaluations that have the metric, of the averaged weights if the run has any."""
+    # Averaged weights are the ones evaluated if the run has any.
     for record in records:
         accuracy = finite(record.get(f"ema_{metric}", record.get(metric)))
         if accuracy is not None and 0 <= accuracy <= 1:
@@ -133,7 +133,7 @@ def _judged(records: Iterable[dict[str, Any]], metric: str) -> Iterator[Judged]:
 
 
 def _device(result: RunResult | None, machine: dict[str, Any], settings: dict[str, str]) -> tuple[str, bool]:
-    """Return the device's name, and whether it is a GPU; an estimate for an unfinished run."""
+    """Return the device's name, and whether it is a GPU, estimated for an unfinished run."""
     requested = settings.get("parallel.device", "auto")
     used = result.provenance.get("device", "") if result is not None else requested
     gpus = machine.get("cuda_devices")
@@ -143,7 +143,6 @@ def _device(result: RunResult | None, machine: dict[str, Any], settings: dict[st
 
 
 def _hardware(machine: dict[str, Any], ranks: int | None, has_gpu: bool) -> dict[str, str]:
-    """Return the hardware that a run used; GPUs and their number only if it used GPUs."""
     known = {name: _whole_line(machine[name]) for name in ("cpu", "logical_cores") if machine.get(name)}
     gpus = machine.get("cuda_devices")
     if has_gpu and isinstance(gpus, list) and gpus:
@@ -154,7 +153,7 @@ def _hardware(machine: dict[str, Any], ranks: int | None, has_gpu: bool) -> dict
 
 
 def _code(rundir: RunDir, result: RunResult | None, reader: Reader) -> Code:
-    """Return the plugin code of a run; for an unfinished one, that of its newest checkpoint."""
+    # An unfinished run has recorded its code in the newest checkpoint only.
     if result is not None:
         return read_code(result.provenance.get("own_parts"))
     checkpoints = sorted(rundir.checkpoints.glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
@@ -162,7 +161,7 @@ def _code(rundir: RunDir, result: RunResult | None, reader: Reader) -> Code:
 
 
 def _whole_line(value: object) -> str:
-    """Return a value on one line, uncut: it distinguishes runs, and is cut only for display."""
+    # Uncut: the value distinguishes runs.
     line = str(value)
     return clean(line, len(line))
 

@@ -35,7 +35,7 @@ def called_metric(metric: str) -> str:
 
 
 def _reaching(group: GroupResult, reference: GroupResult, target: str) -> str:
-    """Return the main sentence of a comparison: `A reaches 75 % in 0.14 of the time of B.`"""
+    # Such as: A reaches 75 % in 0.14 of the time of B.
     if group.best is None:
         return f"{_begin(group.name)} was not evaluated: its time to {target} is unknown."
     if not group.reached:
@@ -53,7 +53,6 @@ def _reaching(group: GroupResult, reference: GroupResult, target: str) -> str:
 
 
 def _split(group: GroupResult) -> str:
-    """Return the factors of a speed-up, naming hardware as the cause only if nothing else differs."""
     assert group.speedup is not None and group.hardware is not None and group.statistical is not None
     hardware, statistical = f"{group.hardware.value:.2f}x", f"{group.statistical.value:.2f}x"
     made = {
@@ -75,7 +74,6 @@ def pace_by(group: GroupResult) -> str:
 
 
 def _sure(fraction: Interval) -> str:
-    """Return the interval of a share of time in parentheses; "" for single runs."""
     if fraction.low is None or fraction.high is None:
         return ""
     bounds = f"{number(fraction.low)} to {number(fraction.high)}"
@@ -84,7 +82,6 @@ def _sure(fraction: Interval) -> str:
 
 
 def _ending(group: GroupResult, reference: GroupResult, metric: str) -> Iterator[str]:
-    """Yield a comparison of final accuracies."""
     if group.gap is None or group.accuracy is None:
         return
     gap, metric_name = group.gap, called_metric(metric)
@@ -103,7 +100,7 @@ def _ending(group: GroupResult, reference: GroupResult, metric: str) -> Iterator
 
 
 def _single(group: GroupResult, reference: GroupResult, num: int, num_reference: int, which: str) -> str:
-    """Return why there is no interval, given how many runs of both groups count; `which` describes these."""
+    """Return why there is no interval; `which` describes the runs that count, of `num` and `num_reference`."""
     single = [each for each, runs in ((group, num), (reference, num_reference)) if runs == 1]
     whose = single[0].name if len(single) == 1 else "each"
     return f"no interval: there is one run of {whose}{which if any(len(each.runs) > 1 for each in single) else ''}"
@@ -115,5 +112,5 @@ def _inverse(ratio: Interval) -> Interval:
 
 
 def _begin(text: str) -> str:
-    """Return a name capitalized for the start of a sentence, except folder names."""
+    # Folder names stay as they are.
     return text[0].upper() + text[1:] if text.startswith(("batch ", "with ", "without ")) else text

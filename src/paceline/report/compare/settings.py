@@ -71,15 +71,12 @@ def called(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> list[
 
 
 def _is_late(path: str, groups: Sequence[Mapping[str, str]]) -> tuple[bool, bool, bool]:
-    """Return the sort key of a path: the most informative first, then those that all groups have, minor ones last."""
+    # The most informative first, then settings of all groups, minor ones last.
     return path.startswith(_QUIET), path not in _TELLING, any(path not in settings for settings in groups)
 
 
 def _told(path: str, settings: Mapping[str, str], groups: Sequence[Mapping[str, str]]) -> str:
-    """Return the label of a setting; if it is `auto` because an alternative is set, the label of that one.
-
-    For example `train.steps=14` instead of `train.epochs=auto`: each of these is `auto` if the other is set.
-    """
+    """Return the label of a setting, or of its alternative: `train.steps=14` for `train.epochs=auto`."""
     if settings.get(path) != _AUTO:
         return _word(path, settings.get(path, ""))
     section = path.rpartition(".")[0]
@@ -90,12 +87,11 @@ def _told(path: str, settings: Mapping[str, str], groups: Sequence[Mapping[str, 
 
 
 def _replaces(other: str, path: str, groups: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether in all groups exactly one of two settings is `auto`."""
+    # In all groups, exactly one of the two is auto.
     return all((settings.get(other) == _AUTO) != (settings.get(path) == _AUTO) for settings in groups)
 
 
 def _named(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> list[str]:
-    """Return the name of each group, built from `paths`."""
     rest = [path for path in paths if path != _WARMUP]
     bare = [tuple(settings.get(path) for path in rest) for settings in groups]
     lengths = {settings.get(_WARMUP, "") for settings in groups} - set(_NOTHING)
@@ -116,14 +112,13 @@ def _named(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> list[st
 
 
 def _warmup(length: str, *, is_only: bool, names_absence: bool) -> str:
-    """Return the label of a warm-up; `is_only` says that all groups with warm-up share one length."""
+    """Return the label of a warm-up; `is_only` says that it has one length in all groups."""
     if length in _NOTHING:
         return "without warm-up" if names_absence else ""
     return "with warm-up" if is_only else f"with {length} of warm-up"
 
 
 def _word(path: str, value: str) -> str:
-    """Return a short label of a setting."""
     match path:
         case "data.batch_size":
             return f"batch {value}"
@@ -162,7 +157,7 @@ def _flat(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _path(path: str) -> str:
-    """Return a dotted path for display; a long one is cut and ends with a digest that keeps it unique."""
+    # Cut a long path, with a digest that keeps it unique.
     # Cut while reading, since the name of a section is a prefix of all its fields.
     if len(path) <= _LONGEST:
         return clean(path)
@@ -170,7 +165,7 @@ def _path(path: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text, uncut: it distinguishes runs, and is cut only for display."""
+    # Uncut: the value distinguishes runs.
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 

@@ -78,7 +78,6 @@ def curves_command(folder: Path, target: float | None) -> str:
 
 
 def _curves(report: Told, result: ScaleResult) -> Section | None:
-    """Return the command that draws all runs' curves; None if no run's folder remains."""
     if not any(point.runs for point in result.batches):
         return None
     why = "To draw accuracy, loss and generalization gap of all runs over time and epochs:"
@@ -146,7 +145,6 @@ def _batches(result: ScaleResult) -> Section:
 
 
 def _ways(batches: Sequence[BatchPoint], read: Callable[[BatchPoint], Interval | None]) -> Iterable[Line]:
-    """Yield a line per warm-up and LR rule."""
     ways = dict.fromkeys((point.warmup, point.lr_rule) for point in batches)
     warmups = {warmup for warmup, rule in ways if rule != _ANY}
     for warmup, rule in ways:

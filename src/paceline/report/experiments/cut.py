@@ -69,7 +69,6 @@ def _line(line: Line, most: int) -> Line:
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
-    """Return `most` evenly spaced items, including the first and the last."""
     return [items[index * (len(items) - 1) // (most - 1)] for index in range(most)]
 
 

@@ -133,7 +133,6 @@ def _rungs(result: LadderResult) -> Section:
 
 
 def _steps(result: LadderResult) -> Section | None:
-    """Return the stages of a step per rung, and whether the expected ones shrank."""
     measured = [rung for rung in result.rungs if rung.stages]
     if not measured:
         return None
@@ -152,7 +151,6 @@ def _steps(result: LadderResult) -> Section | None:
 
 
 def _in_ms(rungs: list[RungResult], names: list[str]) -> Table:
-    """Return a step and its stages in milliseconds per rung, without stages that no rung has."""
     names = [name for name in names if any(rung.stages.get(name, 0.0) > 0 for rung in rungs)]
     titles = ["rung", "step", *map(parts.name, names)]
     columns = [Column(title, is_number=index > 0) for index, title in enumerate(titles)]
@@ -193,7 +191,6 @@ def _shrank(rung: RungResult) -> list[list[Cell]]:
 
 
 def _parity(result: LadderResult) -> Section:
-    """Return whether each rung trains like the one below."""
     rows = [[intervals.sentence(rung.name), *parity_cells(rung.parity)] for rung in result.rungs if rung.parity]
     columns = [Column("rung", is_number=False), *PARITY]
     table = Table("", columns, rows, MANY, "more rungs")
@@ -202,7 +199,6 @@ def _parity(result: LadderResult) -> Section:
 
 
 def _costs(result: LadderResult) -> Section:
-    """Return memory, start-up and preparation per rung."""
     has_gpu = any(rung.device_bytes is not None for rung in result.rungs)
     columns = [Column("rung", is_number=False), Column("host memory")]
     columns += [Column("GPU memory")] if has_gpu else []
@@ -229,14 +225,13 @@ def _ranks(rung: RungResult) -> Cell:
 
 
 def _long(result: LadderResult) -> list[Column]:
-    """Return the columns for the time of an epoch and of the counted steps, if known."""
+    # Results of older versions have neither epochs nor steps.
     epoch = [Column("per epoch")] if any(rung.epoch_s is not None for rung in result.rungs) else []
     steps = [Column(count(result.steps, "step"))] if any(rung.steps_s is not None for rung in result.rungs) else []
     return [*epoch, *steps]
 
 
 def _took(result: LadderResult, rung: RungResult) -> list[Cell]:
-    """Return the time of an epoch and of the counted steps, for the columns of `_long`."""
     times = {"per epoch": rung.epoch_s, count(result.steps, "step"): rung.steps_s}
     return [intervals.maybe_seconds(times[column.title]) for column in _long(result)]
 

@@ -75,7 +75,7 @@ def _figures(result: PredictionResult) -> list[Figure]:
 
 
 def _within(each: Predicted) -> str:
-    """Return the interval as text; that of too few points has no upper bound."""
+    # Too few points give no upper bound.
     if finite(each.high_s) is None:
         return f"{seconds(each.low_s)} or more"
     return f"{seconds(each.low_s)} to {seconds(each.high_s)}"
@@ -86,7 +86,6 @@ def _dominates(each: Predicted) -> str:
 
 
 def _time(result: PredictionResult) -> Section:
-    """Return time, speed-up and efficiency over ranks: measured, fitted and predicted."""
     fitted_s = [(point.ranks, result.time_of(point) * point.fitted_s / point.time_s) for point in result.points]
     charts = [
         *([_throughput(result)] if result.is_of_speeds else []),
@@ -117,7 +116,6 @@ def _time(result: PredictionResult) -> Section:
 
 
 def _throughput(result: PredictionResult) -> Chart:
-    """Return images/s over ranks, for points that are speeds."""
     base = min(result.points, key=lambda point: point.ranks)
     lines = [
         _predictions(result, lambda each, time_s: each.images / time_s),
@@ -160,7 +158,6 @@ def _predictions(result: PredictionResult, read: Callable[[Predicted, float], fl
 
 
 def _alone_s(each: Predicted) -> float:
-    """Return the time on one rank."""
     return each.efficiency * each.ranks * each.time_s
 
 
@@ -169,7 +166,7 @@ def _all_ranks(result: PredictionResult) -> list[int]:
 
 
 def _drawn(value: float | None) -> float | None:
-    """Return a value that fits on a log axis, or None."""
+    # A log axis has no place for 0.
     return value if value is not None and value > 0 else None
 
 
@@ -178,7 +175,6 @@ def _percent(value: float | None) -> float | None:
 
 
 def _parts(result: PredictionResult) -> Section | None:
-    """Return the parts of each predicted time as shares."""
     names = list(dict.fromkeys(name for each in result.predictions for name in each.parts))
     if not names:
         return None
@@ -200,7 +196,6 @@ def _parts(result: PredictionResult) -> Section | None:
 
 
 def _basis(result: PredictionResult) -> Section:
-    """Return the formula, its coefficients, and its fit to the measurements."""
     blocks: list[Block] = [Paragraph(f"{_FROM[result.basis]} {clean(result.source, 300)}:")]
     blocks += [Paragraph(f"Collective times follow {clean(result.network, 300)}.")] if result.network else []
     blocks += [Command(clean(result.form, 2000))]
@@ -229,7 +224,7 @@ def _cost(cost: float) -> str:
 
 
 def _measured(result: PredictionResult, point: MeasuredPoint, *, has_start_up: bool, has_cost: bool) -> list[Cell]:
-    """Return the row of a measured point; only points that are speeds have a step time."""
+    # Only points that are speeds have a step time.
     time_s, hours = result.time_of(point), point.ranks * result.time_of(point) / 3600
     pace = [intervals.NOTHING, intervals.NOTHING]
     if result.is_of_speeds:
@@ -251,13 +246,11 @@ def _measured(result: PredictionResult, point: MeasuredPoint, *, has_start_up: b
 
 
 def _gain(each: MeasuredPoint | Predicted) -> list[Cell]:
-    """Return speed-up and efficiency."""
     speedup = intervals.NOTHING if each.speedup is None else Cell(f"{each.speedup:,.2f}x", each.speedup)
     return [speedup, intervals.maybe_share(each.efficiency)]
 
 
 def _of_run(part_s: float | None, time_s: float) -> Cell:
-    """Return a part of a run as a share of it."""
     return intervals.NOTHING if part_s is None or not time_s > 0 else cells.of_share(part_s / time_s)
 
 

@@ -99,7 +99,6 @@ def _charts(key: str, xs: Sequence[float], points: Sequence[SweepPoint]) -> list
 
 
 def _stages(result: SweepResult) -> Section | None:
-    """Return the time of each stage per value."""
     names = list(dict.fromkeys(name for point in result.points for name in point.stages))
     if not names:
         return None
@@ -124,7 +123,6 @@ def _stages(result: SweepResult) -> Section | None:
 
 
 def _number(point: SweepPoint) -> float | None:
-    """Return a numeric value, which a curve can show, or None."""
     try:
         return finite(float(point.value))
     except ValueError:
@@ -132,7 +130,6 @@ def _number(point: SweepPoint) -> float | None:
 
 
 def _bounded(point: SweepPoint) -> Interval:
-    """Return the speed with its spread as bounds, if it has one."""
     assert point.images_per_s is not None, point
     low, high = point.spread or (None, None)
     return Interval(value=point.images_per_s.value, low=low, high=high)

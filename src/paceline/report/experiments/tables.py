@@ -89,7 +89,6 @@ def columns_and_rows(result: Experiment) -> tuple[list[str], list[list[Field]]]:
 
 
 def _columns(records: Iterable[Record]) -> list[str]:
-    """Return the keys of all records, in order of first occurrence."""
     return list(dict.fromkeys(chain.from_iterable(records)))
 
 
@@ -223,7 +222,6 @@ def _value(key: str, point: SweepPoint) -> Record:
 
 
 def _parity(parity: ParityResult | None) -> Record:
-    """Return a loss comparison as fields, empty if there was none."""
     return {
         "parity": parity.verdict if parity else None,
         "loss": parity.loss if parity else None,
@@ -233,7 +231,6 @@ def _parity(parity: ParityResult | None) -> Record:
 
 
 def _interval(name: str, interval: Interval | None) -> Record:
-    """Return an interval as four fields, empty if there was no measurement."""
     value, low, high, n = (
         (interval.value, interval.low, interval.high, interval.n) if interval else (None, None, None, None)
     )

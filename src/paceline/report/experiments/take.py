@@ -49,7 +49,6 @@ def commands(folder: Path, result: LadderResult) -> list[tuple[str, list[str]]]:
 
 
 def _making(folder: Path, root: str) -> Sequence[str]:
-    """Return the arguments that prepare the data at `root` again, if it was in the experiment's folder."""
     path = Path(root)
     # The folder may have been moved or linked, so compare its name only. Data elsewhere still exist.
     names = (folder.absolute().name, folder.resolve().name)

@@ -70,7 +70,6 @@ def _figures(result: TuneResult) -> list[Figure]:
 
 
 def _take(result: TuneResult) -> Section:
-    """Return the best settings as a table and a command."""
     if not result.best_patch:
         return Section("take", "Next steps", [cells.missing("No setting is faster: keep the recipe.")])
     pairs = [word.partition("=") for word in result.best_patch]
@@ -106,7 +105,6 @@ def _tried(result: TuneResult) -> Section:
 
 
 def _explained(result: TuneResult) -> Section | None:
-    """Return a description of each setting."""
     descriptions = {tried.name: tried.explains for tried in result.tried if tried.explains}
     if not descriptions:
         return None
@@ -116,7 +114,6 @@ def _explained(result: TuneResult) -> Section | None:
 
 
 def _parity(result: TuneResult) -> Section | None:
-    """Return whether each setting trains like its base; None if no losses were compared."""
     rows = [[intervals.sentence(tried.name), *parity_cells(tried.parity)] for tried in result.tried if tried.parity]
     table = Table("", [Column("settings", is_number=False), *PARITY], rows, MANY, "more settings")
     return Section("parity", "Training parity", [table]) if rows else None

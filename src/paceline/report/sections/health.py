@@ -17,7 +17,7 @@ def health(run: Run) -> list[HealthFinding]:
 
 
 def _from_logs(run: Run) -> tuple[Finding, ...]:
-    """Evaluate the logs of a run without a result, or with one of an older version without findings."""
+    # Unfinished runs and results of older versions have no findings.
     result, points = run.result, points_of(run.evals)
     fits = len(run.confusion) == len(run.classes) and all(
         sum(row) == each.images and row[number] == each.correct

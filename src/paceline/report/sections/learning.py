@@ -52,7 +52,6 @@ def learning(run: Run) -> Section:
 
 
 def _why_above(run: Run, evals: Series) -> list[str]:
-    """Return why the training loss exceeds the validation loss, if it does and the recipe explains it."""
     if not (run.steps.has("loss") and evals.has("loss")):
         return []
     training, validation = run.steps.extents["loss"].last, evals.extents["loss"].last
@@ -109,7 +108,6 @@ def _losses(evals: Series, steps: Series) -> list[Chart]:
 
 
 def _rate(run: Run) -> list[Chart]:
-    """Return the planned learning rate; the logged one if the schedule depends on evaluations."""
     # Logged steps alone would miss the first step and usually the peak. Steps not reached are a line of their own.
     planned = _planned_lr(run.plan)
     if not planned:
@@ -131,7 +129,7 @@ def _rate(run: Run) -> list[Chart]:
 
 
 def _planned_lr(plan: dict[str, Any]) -> list[tuple[float, float]]:
-    """Return the (step, learning rate) points of plan.json; older runs have none."""
+    # As (step, learning rate); older runs have none.
     recorded = plan.get("lr_schedule")
     pairs = (
         [each for each in recorded if isinstance(each, list) and len(each) == 2] if isinstance(recorded, list) else []

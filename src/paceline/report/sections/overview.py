@@ -48,7 +48,6 @@ def subtitle(run: Run) -> list[str]:
 
 
 def _recipe(run: Run) -> str:
-    """Return the recipe's name, or its hash if the run has not recorded a name."""
     name = clean(run.plan.get("recipe_name") or "", 60) or (_recipe_name(run.result) if run.result is not None else "")
     if name:
         return f"recipe {name}"
@@ -58,7 +57,7 @@ def _recipe(run: Run) -> str:
 
 
 def _model(result: RunResult | None, settings: dict[str, str]) -> str:
-    """Return a description such as `torchvision:resnet18, 11.2 M parameters`."""
+    # torchvision:resnet18, 11.2 M parameters
     name = clean(settings.get("model.name", ""), 80)
     if not name or result is None or result.parameters is None:
         return name
@@ -68,7 +67,7 @@ def _model(result: RunResult | None, settings: dict[str, str]) -> str:
 
 
 def _data(run: Run, settings: dict[str, str]) -> str:
-    """Return a description such as `cifar10, 50,000 training and 10,000 validation images, 10 classes`."""
+    # cifar10, 50,000 training and 10,000 validation images, 10 classes
     name = clean(settings.get("data.source.name", ""), 80)
     images = [
         f"{f'{number:,.0f}' if number else 'no'} {split}"
@@ -81,7 +80,7 @@ def _data(run: Run, settings: dict[str, str]) -> str:
 
 
 def _training(run: Run, settings: dict[str, str]) -> str:
-    """Return a description such as `sgd, peak lr 0.1, batch 128, bf16`."""
+    # sgd, peak lr 0.1, batch 128, bf16
     peak = finite(run.plan.get("peak_lr"))
     batch = settings.get("data.batch_size")
     parts = [
@@ -129,7 +128,7 @@ def verdict(run: Run) -> Verdict | None:
 
 
 def _ceiling(run: Run, recorded: dict[str, str]) -> str:
-    """Return the speed-up limit as a sentence: as `paceline profile` measured it, or else as the clock bounds it."""
+    # A profile's measurement is better than the bound of the clock.
     measured = run.profile.get("verdict")
     ceiling = clean(measured.get("ceiling") or "", 500) if isinstance(measured, dict) else ""
     ceiling = ceiling or recorded.get("ceiling", "")
@@ -137,7 +136,7 @@ def _ceiling(run: Run, recorded: dict[str, str]) -> str:
 
 
 def _command(run: Run, overrides: str) -> str:
-    """Return the command that repeats the run with `overrides`; "" if these are not overrides."""
+    # The bottleneck may suggest something else than overrides.
     try:
         arguments = shlex.split(overrides)
     except ValueError:
@@ -148,7 +147,7 @@ def _command(run: Run, overrides: str) -> str:
 
 
 def _recipe_name(result: RunResult) -> str:
-    """Return the recipe's name as given on the command line, "" if it was not."""
+    # The first argument that is neither option nor override.
     command = result.provenance.get("command")
     arguments = [str(word) for word in command[2:]] if isinstance(command, list) else []
     names = (

@@ -64,7 +64,6 @@ def _probe(probe: dict[str, Any]) -> list[Cell]:
 
 
 def _range(spread: object, spec: str) -> str:
-    """Return ` (low to high)`, or "" without a range."""
     ends = [finite(each) for each in spread] if isinstance(spread, list) else []
     if len(ends) != 2 or ends[0] is None or ends[1] is None:
         return ""
@@ -83,7 +82,6 @@ def _objects(values: object) -> list[dict[str, Any]]:
 
 
 def _patch(patch: object) -> str:
-    """Return a patch as overrides, whatever its type."""
     match patch:
         case None:
             return ""

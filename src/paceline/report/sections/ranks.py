@@ -34,7 +34,7 @@ def ranks(run: Run) -> Section:
 
 
 def _timed_aside(run: Run) -> CommunicationResult | None:
-    """Return the communication that `paceline profile` combined from its base run and its bucket timing run, if any."""
+    # `paceline profile` times buckets in a run of their own, and combines that with its base run.
     try:
         result = CommunicationResult.model_validate((run.profile or {}).get("communication"))
     except ValueError:

@@ -120,7 +120,6 @@ def _notes(run: Run) -> list[Block]:
 
 
 def _missing(run: Run) -> str:
-    """Return why the run recorded no telemetry, "" if it did."""
     return clean(run.result.provenance.get("telemetry_missing") or "", 300) if run.result is not None else ""
 
 

@@ -44,7 +44,7 @@ def _account(result: RunResult) -> list[Block]:
 
 
 def _pieces(account: AccountResult, result: RunResult) -> list[tuple[str, float]]:
-    """Return the parts of the wall clock in chronological order."""
+    # In chronological order.
     stages = [(name, stage.host_s) for name, stage in result.stages.items()]
     before = [("start_up", account.start_up_s), ("compile", account.compile_s), ("warmup", account.warmup_s)]
     after = [("finish", account.finish_s), ("closing", account.closing_s), ("residual", account.residual_s)]
@@ -108,7 +108,7 @@ def _stages(result: RunResult) -> list[Block]:
 
 
 def _copied(copy: HostToDeviceResult | None) -> list[Block]:
-    """Return size and speed of host-to-device copies; nothing for older results."""
+    # Results of older versions have no copies.
     if copy is None:
         return []
     rows = [("from the host", cells.text(copy))]
@@ -123,7 +123,7 @@ def _copied(copy: HostToDeviceResult | None) -> list[Block]:
 
 
 def _stage_table(result: RunResult, wall_s: float, steps: int) -> Table:
-    """Return a row per stage and the residual; device times only if they differ from host times."""
+    # Device times are shown only if they differ from host times.
     has_device = any(stage.device_s != stage.host_s for stage in result.stages.values())
     titles = ["host", *(["device"] if has_device else []), *(["host per step"] if steps else []), "share of a step"]
     covered = sum(stage.share for stage in result.stages.values())

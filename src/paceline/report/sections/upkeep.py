@@ -59,7 +59,6 @@ def _checkpoints(result: CheckpointResult) -> list[tuple[str, Cell]]:
 
 
 def _attempts(events: Rows) -> Table:
-    """Return a row per process of rank 0, with its end beside its start."""
     rows: list[list[Cell]] = []
     for each in events.rows:
         if each.get("event") == "start":
