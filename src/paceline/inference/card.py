@@ -1,8 +1,4 @@
-"""Write a model card, Markdown with the Hugging Face Hub's header, from the records of a run.
-
-It follows Mitchell et al. 2019, Model Cards for Model Reporting (arXiv 1810.03993). Unknown facts are marked to fill
-in. The card holds no path, host name or user name.
-"""
+"""Write a model card from the records of a run."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -17,15 +13,16 @@ from paceline.inference.classifier import Classifier, Preprocessing
 from paceline.inference.record import Judged, Record
 from paceline.recipe.schema import Recipe
 
-FILL_IN = "**[fill in]**"
+FILL_IN = "**[fill in]**"  # for what no run can know
 _WORST = 5
 _VERSIONS = ("paceline", "torch", "torchvision", "python", "cuda")
 
 
 def write_card(classifier: Classifier, record: Record, *, name: str, library: str, takes: str, usage: str) -> str:
-    """Return the model card of the file or folder `name`, which the Hub loads with `library`.
+    """Return the model card of the file or folder `name`: Markdown with the Hugging Face Hub's header.
 
-    `takes` describes the model's input, and `usage` is Python code that runs it.
+    It follows Mitchell et al. 2019, Model Cards for Model Reporting (arXiv 1810.03993), and holds no path, host name or
+    user name. `takes` describes the model's input, `usage` is code that runs it with `library`.
     """
     sections = [
         _header(library),

@@ -79,11 +79,10 @@ def quoted(text: str) -> str:
 
 
 def metadata(classifier: Classifier, network: Network) -> dict[str, str]:
-    """Return the metadata of a file as JSON by name: `classes`, `preprocessing` and `paceline`.
+    """Return the metadata of a file as JSON by name: `classes` in the order of the logits, `preprocessing`, `paceline`.
 
-    Classes are in the order of the logits. In `preprocessing`, `resize` is the length of the short side before the
-    center crop to `image_size` pixels squared, or null without crop. `mean` and `std` are of pixels in [0, 1]. `input`
-    is the layout that remains to be prepared.
+    In `preprocessing`, `resize` is the short side before the center crop to `image_size` pixels squared (null without
+    crop), `mean` and `std` are of pixels in [0, 1], and `input` is the layout that the model expects.
     """
     preprocessing = classifier.preprocessing
     values = {

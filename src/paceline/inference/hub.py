@@ -1,8 +1,4 @@
-"""Export a folder with `config.json` and `model.safetensors`, in the layout of timm and the Hugging Face Hub.
-
-timm loads it, from the folder or the Hub, for `timm:NAME` models and for torchvision's ResNets, whose tensors have the
-same names there. Other models have the same layout, and the model card has the code that loads them.
-"""
+"""Export a folder with `config.json` and `model.safetensors`, in the layout of timm and the Hugging Face Hub."""
 
 import json
 import math
@@ -46,7 +42,7 @@ _SAME_IN_TIMM = frozenset(
 
 @dataclass(frozen=True)
 class Architecture:
-    """The library of a model, and its name there."""
+    """The library that loads a model, and its name there."""
 
     library: Literal["timm", "torchvision", "paceline"]
     name: str
@@ -59,6 +55,7 @@ class Architecture:
 def architecture(model_name: str) -> Architecture:
     """Return the library that loads the model `model_name` of a recipe."""
     library, colon, name = model_name.partition(":")
+    # timm loads its own models and torchvision's ResNets. Others have the same layout and code in the model card.
     match library, colon:
         case "timm", ":":
             return Architecture("timm", name)
@@ -68,10 +65,7 @@ def architecture(model_name: str) -> Architecture:
 
 
 class Hub:
-    """Write the folder, and load it as users do: timm models with timm, others with `build_model`.
-
-    Raise `RecipeError` for a timm model if timm is not installed.
-    """
+    """Write the folder, and load it as users do: with timm or `build_model`. Raise `RecipeError` if timm is missing."""
 
     suffix = ""
     facts: tuple[tuple[str, str], ...] = ()

@@ -24,10 +24,10 @@ class Unread:
 
 
 def listed(names: Iterable[str], lines: Iterable[bytes]) -> Iterator[Path | Unread]:
-    """Yield the images that `names` name, in order; the name `-` stands for the paths in `lines`, one per line.
+    """Yield the images that `names` name, in order; `-` stands for the paths in `lines`, one per line.
 
-    Of a folder, yield the files at any depth that are named like an image (.jpg, .png, ...), sorted by name, folder by
-    folder. Skip hidden files and follow links. A file named directly may have any name.
+    Of a folder, yield the files at any depth named like an image (.jpg, .png, ...), sorted by name, folder by folder,
+    without hidden files. A file named directly may have any name.
     """
     for name in names:
         if name == FROM_LINES:

@@ -1,7 +1,4 @@
-"""Build the model to export: float32 on the CPU, with or without pixel normalization.
-
-Whatever precision and device the run used, the exported file computes in float32 and runs anywhere.
-"""
+"""Build the model to export, with or without pixel normalization."""
 
 import copy
 from typing import Protocol
@@ -132,6 +129,7 @@ class _Named(nn.Module):
 
 
 def _portable(model: nn.Module) -> nn.Module:
+    """# Files compute in float32 and run anywhere, whatever the precision and device of the run."""
     portable = copy.deepcopy(model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
     return portable.eval().requires_grad_(False)
 

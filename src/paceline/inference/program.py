@@ -1,9 +1,4 @@
-"""Export a torch.export program, `.pt2`: a graph that torch loads without paceline.
-
-A `.pt2` is a zip of JSON, raw tensors and one pickle of the example inputs. torch.export.load reads the pickle with
-`weights_only`, and without if that fails, so that an untrusted `.pt2` can run code. paceline drops the example inputs,
-so its files hold no pickle.
-"""
+"""Export a torch.export program, `.pt2`: a graph that torch loads without paceline."""
 
 import json
 import warnings
@@ -31,7 +26,9 @@ class Program:
     def write(self, network: Network, classifier: Classifier, path: Path) -> None:
         """Write the program, with class names and preprocessing in `paceline.json` beside the graph."""
         program = exported_program(classifier, network)
-        program.example_inputs = None  # the only pickle in the archive
+        # Example inputs would be the only pickle in the archive. torch.export.load reads it with weights_only, and
+        # without if that fails, so that an untrusted .pt2 can run code.
+        program.example_inputs = None
         values = {name: json.loads(value) for name, value in metadata(classifier, network).items()}
         torch.export.save(program, str(path), extra_files={EXTRA: json.dumps(values)})
 

@@ -1,7 +1,4 @@
-"""Read what a run recorded about a checkpoint: accuracy, training, hardware and energy.
-
-Anything may be missing: a killed run has no result, a run without evaluations no accuracy.
-"""
+"""Read what a run recorded about a checkpoint: accuracy, training, hardware and energy."""
 
 import csv
 import math
@@ -52,11 +49,11 @@ class Judged:
 
 @dataclass(frozen=True)
 class Record:
-    """Records of a checkpoint; `plan` and `machine` are as in their files, empty if these are missing.
+    """Records of a checkpoint; a killed run has no result, and a run without evaluations no accuracy.
 
-    `step` is the checkpoint's, and `images_seen` its number of training images with repetition (None if it was not
-    evaluated). `result` is of the whole run. `energy_wh` is the energy of all GPUs of the run's nodes, in watt-hours;
-    None if it was not measured.
+    `plan` and `machine` are as in their files, empty if missing. `images_seen` counts training images with repetition
+    (None if the checkpoint was not evaluated). `result` is of the whole run. `energy_wh` is the energy of all GPUs of
+    its nodes in watt-hours (None if not measured).
     """
 
     step: int

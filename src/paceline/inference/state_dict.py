@@ -1,7 +1,4 @@
-"""Export a `.pth` file with the model's state_dict, as `torch.save(model.state_dict(), path)` writes it.
-
-The tensor names are those of the model's library, so that torchvision or timm models load it directly.
-"""
+"""Export a `.pth` file with the model's state_dict, as `torch.save(model.state_dict(), path)` writes it."""
 
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from paceline.recipe.schema.model import Model
 
 
 class StateDict:
-    """Write a state_dict, and load it into a new model built from `section`, with its classes and channels."""
+    """Write a state_dict with the names of the model's own library, and load it into a new model of `section`."""
 
     suffix = ".pth"
     library = "pytorch"

@@ -71,8 +71,8 @@ class Reader:
     def sample(self, path: Path, max_records: int) -> tuple[Iterator[dict[str, Any]], bool]:
         """Return the records of a JSON Lines file, and whether they are a sample.
 
-        Of a file with more than about twice `max_records` records, return at most that many, spread evenly over its
-        bytes and including the first and the last, so that reading takes bounded time.
+        Of a file with more than about twice `max_records` records, return at most that many, spread evenly and
+        including the first and the last, so that reading takes bounded time.
         """
         head = self.data(path, _BEGINNING)
         num_lines = head.count(b"\n")

@@ -1,4 +1,4 @@
-"""Render a report as one self-contained HTML file: no network, no script, no font. Jinja escapes all text."""
+"""Render a report as HTML."""
 
 from paceline.report.blocks import Page
 from paceline.report.heat import grid
@@ -6,12 +6,12 @@ from paceline.report.plot import plot
 
 
 def to_html(page: Page) -> str:
-    """Return a page as HTML."""
+    """Return a page as one self-contained HTML file, without network access, scripts or fonts."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and training does not need it
 
     environment = Environment(
         loader=PackageLoader("paceline.report"),
-        autoescape=True,
+        autoescape=True,  # names in a run directory are untrusted
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -63,8 +63,8 @@ def compare_runs(
 def group(runs: Sequence[Trained]) -> list[list[Trained]]:
     """Group runs with equal settings except the seed, in the order of each group's first run.
 
-    A run with an unreadable recipe forms a group of its own. If all settings are equal and seeds repeat, such as before
-    and after a code change, the first run of each seed forms one group, the second another, and so on.
+    If all settings are equal and seeds repeat, such as before and after a code change, the first run of each seed forms
+    one group, the second another, and so on.
     """
     groups: dict[object, list[Trained]] = {}
     for index, run in enumerate(runs):

@@ -13,10 +13,10 @@ class RunOutcome(Value):
     """The outcome of a run: `accuracy` and `loss` of its last evaluation, `best` the highest accuracy.
 
     Evaluations are of the averaged weights if the run has any. `to_target_*` measure training up to the end of the
-    evaluation that reached the target: seconds since the first step, including evaluations and checkpoints, epochs and
-    images. They are None if none reached it. If the recipes set the target, that is the last of the required number of
-    evaluations in a row. `images_per_s` is the steady throughput. `gpu_hours` is ranks times the hours of all
-    processes. Both are None for an unfinished run, whose `status` is `unfinished`.
+    evaluation that reached the target, the last of the required number in a row: seconds since the first step with
+    evaluations and checkpoints, epochs and images; None if it was not reached. `images_per_s` is the steady throughput,
+    and `gpu_hours` ranks times the hours of all processes; both are None for an unfinished run, whose `status` is
+    `unfinished`.
     """
 
     path: str
@@ -37,17 +37,16 @@ class GroupResult(Value):
 
     `settings` are those that differ between groups, as text by dotted path. `reached` counts the runs that reached the
     target, and `to_target_*` are means over these. `gap` is the accuracy minus the first group's (Welch's interval).
-    `speedup` is the first group's time to the target over this group's. It is the product of `hardware`, the ratio of
-    images/s up to the target, and `statistical`, the ratio of images the first group needs to those this group needs.
-    All are ratios of geometric means, and None for the first group.
+    `speedup` is the first group's time to the target over this group's: the product of `hardware`, the ratio of
+    images/s up to the target, and `statistical`, that of images needed. Both are ratios of geometric means, and None
+    for the first group.
 
     `pace_by` is the cause of `hardware`:
 
     - `starved`: other processes held the cores of a run in either group, so the cause is unknown;
-    - `hardware`: CPUs, cores, GPUs or their number differ, and all differing settings scale with these (on CPUs the
-      number of ranks is a setting);
+    - `hardware`: the hardware differs, and all differing settings scale with it (ranks on CPUs are a setting);
     - `mixed`: hardware and other settings differ;
-    - `noise`: no differing setting can change the step time, such as the learning rate;
+    - `noise`: no differing setting can change the step time;
     - `scatter`: the ratio is within the scatter of runs, or of the windows of single runs;
     - `software`: settings, versions or code.
     """
@@ -75,11 +74,10 @@ class GroupResult(Value):
 class CompareResult(Value):
     """A comparison: groups in the order of their first runs; the first group is the reference.
 
-    `metric` is the compared accuracy and `target` the level to reach, None if no run was evaluated or none has learned.
-    `target_from` is the origin of the target: `asked` (the command line), `recipes`, or the lowest of the best
-    accuracies of all runs (`lowest_best`) or of the runs that learned (`lowest_learnt`). A run has learned if its best
-    accuracy is above near-chance and at least half of the highest. It is `chance` if no run has. `failures` name the
-    groups below a requested threshold.
+    `metric` is the compared accuracy and `target` the level to reach, None if no run was evaluated or has learned.
+    `target_from` is its origin: `asked` for the command line, `recipes`, or the lowest of the best accuracies of all
+    runs (`lowest_best`) or of those that learned (`lowest_learnt`); `chance` if none has. `failures` name the groups
+    below a threshold.
     """
 
     kind: Literal["compare"] = "compare"

@@ -1,8 +1,4 @@
-"""Truncate a page: rows, points and lines of files. Other blocks stay.
-
-Experiments may have thousands of settings, too many for a page to mail. `table.csv` has every row of the main table,
-and `experiment.json` everything.
-"""
+"""Truncate a page: rows, points and lines of files. Other blocks stay."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +7,8 @@ from typing import Final, TypeVar
 from paceline.report.blocks import Bars, Block, Chart, Charts, Code, Facts, Line, Page, Paragraph, Section, Table
 
 T = TypeVar("T")
-# Sections whose table is in `table.csv`, one per kind of experiment.
+# Thousands of settings are too many for a page to mail. These sections' tables are in `table.csv`, one per kind of
+# experiment, and `experiment.json` has everything.
 _OF_CSV: Final = ("rungs", "speed", "batches", "time", "tried")
 
 

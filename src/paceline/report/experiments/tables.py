@@ -1,7 +1,4 @@
-"""Write experiment results as tables: CSV with every value for programs, Markdown to paste.
-
-CSV values are as measured, in the unit of their column name; empty fields were not measured.
-"""
+"""Write experiment results as tables: CSV with every value for programs, Markdown to paste."""
 
 import csv
 import io
@@ -42,7 +39,10 @@ def write_tables(folder: ExperimentDir, result: Experiment) -> None:
 
 
 def to_csv(result: Experiment) -> str:
-    """Return a result as CSV with a header and LF line ends."""
+    """Return a result as CSV with a header and LF line ends.
+
+    Values are as measured, in the unit of their column name; empty fields were not measured.
+    """
     columns, rows = columns_and_rows(result)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

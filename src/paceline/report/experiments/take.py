@@ -1,7 +1,4 @@
-"""Build the commands that train a recipe with every change that a ladder kept.
-
-The ladder deletes the data that it prepared, so a first command prepares them again outside of its folder.
-"""
+"""Build the commands that train a recipe with every change that a ladder kept."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +11,8 @@ from paceline.report.sections import cells
 from paceline.report.words import clean
 
 _ROOT: Final = "data.source.root"
-# Arguments of `paceline data pack` for each data set that `lab/prepared.py` makes.
+# Arguments of `paceline data pack` for each data set that `lab/prepared.py` makes. The ladder deletes these data, so a
+# first command prepares them again outside of its folder.
 _MAKING: Final[dict[str, tuple[str, ...]]] = {
     "source.pack": ("packed.pack",),
     "source-256.pack": ("packed.pack", "--resize", "256", "--quality", "90"),

@@ -1,7 +1,4 @@
-"""Report the results of `paceline profile`: probes, ceilings and the achieved share of peak FLOP/s.
-
-Read profile.json leniently: use the keys that are present.
-"""
+"""Report the results of `paceline profile`: probes, ceilings and the achieved share of peak FLOP/s."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -26,7 +23,7 @@ def profile(run: Run) -> Section | None:
     """Return probes, ceilings and cost; None if the run was not profiled."""
     if not run.profile:
         return None
-    recorded = run.profile
+    recorded = run.profile  # of any version: use the keys that are present
     blocks = [
         *_probes(recorded),
         *_ceilings(recorded.get("ceilings")),
