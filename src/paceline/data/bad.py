@@ -1,4 +1,4 @@
-"""Images that cannot be read: how they are told of, and what takes their place. Torch-free."""
+"""Unreadable images: the error that names one, and the policies of `data.on_bad_image`. Torch-free."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from paceline.recipe.schema.data import Data
 
 
 class ImageError(DataError):
-    """One image that cannot be read: its name, the reason, and what to do about it."""
+    """An image that cannot be read: its name, the reason, and the fix."""
 
     def __init__(self, name: str, reason: str, fix: str) -> None:
-        super().__init__(name, reason, fix)  # the arguments of the constructor, so that it can leave a worker
+        super().__init__(name, reason, fix)  # pickle calls the constructor with `args` when the error leaves a worker
         self.reason = reason
 
     def __str__(self) -> str:
@@ -22,7 +22,7 @@ class ImageError(DataError):
 
 @dataclass(frozen=True)
 class BadImage:
-    """Sample `index` of a split, what a user would call it, and why it cannot be read."""
+    """An unreadable sample: its index in the split, its path or name, and the reason."""
 
     index: int
     name: str
@@ -30,15 +30,18 @@ class BadImage:
 
     @classmethod
     def of(cls, index: int, name: str, error: DataError) -> "BadImage":
-        """Return what `error`, met when sample `index` was read, says."""
+        """Build it from the `error` that reading sample `index` raised."""
         return cls(index, name, error.reason if isinstance(error, ImageError) else str(error))
 
 
 class Instead(Protocol):
-    """Say which sample to read instead of one that cannot be read."""
+    """Choose the sample to read in place of an unreadable one."""
 
     def __call__(self, index: int, num_images: int, bad: Mapping[int, BadImage], error: DataError) -> int | None:
-        """Return a sample, or None for no other; `bad` are all of the batch so far. Raise to end the run."""
+        """Return the index of a replacement, or None to drop the sample; raise to end the run.
+
+        `bad` holds the unreadable samples of the batch so far, this one included.
+        """
         ...
 
 
@@ -52,28 +55,26 @@ class Fail:
 
 @dataclass(frozen=True)
 class Next:
-    """Take the next sample of the split: a function of the data alone, not of ranks, workers or where a run starts.
-
-    More than `limit` bad images in one batch are a `DataError`.
-    """
+    """Replace a bad image with the next sample of the split. Raise `DataError` above `limit` bad images per batch."""
 
     limit: int
 
+    # The replacement depends on the data alone: it is the same for any number of ranks and workers, and after a resume.
     def __call__(self, index: int, num_images: int, bad: Mapping[int, BadImage], error: DataError) -> int | None:
-        """Return the next sample, after the last one the first."""
+        """Return the next index, wrapping around at the end of the split."""
         if len(bad) > self.limit or len(bad) == num_images:
-            number = (
+            unreadable = (
                 f"all {num_images:,} images" if len(bad) == num_images else f"{count(len(bad), 'image')} of a batch"
             )
             raise DataError(
-                f"data.on_bad_image: skip, but {number} cannot be read, the last one {bad[index].name} "
-                f"({bad[index].reason}; paceline data verify lists them all, data.max_bad_images is {self.limit:,})"
+                f"data.on_bad_image: skip, but {unreadable} cannot be read, the last one {bad[index].name} "
+                f"({bad[index].reason}; list them with `paceline data verify`; data.max_bad_images is {self.limit:,})"
             )
         return (index + 1) % num_images
 
 
 class LeaveOut:
-    """Read nothing instead."""
+    """Drop bad images from the batch."""
 
     def __call__(self, index: int, num_images: int, bad: Mapping[int, BadImage], error: DataError) -> int | None:
         """Return None."""
@@ -81,7 +82,7 @@ class LeaveOut:
 
 
 def build_instead(data: Data, purpose: Literal["train", "eval"]) -> Instead:
-    """Return what `data.on_bad_image` asks for when images are read to train on or to evaluate."""
+    """Build the policy that `data.on_bad_image` selects for training or evaluation."""
     match data.on_bad_image, purpose:
         case "fail", _:
             return Fail()

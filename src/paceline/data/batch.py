@@ -1,4 +1,4 @@
-"""A rank's images of one step, on their way from whoever makes them to the model."""
+"""One rank's batch of images for one step."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,13 @@ from paceline.data.bad import BadImage
 
 @dataclass(frozen=True)
 class Batch:
-    """A rank's images of one step: uint8 [N, C, H, W], labels int64 [N], sample indices int64 [N].
+    """One rank's images of one step: uint8 [N, C, H, W], labels int64 [N], sample indices int64 [N].
 
-    `draws`, float64 [N, D], are for what is still to be done to the images on the device (`data.finish`). `bad` are
-    the samples met that could not be read. In training others stand in for them, under the indices that were asked
-    for; in evaluation they are left out, so N may be 0. Tensors may be on the device already; they stay as they are
-    for as long as somebody holds them.
+    `draws`, float64 [N, D], are the random draws for the augmentation left to the device. `bad` lists unreadable
+    samples: training replaces each one but keeps the requested index, evaluation drops it, so N may be 0.
     """
 
+    # The tensors may be on the device already, and must not be overwritten while the batch is referenced.
     images: Tensor
     labels: Tensor
     indices: NDArray[np.int64]
@@ -29,13 +28,13 @@ class Batch:
         return len(self.labels)
 
     def pin_memory(self) -> "Batch":
-        """Return the batch with what is in host memory page-locked; DataLoader calls this for a GPU."""
+        """Return the batch with its host tensors in page-locked memory. DataLoader calls this when a GPU is used."""
         tensors = (self.images, self.labels, self.draws)
         images, labels, draws = (each if each.is_cuda else each.pin_memory() for each in tensors)
         return Batch(images, labels, self.indices, draws, self.bad)
 
     def split(self, parts: int) -> list["Batch"]:
-        """Return the batch as `parts` micro-batches of equal size, in order; `bad` goes with the first."""
+        """Split into `parts` micro-batches of equal size, in order; `bad` goes to the first."""
         if parts == 1:
             return [self]
         images, labels, draws = self.images.chunk(parts), self.labels.chunk(parts), self.draws.chunk(parts)

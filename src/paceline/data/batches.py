@@ -1,4 +1,4 @@
-"""Batches by number: what a schedule asks for, read and changed, whoever makes them and wherever a run starts."""
+"""Make batches by number: read the samples of a schedule and augment them."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from paceline.data.schedule import Schedule
 
 
 class Made(NamedTuple):
-    """A batch, and what making it took. A tuple, so that DataLoader pins what is in it."""
+    """A batch and its timing. A tuple, so that DataLoader pins the tensors in it."""
 
     batch: Batch
     work: Work
@@ -26,8 +26,8 @@ class Made(NamedTuple):
 class Batches:
     """Make the batches of `schedule`, one at a time.
 
-    The first draws are the reader's, then those of `changes`, which are applied here; the others go along in the
-    batch, for what is done on the device.
+    A sample's draws are consumed in order: first by the reader, then by `changes`; the rest stays in the batch for the
+    device.
     """
 
     schedule: Schedule
@@ -45,11 +45,11 @@ class Batches:
         return self.changed(indices, draws[:, used:], read)
 
     def changed(self, indices: NDArray[np.int64], draws: NDArray[np.float64], read: Samples) -> Batch:
-        """Return the batch of what was read of `indices` by the draws that are left, float64 [N, D].
+        """Augment the samples `read` for `indices` with the remaining `draws`, float64 [N, D], and return the batch.
 
-        Raise `DataError` where it may have been read from a pack that was cut short.
+        Raise `DataError` if a mapped pack was truncated.
         """
-        check_mapped()
+        check_mapped()  # a truncated file reads as zeros, so check before anything uses the pixels
         if not read.kept.all():
             indices, draws = indices[read.kept], draws[read.kept]
         self.laps.lap("collate")
@@ -62,7 +62,7 @@ class Batches:
         return Batch(images, read.labels, indices, rest, read.bad)
 
     def make(self, number: int, *, pin_memory: bool) -> Made:
-        """Return batch `number`, in page-locked memory or not, and what making it took."""
+        """Return batch `number` and its timing, in page-locked memory if `pin_memory`."""
         self.laps.begin()
         batch = self[number]
         if pin_memory:

@@ -1,8 +1,4 @@
-"""The way from host memory to the device: beside what the device computes, where it has streams.
-
-It counts what it sends, and on a GPU can time its copies there. The stage `h2d` of a clock says what a step waits for
-them, which is less: they run on a stream of their own while the step before is still computed.
-"""
+"""Copy tensors from host memory to the device, overlapping computation where the device has streams."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,15 +9,15 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+# The most recent copies are timed individually, with two events each.
 KEPT_COPIES: Final = 1000
-"""The last copies that are timed one by one: two events each."""
 
 
 @dataclass(frozen=True)
 class Copied:
-    """What came from host memory: how often, its bytes, and those of them that were copied to another device.
+    """Transfer totals: number of sends, bytes sent, and bytes copied to another device.
 
-    `timed_bytes` took `timed_s` seconds there, in copies that were timed; both are 0 where none were.
+    `timed_bytes` took `timed_s` seconds on the device, in the copies that were timed; both are 0 without timing.
     """
 
     sends: int = 0
@@ -32,19 +28,19 @@ class Copied:
 
 
 class Bus(Protocol):
-    """Bring tensors to a device."""
+    """Copy tensors to a device."""
 
     def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors on the device; page-locked ones are not waited for, what is there stays as it is."""
+        """Return the tensors on the device, without waiting for page-locked ones; copy none that is there already."""
         ...
 
     def copied(self, skip: int) -> Copied:
-        """Return what was sent so far; of the times, those of the first `skip` sends are left out. Waits for copies."""
+        """Return the totals so far. Timing leaves out the first `skip` sends. Waits for pending copies."""
         ...
 
 
 class Direct:
-    """Copy in the order of everything else that the device is asked for; nothing at all where it is the host's own."""
+    """Copy on the current stream; on the CPU nothing is copied."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -58,13 +54,13 @@ class Direct:
         return [tensor.to(self._device, non_blocking=True) for tensor in tensors]
 
     def copied(self, skip: int) -> Copied:
-        """Return what was sent; no copy is timed."""
+        """Return the totals; nothing is timed."""
         return Copied(self._sends, self._bytes, 0 if self._device.type == "cpu" else self._bytes)
 
 
 @dataclass
 class CopyEvents:
-    """The last copies of a stream, each between two of its events, which are used again when they fall out.
+    """Pairs of CUDA events around the most recent copies of a stream; the oldest pair is reused.
 
     `new_event` returns an event with the methods of `torch.cuda.Event(enable_timing=True)`.
     """
@@ -80,23 +76,22 @@ class CopyEvents:
         return events
 
     def end(self, events: tuple[Any, Any], number: int, num_bytes: int) -> None:
-        """Record the second event: send `number`, from 1, has copied `num_bytes`."""
+        """Record the second event after send `number`, counted from 1, has copied `num_bytes`."""
         events[1].record()
         self._kept.append((number, num_bytes, *events))
 
     def total(self, skip: int) -> tuple[int, float]:
-        """Return (bytes, seconds) of the copies kept after the first `skip` sends; waits for the last of them."""
-        found = [(num_bytes, start, end) for number, num_bytes, start, end in self._kept if number > skip]
-        if found:
-            found[-1][2].synchronize()
-        return sum(each[0] for each in found), sum(start.elapsed_time(end) / 1e3 for _, start, end in found)
+        """Return (bytes, seconds) of the timed copies after the first `skip` sends; waits for the last one."""
+        copies = [(num_bytes, start, end) for number, num_bytes, start, end in self._kept if number > skip]
+        if copies:
+            copies[-1][2].synchronize()
+        return sum(each[0] for each in copies), sum(start.elapsed_time(end) / 1e3 for _, start, end in copies)
 
 
 class SideStream:
-    """Copy on a CUDA stream of its own, so that a batch comes in while the step before is still computed.
+    """Copy on a separate CUDA stream, so that the copy overlaps the previous step.
 
-    The host is about a step ahead of the GPU (`train.guard`), which is all that takes. What is queued on the current
-    stream afterwards waits for the copies. With `timed` each send is timed by two events on that stream.
+    Later work on the current stream waits for the copies. With `timed`, two events time each send.
     """
 
     def __init__(self, device: torch.device, *, timed: bool = False) -> None:
@@ -109,28 +104,29 @@ class SideStream:
     def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors on the device."""
         if all(tensor.is_cuda for tensor in tensors):
-            return list(tensors)  # no word to any stream: this may be inside a capture
+            return list(tensors)  # do not touch any stream: a CUDA graph may be capturing
         num_bytes = sum(tensor.nbytes for tensor in tensors if not tensor.is_cuda)
         self._sends += 1
         self._bytes += num_bytes
-        here = torch.cuda.current_stream(self._device)
+        current = torch.cuda.current_stream(self._device)
+        # The host runs about one step ahead of the GPU (`train.guard`), so this copy overlaps the previous step.
         with torch.cuda.stream(self._stream):
             events = self._events.begin() if self._events else None
             sent = [tensor.to(self._device, non_blocking=True) for tensor in tensors]
             if self._events and events:
                 self._events.end(events, self._sends, num_bytes)
-        here.wait_stream(self._stream)
+        current.wait_stream(self._stream)
         for tensor, copy in zip(tensors, sent, strict=True):
             if copy is not tensor:
-                copy.record_stream(here)  # its memory is lent again when what reads it here is done
+                copy.record_stream(current)  # the allocator reuses the memory once this stream has read it
         return sent
 
     def copied(self, skip: int) -> Copied:
-        """Return what was sent, and what of it was timed."""
+        """Return the totals, with timing if enabled."""
         timed = self._events.total(skip) if self._events else (0, 0.0)
         return Copied(self._sends, self._bytes, self._bytes, *timed)
 
 
 def build_bus(device: torch.device, *, timed: bool = False) -> Bus:
-    """Return the way to `device`; with `timed` its copies are timed where the device has a clock of its own."""
+    """Build the copy to `device`; with `timed`, copies to a GPU are timed."""
     return SideStream(device, timed=timed) if device.type == "cuda" else Direct(device)

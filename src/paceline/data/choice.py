@@ -1,4 +1,4 @@
-"""Who makes the batches of a data set: what the recipe says, as far as it can be, and else the fastest that can."""
+"""Choose the loader for a data set: the one that the recipe names, or the fastest that supports it."""
 
 from typing import Final, NamedTuple
 
@@ -15,19 +15,20 @@ from paceline.recipe.schema.augment import RandomResizedCrop
 from paceline.recipe.schema.data import Data
 
 _MAX_WORKERS: Final = 16
+# Largest share of a GPU's free memory that `loader: auto` gives to a data set; the rest is for the model and its
+# activations.
 _SHARE: Final = 1 / 4
-"""Of a GPU's free memory that a set may take unasked; the rest is for the model and what it keeps for backward."""
 
 
 class Choice(NamedTuple):
-    """Who makes batches, with how many processes or threads, and a sentence for the user, or nothing."""
+    """The chosen loader, its number of processes or threads, and an optional note for the user."""
 
     loader: LoaderName
     workers: int
     note: str = ""
 
     def memory_bytes(self, batch_bytes: int) -> int:
-        """Return the most host memory that batches of so many bytes take: those made ahead, and the one in hand."""
+        """Return the most host memory that batches of `batch_bytes` take: prefetched ones and the current one."""
         match self.loader:
             case "native":
                 return (native_loader.AHEAD + 2) * batch_bytes  # the rank may hold one while it asks for the next
@@ -41,10 +42,10 @@ class Choice(NamedTuple):
 
 
 def choose_loader(data: Data, source: Source, *, device: str, cores: int, free_bytes: float) -> Choice:
-    """Return who makes batches of `source` for a model on `device`, `cpu` or `cuda`.
+    """Choose the loader of `source` for a model on `device`, `cpu` or `cuda`.
 
-    `cores` are those of this rank, `free_bytes` the device's memory that nobody uses. Raise `RecipeError` for a loader
-    that cannot do what the recipe asks for.
+    `cores` are the CPU cores of this rank, `free_bytes` the free memory of the device. Raise `RecipeError` if the
+    loader that the recipe names does not support the recipe.
     """
     core = native()
     match data.loader:
@@ -72,45 +73,44 @@ def _fastest(data: Data, source: Source, is_gpu: bool, cores: int, free_bytes: f
 
 
 def _of_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int, free_bytes: float) -> Choice:
-    """Return who gathers pixels in memory: nobody but the rank, where a GPU changes them or a CPU is to train on them,
-    unless each is cropped by itself, or changed by what a GPU would have to be waited for.
-    """
+    """Choose the loader for pixels in memory: no workers, unless a GPU would wait for augmentation on the host."""
     if data.workers != "auto":
         return _processes(data, cores)
     if is_gpu and not _crops(data) and data.augment_on != "host" and source.images.nbytes <= free_bytes * _SHARE:
         return Choice("device", 0)
+    # On a CPU, workers would compete with the model for cores.
     return _processes(data, cores) if is_gpu and needs_host(data) else Choice("inline", 0)
 
 
 def _processes(data: Data, cores: int) -> Choice:
-    """Return worker processes: all cores but the rank's own, and none where there is no other."""
+    """Use worker processes on all cores but the rank's own, or none if there is no other core."""
     workers = min(_MAX_WORKERS, max(0, cores - 1)) if data.workers == "auto" else data.workers
     return Choice("processes" if workers else "inline", workers)
 
 
 def _threads(data: Data, cores: int) -> int:
-    """Return how many workers there are where there is to be one at least."""
+    """Return the number of worker threads, at least 1."""
     return max(1, min(_MAX_WORKERS, cores - 1)) if data.workers == "auto" else data.workers
 
 
 def _check_device(data: Data, source: Source, is_gpu: bool, free_bytes: float) -> None:
     if not isinstance(source, ArraySource):
         raise RecipeError(
-            f"data.loader: device keeps a set as pixels of one size, and {data.source.name} has image files "
+            f"data.loader: device keeps pixels of one size in GPU memory, and {data.source.name} has image files "
             f"(set data.loader=auto)"
         )
     if _crops(data):
         raise RecipeError(
-            "data.loader: device changes whole batches, and random_resized_crop crops each image by itself "
+            "data.loader: device augments whole batches, and random_resized_crop crops each image separately "
             "(set data.loader=auto, or use pad_crop)"
         )
     if is_gpu and data.augment_on == "host":
         raise RecipeError(
-            "data.loader: device changes batches where they are, and data.augment_on is host (leave one at auto)"
+            "data.loader: device augments batches on the GPU, and data.augment_on is host (leave one at auto)"
         )
     if is_gpu and source.images.nbytes > free_bytes:
         raise RecipeError(
-            f"data.loader: device: the set is {size(source.images.nbytes)}, and the GPU has {size(free_bytes)} free "
+            f"data.loader: device: the data is {size(source.images.nbytes)}, and the GPU has {size(free_bytes)} free "
             f"(set data.loader=auto)"
         )
 
@@ -120,46 +120,48 @@ def _check_nvjpeg(data: Data, source: Source, is_gpu: bool) -> None:
         raise RecipeError("data.loader: nvjpeg decodes on a GPU, and this run is on a CPU (set data.loader=auto)")
     if isinstance(source, ArraySource):
         raise RecipeError(
-            f"data.loader: nvjpeg decodes photographs, and {data.source.name} is pixels already (set data.loader=auto)"
+            f"data.loader: nvjpeg decodes image files, and {data.source.name} is stored as pixels "
+            f"(set data.loader=auto)"
         )
     if data.augment_on == "host":
         raise RecipeError(
-            "data.loader: nvjpeg has batches on the GPU from the start, and data.augment_on is host (leave one at auto)"
+            "data.loader: nvjpeg makes batches on the GPU, and data.augment_on is host (leave one at auto)"
         )
 
 
 def _check_native(data: Data, source: Source, core: Native | None) -> None:
     if isinstance(source, ArraySource):
         raise RecipeError(
-            f"data.loader: native decodes photographs, and {data.source.name} is pixels already (set data.loader=auto)"
+            f"data.loader: native decodes image files, and {data.source.name} is stored as pixels "
+            f"(set data.loader=auto)"
         )
     if not isinstance(source, PackSource):
         raise RecipeError(
-            f"data.loader: native reads packs, and this is {data.source.name} (make one with `paceline data pack`, and "
-            f"set data.source={{name: pack, root: OUT}}; or set data.loader=auto)"
+            f"data.loader: native reads packs, and data.source is {data.source.name} (make a pack with `paceline data "
+            f"pack` and set data.source={{name: pack, root: OUT}}, or set data.loader=auto)"
         )
     if core is None:
         raise RecipeError(f"data.loader: native: {WHAT_IS_LOST}; or set data.loader=auto")
     if not _has_records(source):
         raise RecipeError(
-            f"data.loader: native decodes JPEGs, and {count(len(source), 'image')} of this pack are none "
+            f"data.loader: native decodes indexed JPEGs, and this pack has none among {count(len(source), 'image')} "
             f"(set data.loader=auto)"
         )
-    beyond = _beyond_native(data)
-    if beyond:
-        raise RecipeError(f"data.loader: native: {beyond} (lower it, or set data.loader=auto)")
+    exceeded = _beyond_native(data)
+    if exceeded:
+        raise RecipeError(f"data.loader: native: {exceeded} (lower it, or set data.loader=auto)")
 
 
 def _beyond_native(data: Data) -> str:
-    """Return what of `data` is more than the native core takes; nothing where it takes all."""
+    """Describe the setting that exceeds a limit of the native extension; return "" if there is none."""
     limits = (
-        ("image_size", data.image_size, f"makes images of up to {MAX_SIDE:,} px"),
-        ("eval_image_size", data.eval_image_size, f"makes images of up to {MAX_SIDE:,} px"),
-        ("workers", data.workers, f"has up to {MAX_THREADS:,} threads"),
+        ("image_size", data.image_size, MAX_SIDE, f"makes images of up to {MAX_SIDE:,} px"),
+        ("eval_image_size", data.eval_image_size, MAX_SIDE, f"makes images of up to {MAX_SIDE:,} px"),
+        ("workers", data.workers, MAX_THREADS, f"has up to {MAX_THREADS:,} threads"),
     )
-    for (name, value, what), most in zip(limits, (MAX_SIDE, MAX_SIDE, MAX_THREADS), strict=True):
-        if value != "auto" and value > most:
-            return f"{what}, and data.{name} is {value:,}"
+    for name, value, limit, ability in limits:
+        if value != "auto" and value > limit:
+            return f"{ability}, and data.{name} is {value:,}"
     return ""
 
 

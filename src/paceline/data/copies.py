@@ -1,4 +1,4 @@
-"""Find images that are there more than once, byte for byte: in both splits, or under two labels. Torch-free."""
+"""Find duplicate images, byte for byte: across the splits, or under two labels. Torch-free."""
 
 import hashlib
 import mmap
@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUM_SHOWN: Final = 5
+# Length of a digest: among a billion different images, two collide with a probability of 1e-21.
 _BYTES: Final = 16
-"""Of a digest: two of a billion different images have the same with a probability of 1e-21."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two samples that hold the same, by their numbers, and whether such are in both splits and under two labels."""
+    """Two samples with equal content, by number, and whether such samples are in both splits or have two labels."""
 
     first: int
     second: int
@@ -25,9 +25,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Copies:
-    """How many different images are there more than once, how many samples these are, and which the first are.
+    """Count the images that occur more than once, and the samples that hold them; `first` shows examples.
 
-    Of those images `across_splits` are in training and in validation too, and `in_two_classes` have two labels.
+    Of the `images`, `across_splits` are in both splits and `in_two_classes` have two labels.
     """
 
     images: int
@@ -38,29 +38,29 @@ class Copies:
 
 
 class Digests:
-    """A digest and a label of each of `num` samples, in memory that is shared with processes forked later."""
+    """Digests and labels of `num` samples, in memory shared with processes that are forked later."""
 
     def __init__(self, num: int) -> None:
         shared = mmap.mmap(-1, max(1, num) * (_BYTES + 8))
         self._rows: NDArray[np.uint64] = np.frombuffer(shared, dtype=np.uint64).reshape(-1, 3)[:num]
 
     def note(self, number: int, content: bytes | NDArray[np.uint8], label: int) -> None:
-        """Note what sample `number` holds."""
-        found = hashlib.blake2b(digest_size=_BYTES)
+        """Store the digest and label of sample `number`."""
+        digest = hashlib.blake2b(digest_size=_BYTES)
         if isinstance(content, bytes):
-            found.update(content)
+            digest.update(content)
         else:
-            found.update(f"{content.shape}".encode())
-            found.update(np.ascontiguousarray(content).data)
-        self._rows[number, :2] = np.frombuffer(found.digest(), dtype=np.uint64)
-        self._rows[number, 2] = label + 1  # 0 stays for what was not noted
+            digest.update(f"{content.shape}".encode())
+            digest.update(np.ascontiguousarray(content).data)
+        self._rows[number, :2] = np.frombuffer(digest.digest(), dtype=np.uint64)
+        self._rows[number, 2] = label + 1  # 0 marks a sample that was not read
 
     def copies(self, num_train: int) -> Copies:
-        """Return which of the noted samples hold the same; the first `num_train` are those of training."""
-        noted = np.flatnonzero(self._rows[:, 2])
-        rows = self._rows[noted]
-        order = np.lexsort((rows[:, 1], rows[:, 0]))  # stable: numbers rise among equals
-        rows, numbers = rows[order], noted[order]
+        """Return the duplicates among the stored samples; the first `num_train` are the training split."""
+        stored = np.flatnonzero(self._rows[:, 2])
+        rows = self._rows[stored]
+        order = np.lexsort((rows[:, 1], rows[:, 0]))  # stable: equal digests keep the order of their numbers
+        rows, numbers = rows[order], stored[order]
         starts = np.flatnonzero(np.r_[True, (rows[1:, :2] != rows[:-1, :2]).any(1)][: len(rows)])
         sizes = np.diff(np.r_[starts, len(rows)])
         starts, sizes = starts[sizes > 1], sizes[sizes > 1]
@@ -78,7 +78,7 @@ class Digests:
 
 
 def _pair(numbers: NDArray[np.int64], labels: NDArray[np.uint64], num_train: int) -> Pair:
-    """Return two of the samples that hold the same, of two classes or else of both splits where there are such."""
+    """Choose two of the equal samples: of two classes or both splits if there are such."""
     others, in_val = labels != labels[0], numbers >= num_train
     differs = others if others.any() else in_val if in_val[-1] and not in_val[0] else np.ones_like(others)
     second = int(np.flatnonzero(differs[1:])[0]) + 1
@@ -86,8 +86,8 @@ def _pair(numbers: NDArray[np.int64], labels: NDArray[np.uint64], num_train: int
 
 
 def _shown(groups: list[Pair]) -> tuple[Pair, ...]:
-    """Return the first few of each kind, the worst kind first."""
+    """Choose a few examples of each kind, the most serious kind first."""
     kinds: dict[tuple[bool, bool], list[Pair]] = {}
     for each in sorted(groups, key=lambda each: each.first):
         kinds.setdefault((not each.in_two_classes, not each.in_both_splits), []).append(each)
-    return tuple(each for _, found in sorted(kinds.items()) for each in found[:_NUM_SHOWN])
+    return tuple(each for _, pairs in sorted(kinds.items()) for each in pairs[:_NUM_SHOWN])

@@ -25,29 +25,30 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from paceline.data.bad import ImageError
 
+# Largest image that is decoded, by its header: 512 MB as RGB, which Pillow stores in four bytes per pixel. Phones make
+# up to 108 Mpx; a few kilobytes of PNG can claim thousands of Mpx.
 MAX_PIXELS = 128_000_000
-"""The largest image that is decoded, by its header: 512 MB as RGB, held as four bytes per pixel. A phone's largest mode
-makes 108 Mpx; a few kilobytes of PNG can claim thousands of Mpx."""
+# Most scans of a JPEG that is decoded, as in the native extension; encoders write about ten. Pillow walks over all
+# blocks for each scan, so 10 kB of empty scans would cost minutes.
 MAX_SCANS = 100
-"""The most scans of a JPEG that is decoded, as in the native decoder: encoders write ten. Pillow walks over all blocks
-for each, so that 10 kB of empty scans cost minutes."""
 _STRIP_PIXELS = 1 << 20
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 _SOS, _EOI = 0xDA, 0xD9
+# JPEG markers without a length field: TEM and SOI. `_MARKER` does not match those that end no scan (stuffing, fill,
+# RST).
 _ALONE = {0x01, 0xD8}
-"""JPEG markers without a length: TEM and SOI. `_MARKER` leaves out those that end no scan: stuffing, fill and RST."""
 
 
 class _Kind(NamedTuple):
-    """A file format. Pillow can warn about a file that contains `warns_at`; `None`: about no file."""
+    """A file format and its Pillow plug-in, which may warn about files that contain `warns_at`; None: never."""
 
     signature: re.Pattern[bytes]
     plugin: type[ImageFile]
     warns_at: bytes | None
 
 
-# The plug-ins are called directly, not through Image.open: the pixel limit is then ours and not Pillow's global,
-# and its forty other formats, rarely read and rarely checked, are out of reach of a data set.
+# The plug-ins are called directly, not through Image.open: the pixel limit is then not Pillow's process-wide one,
+# and a data set cannot reach Pillow's forty other formats, which are less used and less tested.
 _KINDS = (
     _Kind(re.compile(rb"\xff\xd8\xff"), JpegImageFile, b"Exif\0\0"),
     _Kind(re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile, b"acTL"),
@@ -70,7 +71,7 @@ _TURNS = {
 
 
 class Look(NamedTuple):
-    """What the header of a file says: `JPEG`, `JPEG, progressive` or `PNG`, and height and width in pixels, upright."""
+    """Header of an image file: `JPEG`, `JPEG, progressive` or `PNG`, and upright height and width in pixels."""
 
     form: str
     height: int
@@ -78,25 +79,25 @@ class Look(NamedTuple):
 
 
 def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
-    """Return the image in an encoded file: mode `L` for 1 channel, `RGB` for 3, upright, 8 bits a sample.
+    """Decode an image file upright: mode `L` for 1 channel, `RGB` for 3, 8 bits per sample.
 
-    Reads JPEG, PNG, WebP, BMP, GIF, TIFF, PPM and PGM. `name` is what the messages call the file. Raise `ImageError`
-    for a file that is empty, broken or none of these, larger than `MAX_PIXELS`, or of 32-bit samples.
+    Reads JPEG, PNG, WebP, BMP, GIF, TIFF, PPM and PGM. `name` identifies the file in messages. Raise `ImageError` if
+    the file is empty, broken, of another format, larger than `MAX_PIXELS`, or has 32-bit samples.
     """
     if not data:
         raise ImageError(name, "is empty (0 bytes)", "remove it or replace it")
     try:
         file = _load(data)
-        turn = _TURNS.get(orientation(file.info.get("exif", b"")))
+        transpose = _TURNS.get(orientation(file.info.get("exif", b"")))
         image = _convert(file, "L" if channels == 1 else "RGB")
-        return image if turn is None else image.transpose(turn)
+        return image if transpose is None else image.transpose(transpose)
     except Exception as error:  # a broken file makes Pillow raise nearly anything, SyntaxError included
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it") from error
 
 
 def look(data: bytes, *, name: str) -> Look:
-    """Return what the header of an encoded file says, without decoding it. Raise `ImageError` as `decode` does."""
+    """Read the header of an image file without decoding it. Raise `ImageError` as `decode` does."""
     try:
         with _SILENCE, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -105,7 +106,7 @@ def look(data: bytes, *, name: str) -> Look:
         width, height = reversed(file.size) if is_on_its_side else file.size
         form = f"{file.format}{', progressive' if file.info.get('progressive') else ''}"
         return Look(form, height, width)
-    except Exception as error:  # as for `decode`
+    except Exception as error:  # as in `decode`
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it") from error
 
@@ -117,29 +118,29 @@ def _load(data: bytes) -> ImageFile:
     if kind.warns_at is None or kind.warns_at not in data:
         image = _checked(kind.plugin(BytesIO(data)))
     else:
-        # Warnings about metadata that is not used. The filters belong to the process: one thread at a time.
+        # Ignore warnings about metadata that is not used. Warning filters are process-wide: one thread at a time.
         with _SILENCE, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = _checked(kind.plugin(BytesIO(data)))
-            if kind.plugin is not JpegImageFile:  # it warns in its header only, and may decode in parallel
+            if kind.plugin is not JpegImageFile:  # the JPEG plug-in warns in its header only, so decoding needs no lock
                 image.load()
     image.load()
     return image
 
 
-def _has_more_scans(data: bytes, most: int) -> bool:
-    """Whether a JPEG has more than `most` scans, before its end; what follows, such as a video, does not count."""
-    if data.count(b"\xff\xda") <= most:
+def _has_more_scans(data: bytes, limit: int) -> bool:
+    """Count the scans of a JPEG up to its end marker; trailing data, such as a video, is ignored."""
+    if data.count(b"\xff\xda") <= limit:
         return False
     num_scans = at = 0
-    while found := _MARKER.search(data, at):
-        marker, at = data[found.end() - 1], found.end()
+    while match := _MARKER.search(data, at):
+        marker, at = data[match.end() - 1], match.end()
         if marker == _EOI:
             break
         num_scans += marker == _SOS
-        if num_scans > most:
+        if num_scans > limit:
             return True
-        if marker not in _ALONE:  # a thumbnail in a segment has scans of its own
+        if marker not in _ALONE:  # skip the segment: it may hold a thumbnail with scans of its own
             at += int.from_bytes(data[at : at + 2])
     return False
 
@@ -165,14 +166,14 @@ def _convert(image: ImageFile, mode: Literal["L", "RGB"]) -> Image.Image:
     if image.mode.startswith("I"):
         grey = _scaled(image)
         return grey if mode == "L" else grey.convert(mode)
-    # Pillow would carry a transparent colour over to the new mode, and warn where it cannot.
+    # Pillow would carry a transparent color over to the new mode, and warn if it cannot.
     image.info.pop("transparency", None)
     return image if image.mode == mode else image.convert(mode)
 
 
 def _scaled(image: Image.Image) -> Image.Image:
-    """Return 16-bit grey as 8 bits, and close `image`."""
-    # In strips: whole, the numbers of 32 bits took 1.75 GB for 128 Mpx, and now all takes 660 MB as RGB (measured).
+    """Scale 16-bit gray to 8 bits, and close `image`."""
+    # In strips: the 32-bit values of a whole image of 128 Mpx took 1.75 GB, now 660 MB in all as RGB (measured).
     width, height = image.size
     grey = np.empty((height, width), np.uint8)
     num_rows = max(1, _STRIP_PIXELS // width)
@@ -187,10 +188,8 @@ def _scaled(image: Image.Image) -> Image.Image:
 
 
 def orientation(exif: bytes) -> int:
-    """Return the value of tag 0x0112 of an EXIF block, or 1 where it has none or makes no sense.
-
-    Pillow's own reader parses every tag, and warns and raises about broken ones that do not matter here.
-    """
+    """Return tag 0x0112 (orientation) of an EXIF block, or 1 if it is absent or invalid."""
+    # Pillow's own reader parses every tag, and warns or raises about broken ones that do not matter here.
     tiff = exif.removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:

@@ -1,4 +1,4 @@
-"""Batches of a split that lies on the device as pixels: gathered and changed there, so that nothing is loaded."""
+"""Loader for a split of raw pixels that lies in device memory: gather and augment there, without loading."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,19 +18,19 @@ from paceline.data.laps import Laps
 from paceline.data.schedule import Schedule
 from paceline.data.tally import Tally
 
+# Samples whose indices and draws are copied to the device together, so that many steps share one copy.
 _AT_ONCE: Final = 1 << 15
-"""Samples whose indices and draws are copied to the device at once: one copy for many steps."""
 
 
 class Resident(NamedTuple):
-    """A split on a device: uint8 images [M, C, H, W], int64 labels [M]."""
+    """A split in device memory: uint8 images [M, C, H, W], int64 labels [M]."""
 
     images: Tensor
     labels: Tensor
 
 
 class _Laid(NamedTuple):
-    """What a batch asks for, on the host and on the device."""
+    """Indices and draws of one batch, on the host and on the device."""
 
     indices: NDArray[np.int64]
     draws: NDArray[np.float64]
@@ -40,10 +40,7 @@ class _Laid(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceLoader:
-    """Make each batch when it is asked for, on the device of `resident`: the host only says which samples and draws.
-
-    A change that needs the host decides there what is run on the device.
-    """
+    """Make each batch on demand on the device of `resident`; the host sends only indices and draws."""
 
     resident: Resident
     schedule: Schedule
@@ -62,11 +59,11 @@ class DeviceLoader:
             yield batch
 
     def stats(self) -> LoaderResult | None:
-        """Return how all batches handed out so far were made, by the clock of the host."""
+        """Return the timing of all batches so far, by the host's clock."""
         return self.tally.stats()
 
     def close(self) -> None:
-        """Do nothing: nobody works ahead."""
+        """Do nothing: nothing is prefetched."""
 
     def _made(self, number: int, stop: int) -> Batch:
         if number not in self._laid:
@@ -89,7 +86,7 @@ class DeviceLoader:
         return Batch(images, labels, indices, device_draws[:, used:])
 
     def _lay(self, number: int, stop: int) -> None:
-        """Bring what the next batches ask for to the device."""
+        """Copy indices and draws of the next batches to the device."""
         self._laid.clear()
         per_batch = max(1, len(self.schedule.indices(number)))
         numbers = range(number, min(stop, number + max(1, _AT_ONCE // per_batch)))
@@ -103,12 +100,12 @@ class DeviceLoader:
 
 
 def reside(source: ArraySource, device: torch.device) -> Resident:
-    """Return the whole of `source` on `device`."""
+    """Copy all of `source` to `device`."""
     images = torch.from_numpy(np.asarray(source.images)).to(device)
     return Resident(images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(source.labels).to(device))
 
 
 def _sent(values: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> Tensor:
-    """Return `values` on `device`; nobody waits until they have arrived."""
+    """Copy asynchronously from pinned memory."""
     tensor = torch.from_numpy(values)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""From placed pixels to what the model is given: batch-wise augmentation, normalising and mixing, on the device."""
+"""Apply batch-wise augmentation, normalization and mixing on the device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from paceline.recipe.schema.data import Data
 
 @dataclass(frozen=True)
 class Finish:
-    """Change, normalise and mix a placed batch, in this order."""
+    """Augment, normalize and mix a batch on the device, in this order."""
 
     augments: tuple[Augment, ...]
     normalise: Callable[[Tensor], Tensor]
@@ -32,6 +32,6 @@ class Finish:
 
 
 def build_finish(data: Data, place: Placement, num_classes: int, *, on_device: bool) -> Finish:
-    """Return what finishes batches of a loader that was built with the same `data` and `on_device`."""
+    """Build the device half of the augmentation, for a loader built with the same `data` and `on_device`."""
     _, deferred = split_augments(build_augments(data.augment, place.mean), on_device=on_device)
     return Finish(deferred, place.normalise, build_mixing(data.augment, num_classes))

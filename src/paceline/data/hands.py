@@ -1,4 +1,4 @@
-"""Threads of this process that carry out calls, in the order in which they are handed in, whatever they do."""
+"""A pool of daemon threads that run calls in order of submission."""
 
 import os
 import threading
@@ -11,15 +11,15 @@ from typing import Any, Final, Generic, TypeVar
 import torch
 
 T = TypeVar("T")
+# Seconds to wait for threads that should end: far longer than one batch takes, unless a thread hangs.
 _CLOSE_S: Final = 2.0
-"""How long threads are waited for that are to end: far longer than one batch takes, unless it hangs."""
 _Calls = SimpleQueue[tuple["Future[Any]", Callable[[int], Any]] | None]
 
 
 class Hands(Generic[T]):
-    """`num` threads, which live until they are closed, nobody holds this any more, or the program ends.
+    """`num` threads that live until `close`, garbage collection or interpreter exit.
 
-    They compute with one core each, whatever torch computes with elsewhere. One that hangs is left behind.
+    Each thread computes on one core, whatever torch uses elsewhere. A thread that hangs is abandoned.
     """
 
     def __init__(self, num: int, name: str) -> None:
@@ -37,23 +37,23 @@ class Hands(Generic[T]):
         for thread in threads:
             thread.start()
         started.wait()
-        torch.set_num_threads(num_cores)  # a new thread takes what any thread has set last
-        # Also when the program ends: a thread that is in the midst of torch when Python is gone would abort it.
+        torch.set_num_threads(num_cores)  # a new thread inherits the value that any thread has set last
+        # Runs at interpreter exit too: a thread inside torch after Python is gone would abort the process.
         self._end = weakref.finalize(self, _end, self._calls, threads, ended, self._pid)
 
     @property
     def are_here(self) -> bool:
-        """Whether the threads are of this process: a fork has none."""
+        """Whether the threads belong to this process: a forked child has none."""
         return self._pid == os.getpid()
 
     def submit(self, call: Callable[[int], T]) -> "Future[T]":
-        """Hand in `call`, which is called with the number of the thread; return what it will come to."""
+        """Queue `call`, which gets the number of its thread; return its future."""
         future: Future[T] = Future()
         self._calls.put((future, call))
         return future
 
     def close(self) -> None:
-        """Leave out what has not begun, and wait for a while until the threads have ended."""
+        """Cancel queued calls, and wait a limited time for the threads to end."""
         self._end()
 
 
@@ -61,28 +61,28 @@ def _end(calls: _Calls, threads: Sequence[threading.Thread], ended: Sequence["Fu
     if pid != os.getpid():
         return
     try:
-        while (handed := calls.get_nowait()) is not None:
-            handed[0].cancel()
+        while (queued := calls.get_nowait()) is not None:
+            queued[0].cancel()
     except Empty:
         pass
     for _ in threads:
         calls.put(None)
     wait(ended, _CLOSE_S)
-    for thread, own in zip(threads, ended, strict=True):
-        if own.done() and thread is not threading.current_thread():
+    for thread, end in zip(threads, ended, strict=True):
+        if end.done() and thread is not threading.current_thread():
             thread.join()
 
 
 def _work(number: int, calls: _Calls, started: threading.Barrier, ended: "Future[None]") -> None:
-    torch.get_num_threads()  # or the first computation would take what is set for others
+    torch.get_num_threads()  # initializes this thread: otherwise its first computation would reset the value below
     torch.set_num_threads(1)
     started.wait()
-    while (handed := calls.get()) is not None:
-        future, call = handed
+    while (queued := calls.get()) is not None:
+        future, call = queued
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(call(number))
             except BaseException as error:
                 future.set_exception(error)
-        del handed, future, call  # a thread that waits holds no batch
+        del queued, future, call  # so that an idle thread keeps no batch alive
     ended.set_result(None)

@@ -1,4 +1,4 @@
-"""What data a run was trained on, as a short digest that moves with the data. Torch-free."""
+"""Digest a data set, independently of its location. Torch-free."""
 
 import hashlib
 from collections.abc import Iterator
@@ -16,26 +16,25 @@ from paceline.data.sources.lmdb import LmdbSource
 from paceline.data.sources.own import OwnSamples
 from paceline.data.sources.webdataset import WebDatasetSource
 
+# Samples of a plugin that are read for the digest: reading all would take an epoch.
 _NUM_READ: Final = 64
-"""Samples of somebody's own code that are read for the digest: reading all would take an epoch."""
 
 
 def dataset_digest(datasets: Datasets) -> str:
-    """Return 16 hex digits over both splits: their classes, and each sample's label and name or pixels, in order.
+    """Return 16 hex digits that identify both splits: classes, labels, and names or pixels, in order.
 
-    Of files it is the paths as they are listed, relative to their root, that count, and of files in tars their names
-    there: neither where the root is nor what is in them, which would take an epoch to read. Pixels in memory count
-    themselves (CIFAR-10: 0.1 s of a core that has SHA instructions, measured). Of samples that a user's own code reads
-    it is their number, and what 64 of them are; the code's name may change.
+    Files count by their paths relative to the root, files in tars by their names there; neither the root nor file
+    contents count. Pixels in memory count themselves (CIFAR-10: 0.1 s on a core with SHA instructions, measured). A
+    plugin counts by its number of samples and the content of 64 of them, not by its name.
     """
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for source in (datasets.train, datasets.val):
-        whole.update(split_digest(source))
-    return whole.hexdigest()[:16]
+        digest.update(split_digest(source))
+    return digest.hexdigest()[:16]
 
 
 def split_digest(source: Source) -> bytes:
-    """Return the digest of a split, 32 bytes; of what was packed, that of what it was made from, which it carries."""
+    """Return the digest of a split, 32 bytes; a pack or LMDB carries the digest of its original data."""
     match source:
         case LmdbSource(digest=digest) | PackSource(digest=digest):
             return digest
@@ -43,13 +42,12 @@ def split_digest(source: Source) -> bytes:
 
 
 def _digest(source: Source) -> bytes:
-    """Return the digest of what is in a split. Every part is preceded by its length: none can pass for another."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     names = "\0".join(source.info.class_names).encode("utf-8", "surrogateescape")
-    for part in (names, str(source.info.channels).encode(), *_samples(source)):
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return found.digest()
+    for field in (names, str(source.info.channels).encode(), *_samples(source)):
+        digest.update(len(field).to_bytes(8, "little"))  # so that no sequence of fields hashes like another
+        digest.update(field)
+    return digest.digest()
 
 
 def _samples(source: Source) -> tuple[bytes | memoryview, ...]:
@@ -68,7 +66,7 @@ def _samples(source: Source) -> tuple[bytes | memoryview, ...]:
 
 
 def _some_samples(source: OwnSamples) -> Iterator[bytes]:
-    """Yield the number of samples, and labels and contents of some, spread evenly; what cannot be read has neither."""
+    """Yield the number of samples, then label and content of some, evenly spaced; unreadable ones yield a marker."""
     yield str(len(source)).encode()
     for index in np.unique(np.linspace(0, len(source) - 1, min(len(source), _NUM_READ), dtype=np.int64)).tolist():
         try:
@@ -81,5 +79,5 @@ def _some_samples(source: OwnSamples) -> Iterator[bytes]:
 
 
 def _plain(values: NDArray[np.integer]) -> memoryview:
-    """Return the bytes of an array in rows, the lowest byte first on every machine."""
+    """Return the bytes of an array in C order, little-endian on every machine."""
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data

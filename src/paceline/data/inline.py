@@ -1,4 +1,4 @@
-"""Batches made by the rank itself, each when it is asked for."""
+"""Loader that makes each batch on demand in the main process."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from paceline.data.tally import Tally
 
 @dataclass(frozen=True)
 class InlineLoader:
-    """Make each batch when it is asked for, in this process."""
+    """Make each batch on demand, in this process."""
 
     dataset: Batches
     pin_memory: bool
@@ -26,8 +26,8 @@ class InlineLoader:
             yield made.batch
 
     def stats(self) -> LoaderResult | None:
-        """Return how all batches handed out so far were made."""
+        """Return the timing of all batches so far."""
         return self.tally.stats()
 
     def close(self) -> None:
-        """Do nothing: nobody works ahead."""
+        """Do nothing: nothing is prefetched."""

@@ -1,28 +1,28 @@
-"""What the header of a JPEG file says that a decoder on a device must know, and does not tell: read, never decoded.
+"""Parse the JPEG header fields that a device decoder does not report: orientation, color space and size. Torch-free.
 
-The markers are those of ITU-T T.81, annex B (https://www.w3.org/Graphics/JPEG/itu-t81.pdf).
+Markers: ITU-T T.81, annex B (https://www.w3.org/Graphics/JPEG/itu-t81.pdf).
 """
 
 import struct
 from typing import Final, NamedTuple
 
 _START: Final = b"\xff\xd8"
+# Start-of-frame markers that decoders support: baseline, extended and progressive with Huffman coding.
 _BASELINE: Final = frozenset({0xC0, 0xC1, 0xC2})
-"""Frames that are baseline, extended or progressive, of Huffman codes: what decoders know."""
 _SCAN: Final = 0xDA
 _APP1: Final = 0xE1
 _EXIF: Final = b"Exif\0\0"
 _APP14: Final = 0xEE
 _ADOBE: Final = b"Adobe"
+# Offset of the color transform in Adobe's segment; 0: stored without one (ITU-T T.872, 6.5.3,
+# https://www.itu.int/rec/T-REC-T.872).
 _TRANSFORM: Final = 11
-"""Where Adobe's segment says how colours are stored; 0: as they are (ITU-T T.872, 6.5.3,
-https://www.itu.int/rec/T-REC-T.872)."""
 
 
 class Jpeg(NamedTuple):
-    """Height and width in pixels as stored, the number of colour components, and the EXIF block, or nothing.
+    """Stored height and width in pixels, number of color components, and the EXIF block or b"".
 
-    `is_rgb` says that the colours may be stored as red, green and blue, not as luminance and two differences.
+    `is_rgb`: the colors may be stored as RGB, not as luminance and two differences.
     """
 
     height: int
@@ -33,14 +33,14 @@ class Jpeg(NamedTuple):
 
 
 def jpeg_header(data: bytes) -> Jpeg | None:
-    """Return what `data` says of itself; None where it is no JPEG of 8 bits a sample, or its header is damaged."""
+    """Parse a JPEG header; return None if `data` is not a JPEG with 8 bits per sample, or its header is damaged."""
     if not data.startswith(_START):
         return None
     at, exif, is_rgb = len(_START), b"", False
     try:
         while data[at] == 0xFF:
             marker = data[at + 1]
-            if marker == 0xFF:  # any number of them may stand before a marker
+            if marker == 0xFF:  # fill bytes may precede a marker
                 at += 1
                 continue
             if marker == _SCAN:

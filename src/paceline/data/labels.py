@@ -1,4 +1,4 @@
-"""The labels of a split, where its source knows them without reading an image."""
+"""Labels of a split, for sources that know them without reading images."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from paceline.data.sources.webdataset import WebDatasetSource
 
 
 def labels_of(source: Source) -> NDArray[np.integer] | None:
-    """Return the label of every image, integers [N]; None where labels come with their images only."""
+    """Return all labels, integers [N], or None if they come only with the images."""
     match source:
         case (
             ArraySource(labels=labels)

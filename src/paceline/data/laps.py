@@ -1,22 +1,19 @@
-"""What making a batch takes, part by part, by the clock of the process that makes it. Torch-free.
-
-A stopwatch with laps: everything since the last look at the clock belongs to the part that is named now, so the parts
-of a batch add up to the whole of it. What a loader makes of many batches is in `data.tally`.
-"""
+"""Time the stages of making a batch. Torch-free."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
+# All time since the last reading of the clock is charged to the stage named next, so that the stages add up to the
+# whole batch. DataLoader's own transfer from a worker, in a thread of the main process, belongs to no stage.
 Part = Literal["read", "decode", "augment", "collate"]
 
 
 class Work(NamedTuple):
-    """What making a batch took, in seconds, and what it came to; `made_s` is when it was done.
+    """Timing of one batch in seconds, its sizes, and `made_s`, the clock's seconds when it was done.
 
-    `read_s` is the source's, `decode_s` decoding and sizing, `augment_s` drawing for and changing the whole batch, and
-    `collate_s` the rest: which samples they are, stacking, and pinning where the rank makes the batch. Moving it from
-    a worker to the rank is done beside by a thread of DataLoader's, and in no part. `bytes_read` is what the source
-    gave: encoded, or pixels; `bytes_made` the pixels of the batch.
+    `read_s`: the source. `decode_s`: decoding and resizing. `augment_s`: random draws and augmentation of the whole
+    batch. `collate_s`: the rest, such as indices, stacking and, in the main process, pinning. `bytes_read`: encoded
+    files or pixels from the source. `bytes_made`: pixels of the batch.
     """
 
     images: int = 0
@@ -30,11 +27,11 @@ class Work(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The sum of the parts."""
+        """Sum of the stages in seconds."""
         return self.read_s + self.decode_s + self.augment_s + self.collate_s
 
     def plus(self, other: "Work") -> "Work":
-        """Return what both come to, done when the later one was."""
+        """Return the sum of both, done when the later one was."""
         return Work(
             images=self.images + other.images,
             read_s=self.read_s + other.read_s,
@@ -48,10 +45,10 @@ class Work(NamedTuple):
 
 
 class Laps(Protocol):
-    """Time the parts of one batch after the other."""
+    """Time the stages of one batch after the other."""
 
     def begin(self) -> None:
-        """Start a batch, whatever has become of the one before."""
+        """Start a batch; an unfinished one is discarded."""
         ...
 
     def lap(self, part: Part) -> None:
@@ -59,11 +56,11 @@ class Laps(Protocol):
         ...
 
     def got(self, num_bytes: int) -> None:
-        """Charge it to reading, which gave `num_bytes`."""
+        """Charge the time since the last call to reading, which returned `num_bytes`."""
         ...
 
     def finish(self, images: int, bytes_made: int) -> Work:
-        """Charge it to collating, and return what the batch of `images` images took."""
+        """Charge the time since the last call to collating, and return the timing of the batch."""
         ...
 
 
@@ -80,36 +77,36 @@ class NoLaps:
         """Do nothing."""
 
     def finish(self, images: int, bytes_made: int) -> Work:
-        """Return no work."""
+        """Return an empty timing."""
         return Work()
 
 
 class TimedLaps:
-    """Time by `now`, which returns seconds and is asked once a call. A process that is forked goes on with its own."""
+    """Time with the clock `now`, which returns seconds and is read once per call."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self.begin()
 
     def begin(self) -> None:
-        """Start a batch, whatever has become of the one before."""
+        """Start a batch."""
         self._seconds: dict[Part, float] = {"read": 0.0, "decode": 0.0, "augment": 0.0, "collate": 0.0}
         self._bytes_read = 0
         self._at_s = self._now()
 
     def lap(self, part: Part) -> None:
-        """Charge the time since the last call of any method to `part`."""
+        """Charge the time since the last call to `part`."""
         at_s = self._now()
         self._seconds[part] += at_s - self._at_s
         self._at_s = at_s
 
     def got(self, num_bytes: int) -> None:
-        """Charge it to reading, which gave `num_bytes`."""
+        """Charge the time since the last call to reading, which returned `num_bytes`."""
         self.lap("read")
         self._bytes_read += num_bytes
 
     def finish(self, images: int, bytes_made: int) -> Work:
-        """Charge it to collating, and return what the batch of `images` images took."""
+        """Charge the time since the last call to collating, and return the timing of the batch."""
         self.lap("collate")
         return Work(
             images=images,
@@ -124,5 +121,5 @@ class TimedLaps:
 
 
 def build_laps(now: Callable[[], float] | None) -> Laps:
-    """Return what times batches by `now`, or what does nothing where there is none."""
+    """Build a timer that reads the clock `now`, or one that does nothing if it is None."""
     return NoLaps() if now is None else TimedLaps(now)

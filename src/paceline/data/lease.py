@@ -1,9 +1,4 @@
-"""Locks of files that the kernel lets go of when a process dies, however it dies: `flock`, shared or by one alone.
-
-Unlike the record locks of `core.runlock` they can be shared, and hold between threads. A forked process has its
-parent's locks too, so it never lets go of them: only the process that took one does. A file system without locks
-protects nothing. The files stay empty; whoever removes one holds it alone.
-"""
+"""Lock files with `flock`, shared or exclusive; the kernel releases them when a process dies."""
 
 import fcntl
 import os
@@ -14,29 +9,32 @@ from paceline.core.files import open_lock_file
 from paceline.core.runlock import NO_LOCKS
 
 
+# Unlike the record locks of `core.runlock`, `flock` locks can be shared and exclude other threads. A forked child
+# inherits them, so only the process that took one releases it. A file system without locks protects nothing. The files
+# stay empty, and only a process with an exclusive lock removes one.
 @dataclass
 class Lease:
-    """A lock on the file `path` that process `pid` has taken."""
+    """A lock that process `pid` holds on the file `path`."""
 
     path: Path
     descriptor: int
     pid: int
 
     def becomes_alone(self) -> bool:
-        """Whether this process could be made the only one to hold it. It holds nothing where it could not."""
+        """Try to make the lock exclusive; if this fails, no lock is held any more."""
         return _flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def becomes_shared(self) -> None:
-        """Let others hold it too. Another may have had it alone, and removed the file, in between."""
+        """Make the lock shared. Another process may have held it exclusively, and removed the file, in between."""
         _flock(self.descriptor, fcntl.LOCK_SH)
 
     @property
     def stands(self) -> bool:
-        """Whether the file is still the one that its path names."""
+        """Whether `path` still names the locked file."""
         return _is_at(self.path, self.descriptor)
 
     def close(self) -> None:
-        """Let go of it. In a forked process, leave it to the parent."""
+        """Release the lock; in a forked child, leave it to the parent."""
         if self.descriptor < 0:
             return
         if self.pid == os.getpid():
@@ -45,34 +43,34 @@ class Lease:
         self.descriptor = -1
 
     def remove(self) -> None:
-        """Remove the file, which this process holds alone, and let go of it."""
+        """Remove the file, which must be locked exclusively, and release the lock."""
         self.path.unlink(missing_ok=True)
         self.close()
 
 
 def take(path: Path, *, alone: bool, wait: bool) -> Lease | None:
-    """Return the lock on file `path`, which is made; None where others have it and `wait` is not asked for.
+    """Lock the file `path`, which is created if needed; return None if others hold it and `wait` is false.
 
-    Raise `OSError` where the file cannot be made, or is a link or another user's, as in `/dev/shm`.
+    Raise `OSError` if the file cannot be created, is a link, or belongs to another user.
     """
-    how = (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
+    operation = (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
     while True:
         descriptor = open_lock_file(path, 0o600)
         try:
-            is_taken = _flock(descriptor, how)
+            is_locked = _flock(descriptor, operation)
         except BaseException:
             os.close(descriptor)
             raise
-        if is_taken and _is_at(path, descriptor):
+        if is_locked and _is_at(path, descriptor):  # else another process has removed the file meanwhile: try again
             return Lease(path, descriptor, os.getpid())
         os.close(descriptor)
-        if not is_taken:
+        if not is_locked:
             return None
 
 
-def _flock(descriptor: int, how: int) -> bool:
+def _flock(descriptor: int, operation: int) -> bool:
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, operation)
     except BlockingIOError:
         return False
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Loaders of batches, in exact order: a function of (seed, step, world), whoever makes them and wherever a run starts.
+"""Build loaders that yield batches in exact order: a function of seed, step and world size, for any loader.
 
-Which loader suits a data set is decided in `data.choice`.
+`choose_loader` decides which loader suits a data set.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,17 +42,17 @@ from paceline.data.workers import Trail, traced
 from paceline.recipe.schema.data import Data
 
 _CPU = torch.device("cpu")
+# Steps whose draws are computed together if one process makes all batches: measured on CIFAR-10 at batch 512.
 _AT_ONCE = 16
-"""Steps whose draws are drawn together where one process makes all batches: measured on CIFAR-10 at batch 512."""
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How batches are made: by whom, with how many workers, and in page-locked memory or not.
+    """How batches are made: the loader, its number of workers, and page-locked memory or not.
 
-    Without workers it is the rank itself, whatever `loader` says; `device` is where loader `device` keeps the set. With
-    `on_device` training batches are left to a `build_finish` with the same `on_device` to change, as far as a device
-    can. `now` is the clock, in seconds, that making them is timed by; without one it is not.
+    Without workers the main process makes them, whatever `loader` says. `device` is where the loader `device` keeps the
+    data. With `on_device`, training batches need a `build_finish` with the same `on_device`, for the augmentation that
+    a device can do. `now` is the clock for timing, in seconds; None disables timing.
     """
 
     workers: int
@@ -64,7 +64,7 @@ class LoaderOptions:
 
     @property
     def maker(self) -> LoaderName:
-        """Who makes batches in the end."""
+        """The loader that makes batches in the end."""
         return self.loader if self.workers or self.loader == "device" else "inline"
 
 
@@ -72,40 +72,42 @@ class Loader(Protocol):
     """Yield the batches numbered `first` to `stop` - 1, in order."""
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
-        """Return an iterator over the batches; it may work ahead."""
+        """Return an iterator over the batches; it may prefetch."""
         ...
 
     def stats(self) -> LoaderResult | None:
-        """Return how all batches handed out so far, by any iterator, were made; None where that is not timed."""
+        """Return the timing of all batches handed out so far, by any iterator, or None without timing."""
         ...
 
     def close(self) -> None:
-        """End whoever works ahead; what has been handed out stays, and another iterator starts others."""
+        """End workers and threads; batches handed out stay valid, and a new iterator starts new workers."""
         ...
 
 
 def build_train_loader(data: Data, source: Source, order: TrainOrder, sizes: Sizes, options: LoaderOptions) -> Loader:
-    """Return the loader whose batch number s is this rank's part of global step s, of `sizes(s)` pixels squared."""
+    """Build the training loader: batch s is this rank's share of global step s, `sizes(s)` pixels squared."""
     augments = build_augments(data.augment, source.info.mean if data.mean == "auto" else data.mean)
-    here, deferred = split_augments(augments, on_device=options.on_device)
+    host_augments, _ = split_augments(augments, on_device=options.on_device)
     mix = build_mixing(data.augment, source.info.num_classes)
     sizing = build_train_sizing(data)
-    augmenting = [augment.alternating for augment in (*here, *deferred) for _ in range(augment.num_draws)]
+    # The order of a sample's draws: resizing, augmentation, mixing.
+    augmenting = [augment.alternating for augment in augments for _ in range(augment.num_draws)]
     is_alternating = (*([False] * sizing.num_draws), *augmenting, *([False] * mix.num_draws))
     at_once = 1 if options.maker in ("nvjpeg", "threads", "processes") else _AT_ONCE
     schedule = TrainSchedule(order, sizes, is_alternating, mix.num_draws, mix.prepare, at_once)
-    return _Making(source, schedule, sizing, build_instead(data, "train"), here, data.worker_timeout, options).loader()
+    instead = build_instead(data, "train")
+    return _Making(source, schedule, sizing, instead, host_augments, data.worker_timeout, options).loader()
 
 
 def build_eval_loader(data: Data, source: Source, shard: EvalShard, image_size: int, options: LoaderOptions) -> Loader:
-    """Return the loader of a rank's shard of an evaluation, of images of `image_size` pixels squared."""
+    """Build the loader of a rank's shard of an evaluation; images are `image_size` pixels squared."""
     schedule, sizing = EvalSchedule(shard, image_size), build_eval_sizing(data)
     return _Making(source, schedule, sizing, build_instead(data, "eval"), (), data.worker_timeout, options).loader()
 
 
 @dataclass(frozen=True)
 class _Making:
-    """What batches are made of and by whom."""
+    """Components that every loader is built from."""
 
     source: Source
     schedule: Schedule
@@ -116,11 +118,11 @@ class _Making:
     options: LoaderOptions
 
     def loader(self) -> Loader:
-        """Return what makes them."""
         options = self.options
         match options.maker:
-            case "device" if options.device.type != "cpu":  # there inline has the set in memory as well, and moves it
-                assert isinstance(self.source, ArraySource), "the choice of a loader lets only pixels through"
+            # On a CPU the inline loader holds the data in memory as well.
+            case "device" if options.device.type != "cpu":
+                assert isinstance(self.source, ArraySource), "`choose_loader` admits only pixels"
                 resident = reside(self.source, options.device)
                 return DeviceLoader(resident, self.schedule, self.augments, self._tally, build_laps(options.now))
             case "native":
@@ -131,8 +133,8 @@ class _Making:
                 return self._threads(self._decoding)
             case "processes":
                 return self._processes()
-        (alone,) = self._members([Trail(1)], fuse(self.augments, native()))
-        return InlineLoader(alone, options.pin_memory, self._tally)
+        (dataset,) = self._members([Trail(1)], fuse(self.augments, native()))
+        return InlineLoader(dataset, options.pin_memory, self._tally)
 
     def _processes(self) -> WorkerLoader:
         workers, trail = self.options.workers, Trail(self.options.workers)
@@ -152,11 +154,9 @@ class _Making:
         )
 
     def _native(self) -> NativeLoader:
-        """Return the native loader; mirroring, where it comes first, is done while decoding."""
+        """Build the native loader, which applies a leading `Flip` while decoding."""
         core, workers, trail = native(), self.options.workers, Trail(self.options.workers + 1)
-        assert core is not None and isinstance(self.source, PackSource), (
-            "the choice of a loader lets only packs through"
-        )
+        assert core is not None and isinstance(self.source, PackSource), "`choose_loader` admits only packs"
         flip = self.augments[0] if self.augments and isinstance(self.augments[0], Flip) else None
         changes = fuse(self.augments[flip is not None :], core)
         planner = Planner(self.source, self.schedule, self.sizing, flip)
@@ -174,34 +174,35 @@ class _Making:
         )
 
     def _members(self, trails: Sequence[Trail], changes: tuple[Change, ...]) -> list[Batches]:
-        """Return what each of some workers makes batches with, noting in its trail; they share what is in memory."""
-        each = [(trail, build_laps(self.options.now)) for trail in trails]
+        """Build one batch maker per worker, each with its own progress record; data in memory is shared."""
+        workers = [(trail, build_laps(self.options.now)) for trail in trails]
         if isinstance(self.source, ArraySource) and not isinstance(self.sizing, RandomResizedCrop):
-            return self._gathering(self.source, [laps for _, laps in each], changes)
+            return self._gathering(self.source, [laps for _, laps in workers], changes)
         readers = (
-            (PictureReader(traced(self.source, own), self.sizing, self.instead, laps), laps) for own, laps in each
+            (PictureReader(traced(self.source, trail), self.sizing, self.instead, laps), laps)
+            for trail, laps in workers
         )
         return [Batches(self.schedule, reader, changes, laps) for reader, laps in readers]
 
     def _decoding(self, trails: Sequence[Trail]) -> list[Batches]:
-        """Return the same for photographs that are decoded, sized and changed on the device."""
+        """Build one batch maker per thread that decodes, resizes and augments on the device."""
         device, members = self.options.device, []
         decoder = build_decoder(device, self.source.info.channels)
         changes = tuple(OnDevice(augment, device) for augment in self.augments)
-        for own in trails:
-            source, laps = traced(self.source, own), build_laps(self.options.now)
+        for trail in trails:
+            source, laps = traced(self.source, trail), build_laps(self.options.now)
             host = PictureReader(source, self.sizing, self.instead, laps)
             reader = DecodedReader(host, source, self.sizing, decoder, laps)
             members.append(Batches(self.schedule, reader, changes, laps))
         return members
 
-    def _gathering(self, source: ArraySource, each: Sequence[Laps], changes: tuple[Change, ...]) -> list[Batches]:
-        """Return the same for images that are pixels of one size, and are moved while they are gathered."""
+    def _gathering(self, source: ArraySource, timers: Sequence[Laps], changes: tuple[Change, ...]) -> list[Batches]:
+        """Build one batch maker per timer for pixels of one size, with crop and flip fused into the gather."""
         pixels = build_pixels(source)
         if isinstance(pixels, ResidentPixels) and changes and isinstance(changes[0], Move):
-            moved = ((MovedReader(pixels, source.labels, changes[0], laps), laps) for laps in each)
+            moved = ((MovedReader(pixels, source.labels, changes[0], laps), laps) for laps in timers)
             return [Batches(self.schedule, reader, changes[1:], laps) for reader, laps in moved]
-        readers = ((ArrayReader(pixels, source.labels, laps), laps) for laps in each)
+        readers = ((ArrayReader(pixels, source.labels, laps), laps) for laps in timers)
         return [Batches(self.schedule, reader, changes, laps) for reader, laps in readers]
 
     @property

@@ -1,8 +1,8 @@
-"""Mixing each image and its label with its neighbour's: mixup and cutmix, on pairs of the global batch.
+"""Mixup and CutMix on pairs of images of the global batch.
 
-Neighbours are the images at positions 2k and 2k + 1. A rank computes an even number of images at once, so the pairs
-are the same for any number of ranks and micro-batches. Each pair has one share, from the draws of its first image:
-an image keeps that share of itself and takes the rest of the other.
+Image 2k is mixed with image 2k + 1. Each rank and micro-batch holds an even number of images, so the pairs are the same
+for any number of ranks. One mixing weight per pair comes from the first image's draws: each image keeps that weight and
+takes the rest from its neighbor.
 """
 
 from dataclasses import dataclass
@@ -21,29 +21,29 @@ _WHICH, _SHARE, _ROW, _COLUMN = range(4)
 
 
 class Mixing(Protocol):
-    """Mix images and labels in pairs, by `num_draws` draws an image."""
+    """Mix images and labels in pairs, with `num_draws` draws per image."""
 
     @property
     def num_draws(self) -> int:
-        """How many draws an image uses."""
+        """Number of draws per image."""
         ...
 
     def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return float64 [N, num_draws]: uniform draws of even N images, turned into what mixing on a device needs."""
+        """Convert uniform draws, float64 [N, num_draws] with N even, to the draws that `__call__` expects."""
         ...
 
     def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (float [N, C, H, W], what the loss compares with), by `prepare`d draws on the same device."""
+        """Return (float images [N, C, H, W], labels int64 [N] or targets float [N, num_classes])."""
         ...
 
 
 class Unmixed:
-    """Leave images and labels as they are."""
+    """Return images and labels unchanged."""
 
     num_draws = 0
 
     def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the draws."""
+        """Return the draws unchanged."""
         return draws
 
     def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,21 +52,21 @@ class Unmixed:
 
 
 class Kept(Protocol):
-    """One way of mixing: how much of itself each pixel keeps, and each label."""
+    """A mixing method: the weight that each pixel and each label keeps."""
 
     @property
     def alpha(self) -> float:
-        """Shares are drawn from Beta(alpha, alpha)."""
+        """Weights are drawn from Beta(alpha, alpha)."""
         ...
 
     def __call__(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return float64 ([P, 1, H or 1, W or 1], [P]) in [0, 1] for `prepare`d draws, float64 [P, 4]."""
+        """Return weights, float64 ([P, 1, H or 1, W or 1], [P]) in [0, 1], for prepared draws, float64 [P, 4]."""
         ...
 
 
 @dataclass(frozen=True)
 class MixUp:
-    """Blend the whole image (Zhang et al. 2018, arXiv 1710.09412)."""
+    """Blend whole images (Zhang et al. 2018, arXiv 1710.09412)."""
 
     alpha: float
 
@@ -77,8 +77,10 @@ class MixUp:
 
 @dataclass(frozen=True)
 class CutMix:
-    """Paste a box (Yun et al. 2019, arXiv 1905.04899): centred on a random pixel, its sides sqrt(1 - share) of the
-    image's, cut off at the edges; the label's share is the area that is left, to the pixel.
+    """Paste a box from the neighbor (Yun et al. 2019, arXiv 1905.04899).
+
+    The box is centered on a random pixel, has sides sqrt(1 - weight) of the image's, and is clipped at the edges. The
+    label's weight is the remaining area, to the pixel.
     """
 
     alpha: float
@@ -88,9 +90,9 @@ class CutMix:
         side = (1 - draws[:, _SHARE]).sqrt()
         top, bottom = _ends((draws[:, _ROW] * height).long(), (side * height).long(), height)
         left, right = _ends((draws[:, _COLUMN] * width).long(), (side * width).long(), width)
-        own = ~inside(top, left, bottom, right, height, width)
+        outside = ~inside(top, left, bottom, right, height, width)
         area = ((bottom - top) * (right - left)).double()
-        return own.double(), 1 - area / (height * width)
+        return outside.double(), 1 - area / (height * width)
 
 
 def _ends(centre: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -100,18 +102,15 @@ def _ends(centre: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PairMixing:
-    """Mix each pair in one of `kinds`, drawn evenly. Draws: which kind, share, row and column of the box's centre."""
+    """Mix each pair with one of `kinds`, drawn uniformly. Draws: method, weight, row and column of the box's center."""
 
     kinds: tuple[Kept, ...]
     num_classes: int
     num_draws: int = 4
 
     def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return float64 [N, 4] with the share of each pair from its Beta distribution.
-
-        The quantile function of Beta is scipy's, in float64 and so on the host: torch has none. scipy comes with
-        scikit-learn.
-        """
+        """Return float64 [N, 4] with the weight of each pair drawn from its Beta distribution."""
+        # The Beta quantile function is scipy's (installed with scikit-learn), in float64 on the host: torch has none.
         from scipy.special import betaincinv  # type: ignore[import-untyped]
 
         prepared = draws.copy()
@@ -122,35 +121,35 @@ class PairMixing:
         return prepared
 
     def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (images of the same dtype [N, C, H, W], float targets [N, num_classes] whose rows sum to 1).
+        """Return (images [N, C, H, W] of the same dtype, targets [N, num_classes] whose rows sum to 1).
 
-        Targets are float32, or float64 where the images are.
+        Targets are float32, or float64 if the images are.
         """
-        assert len(images) % 2 == 0, f"{len(images)} images are no pairs: the plan lets only even micro-batches through"
+        assert len(images) % 2 == 0, f"{len(images)} images: the plan admits only even micro-batches"
         pixels, shares = self._kept(draws[0::2], *images.shape[-2:])
         classes = torch.arange(self.num_classes, device=labels.device)
         targets = (labels[:, None] == classes).to(torch.promote_types(images.dtype, torch.float32))
         return _mixed(images, pixels), _mixed(targets, shares[:, None])
 
     def _kept(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return what each pair keeps, float64 ([P, 1, H or 1, W or 1], [P])."""
+        """Return the weights of each pair, float64 ([P, 1, H or 1, W or 1], [P])."""
         pixels, shares = self.kinds[0](draws, height, width)
         chosen = (draws[:, _WHICH] * len(self.kinds)).long()
         for number, kind in enumerate(self.kinds[1:], start=1):
-            here = chosen == number
+            uses_kind = chosen == number
             other_pixels, other_shares = kind(draws, height, width)
-            pixels = torch.where(here[:, None, None, None], other_pixels, pixels)
-            shares = torch.where(here, other_shares, shares)
+            pixels = torch.where(uses_kind[:, None, None, None], other_pixels, pixels)
+            shares = torch.where(uses_kind, other_shares, shares)
         return pixels, shares
 
 
-def _mixed(values: Tensor, kept: Tensor) -> Tensor:
-    """Return `values` [2P, ...] of which each keeps its share, [P, ...], and takes the rest from its neighbour."""
-    own = kept.to(values.dtype)
+def _mixed(values: Tensor, weights: Tensor) -> Tensor:
+    """Mix neighbors of `values`, [2P, ...], with the weights `kept`, [P, ...]."""
+    weights = weights.to(values.dtype)
     first, second = values[0::2], values[1::2]
-    mixed = torch.empty_like(values)  # in the same memory format
-    mixed[0::2] = own * first + (1 - own) * second
-    mixed[1::2] = own * second + (1 - own) * first
+    mixed = torch.empty_like(values)  # keeps the memory format
+    mixed[0::2] = weights * first + (1 - weights) * second
+    mixed[1::2] = weights * second + (1 - weights) * first
     return mixed
 
 

@@ -1,4 +1,4 @@
-"""The native core (csrc/), where it was built: typed, and absent rather than broken. Decodes nothing itself."""
+"""Typed interface of the native extension (csrc/)."""
 
 from collections.abc import Sequence
 from mmap import mmap
@@ -6,51 +6,51 @@ from typing import Any, Final, Protocol
 
 from numpy.typing import NDArray
 
+# Version of the interface below; an extension with another version is not used.
 VERSION: Final = 2
-"""Of the functions below; an extension of another version is as good as none."""
+# Largest output height and width in pixels (`PL_MAX_OUTPUT`).
 MAX_SIDE: Final = 4096
-"""Height and width of what is handed out (`PL_MAX_OUTPUT`)."""
+# Most threads of a pool (`PL_MAX_THREADS`).
 MAX_THREADS: Final = 1024
-"""Threads of a pool (`PL_MAX_THREADS`)."""
+# Message for the user if `native()` returns None.
 WHAT_IS_LOST: Final = (
-    "the native core was not built, so JPEGs are decoded by torchvision, several times slower "
+    "the native core was not built, so Pillow decodes JPEGs, several times slower "
     "(install a C compiler and Python's headers, and install paceline again)"
 )
-"""What a user should read where `native()` is None."""
 
+# Objects with the buffer protocol.
 Memory = bytes | bytearray | memoryview | mmap | NDArray[Any]
-"""What lends its bytes (the buffer protocol)."""
+# (top, left, height, width) in pixels of the upright image, possibly fractional.
 Box = tuple[float, float, float, float]
-"""(top, left, height, width) in pixels of the upright image; they may have fractions."""
 
 
 class Task(Protocol):
-    """A batch that a pool makes. Deleting it leaves out what has not begun and waits for the images under way.
+    """A batch in work. Deleting it cancels queued images and waits for those in progress.
 
-    Where one of them hangs, it waits for two seconds, and never gives back the memory that the image is made in.
+    If an image hangs, the wait ends after two seconds, and its output memory is never freed.
     """
 
     @property
     def seconds(self) -> float:
-        """Return the seconds that the threads have spent on it so far, all of them together."""
+        """Seconds that all threads together have spent on it so far."""
         ...
 
     @property
     def done(self) -> bool:
-        """Return whether all its images are done; ValueError where the pool was closed before."""
+        """Whether all images are done; ValueError if the pool was closed before."""
         ...
 
     def wait(self, timeout_s: float, /) -> bool:
-        """Wait at most `timeout_s`, and return whether it is done; ValueError where the pool was closed before."""
+        """Wait up to `timeout_s` seconds, and return whether it is done; ValueError if the pool was closed before."""
         ...
 
 
 class Pool(Protocol):
-    """Native threads that claim images in order of submission. A forked child may not use its parent's."""
+    """Native threads that process images in order of submission. A forked child must not use its parent's pool."""
 
     @property
     def scratch_bytes(self) -> int:
-        """Return the bytes that the threads keep from image to image."""
+        """Bytes of scratch memory that the threads keep between images."""
         ...
 
     def submit(
@@ -68,79 +68,79 @@ class Pool(Protocol):
         status: Memory,
         stage: int = 0,
     ) -> Task:
-        """Queue a batch of N crops, and ask the kernel to read their bytes.
+        """Queue a batch of N crops, and prefetch its bytes from disk.
 
-        Image n is `lengths[n]` bytes (uint64) at `offsets[n]` (uint64) of shard `shard_of[n]` (int32); where the length
-        is 0 its output and its status are left alone. `boxes` is float64 [N, 4] as `Box`, `flips` uint8 or bool [N],
-        `out` uint8 [N, channels, size, size], `status` int32 [N]: 0 where an image is decoded, else for `reason`. The
-        rest is as in `decode_crop_into`. All but the shards' bytes, `out` and `status` is copied. TypeError or
-        ValueError for memory of another type or size, an image outside its shard, or a pool that is closed.
+        Image n is `lengths[n]` bytes (uint64) at `offsets[n]` (uint64) of shard `shard_of[n]` (int32); with length 0
+        its output and status are not touched. `boxes` is float64 [N, 4] as `Box`, `flips` uint8 or bool [N], `out`
+        uint8 [N, channels, size, size], `status` int32 [N]: 0 for a decoded image, else a code for `reason`. The other
+        arguments are those of `decode_crop_into`. Everything is copied except the shards, `out` and `status`. Raise
+        TypeError or ValueError for memory of another type or size, an image outside its shard, or a closed pool.
         """
         ...
 
     def close(self) -> None:
-        """Leave out what has not begun, wait for the images under way, and join the threads.
+        """Cancel queued images, wait for those in progress, and join the threads.
 
-        A thread that hangs, on a disk that does not answer, is left behind after two seconds.
+        A thread that hangs, such as on a disk that does not answer, is abandoned after two seconds.
         """
         ...
 
 
 class Mapped(Protocol):
-    """The bytes of a file, mapped: a buffer. They stand for as long as somebody holds it."""
+    """A mapped file as a buffer; the mapping lives as long as a reference to it."""
 
     def __buffer__(self, flags: int, /) -> memoryview:
-        """Lend the bytes."""
+        """Return a view of the bytes."""
         ...
 
 
 class Native(Protocol):
-    """What the extension offers. Wrong arguments are TypeError or ValueError, damaged records ValueError."""
+    """Functions of the extension. Invalid arguments raise TypeError or ValueError, damaged records ValueError."""
 
     VERSION: int
 
     def Pool(self, threads: int) -> Pool:  # noqa: N802
-        """Start that many threads, 1 to 1024."""
+        """Start `threads` threads, 1 to 1024."""
         ...
 
     def Mapped(  # noqa: N802
         self, descriptor: int, num_bytes: int, name: bytes, offset: int = 0, is_private: bool = False
     ) -> Mapped:
-        """Map a file that may be cut short while it is in use: then `cut_file` returns `name`, and zeros are read.
+        """Map a file that may be truncated while in use: `cut_file` then returns `name`, and zeros are read.
 
-        `offset` is a multiple of the page size. What is written with `is_private` changes no file.
+        `offset` is a multiple of the page size. With `is_private`, writes do not change the file.
         """
         ...
 
     def cut_file(self) -> bytes | None:
-        """Return the name of the first mapped file that was found cut short or unreadable, in this process."""
+        """Return the name of the first mapped file of this process that was found truncated or unreadable."""
         ...
 
     def isa(self) -> str:
-        """Return which instructions are used: `avx2` or `scalar`."""
+        """Return the instruction set in use: `avx2` or `scalar`."""
         ...
 
     def choose_isa(self, name: str, /) -> None:
-        """Use these instructions from now on: all give the same bits."""
+        """Select the instruction set; the results are bit-identical."""
         ...
 
     def reason(self, status: int, /) -> str:
-        """Return what a person should read of a status, e.g. `its Huffman tables are damaged`."""
+        """Describe a status code, e.g. `its Huffman tables are damaged`."""
         ...
 
     def index_jpeg(self, data: Memory, every: int = 8) -> bytes:
-        """Return the record of a JPEG file with a seek point every so many MCUs (1 to 255).
+        """Return the record of a JPEG file with a seek point per `every` MCUs (1 to 255).
 
-        ValueError says why where that cannot be done without changing a pixel.
+        Raise ValueError with the reason if the file cannot be indexed without changing a pixel.
         """
         ...
 
     def size_of(self, record: Memory, /) -> tuple[int, int, int]:
-        """Return (height, width, channels) of a record, upright."""
+        """Return (height, width, channels) of a record, upright, in pixels."""
         ...
 
     def decode_into(self, record: Memory, channels: int, out: Memory) -> None:
-        """Decode a whole record, upright, into uint8 [H, W, channels], bit for bit as libjpeg-turbo's `islow` does."""
+        """Decode a whole record, upright, into uint8 [H, W, channels], bit-identical to libjpeg-turbo's `islow`."""
         ...
 
     def decode_crop_into(
@@ -154,10 +154,11 @@ class Native(Protocol):
         out: Memory,
         stage: int = 0,
     ) -> None:
-        """Decode a box, resize it to `size` x `size` antialiased and mirror it, into uint8 [channels, size, size].
+        """Decode a box, resize it to `size` x `size` with antialiasing and flip it, into uint8 [channels, size, size].
 
-        With `inside` the filter sees pixels of the box alone, as after cropping; else it reaches beyond, as when
-        cropping comes after resizing. `stage` 1 stops after the entropy decoder, 2 before resizing: to measure parts.
+        With `inside`, the filter sees only pixels of the box, as if cropping came first; otherwise it also sees pixels
+        around the box, as if resizing came first. For measurements, `stage` 1 stops after entropy decoding and 2 before
+        resizing.
         """
         ...
 
@@ -173,16 +174,16 @@ class Native(Protocol):
         shape: tuple[int, int, int],
         out: Memory,
     ) -> None:
-        """Pad, cut and mirror images: `out[n]` is the padded `images[indices[n]]` from (`tops[n]`, `lefts[n]`) on.
+        """Pad, crop and flip images: `out[n]` is cut from the padded `images[indices[n]]` at (`tops[n]`, `lefts[n]`).
 
         `images` is uint8 [M, C, H, W] with (C, H, W) the `shape`, `indices` int64 [N], `tops` and `lefts` int32 [N] in
-        0 to 2 * `padding`, `flips` uint8 or bool [N], `out` uint8 [N, C, H, W]. The padding is zeros, or reflected.
+        0 to 2 * `padding`, `flips` uint8 or bool [N], `out` uint8 [N, C, H, W]. The padding is zeros or reflected.
         """
         ...
 
 
 def native() -> Native | None:
-    """Return the native core, or None where it was not built, does not load, or is what an older source left there."""
+    """Load the native extension; return None if it is not built, fails to load, or has another version."""
     try:
         from paceline.data import _native
     except ImportError:

@@ -1,8 +1,7 @@
-"""Batches of a pack, decoded by threads of the native core: no line of Python is run for an image that it can decode.
+"""Loader for packs that decodes in threads of the native extension, without running Python per image.
 
-What it cannot (files kept whole, records it finds damaged, shards that are elsewhere) is read and decoded in Python, by
-the same code and with the same errors as in any other loader; that, and changing whole batches, is done by threads
-beside the rank.
+Images that the extension cannot decode (unindexed files, damaged records, shards not on disk) are read and decoded in
+Python threads, with the same code and errors as in the other loaders. These threads also augment batches.
 """
 
 import os
@@ -32,17 +31,16 @@ from paceline.data.tally import Tally
 from paceline.data.waiting import poll, result
 from paceline.data.workers import POLL_S, Spot, Trail
 
+# Batches that are prefetched.
 AHEAD: Final = 4
-"""Batches that are made ahead."""
 _UNDECODED: Final = -1
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A batch that is being made: `images`, uint8 [N, C, size, size], are written by `task`.
+    """A batch in work: `task` writes `images`, uint8 [N, C, size, size].
 
-    `status`, int32 [N], is 0 where an image is decoded. `future` is what becomes of it in Python, where there is
-    something to be done in any case.
+    `status`, int32 [N], is 0 for a decoded image. `future` is the work in a Python thread, if the batch needs any.
     """
 
     planned: Planned
@@ -54,15 +52,15 @@ class Pending:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the batch can be handed out at once."""
+        """Whether the batch can be handed out without waiting."""
         return self.future.done() if self.future else self.task.done
 
 
 @dataclass(frozen=True)
 class Finisher:
-    """Do what is left when the native core is done with a batch; `batches` is what a loader in Python would use.
+    """Finish batches that the native extension has decoded: read undecoded images, augment and pin.
 
-    One batch after the other: it has one stopwatch.
+    `batches` is the batch maker that a Python loader would use. Its timer allows one batch at a time.
     """
 
     batches: Batches
@@ -71,7 +69,7 @@ class Finisher:
     pin_memory: bool
 
     def __call__(self, pending: Pending) -> Made:
-        """Return the batch, which is decoded, and what making it took."""
+        """Return the finished batch and its timing."""
         planned, laps = pending.planned, self.batches.laps
         laps.begin()
         batch = self.batches.changed(planned.indices, planned.draws[:, self.num_draws :], self._samples(pending))
@@ -89,27 +87,27 @@ class Finisher:
         return self._patched(samples, planned, rows) if len(rows) else samples
 
     def _patched(self, samples: Samples, planned: Planned, rows: NDArray[np.int64]) -> Samples:
-        """Return `samples` with those in `rows` read in Python, or left out."""
-        images, labels, kept, _ = samples
+        """Return `samples` with the images at `rows` read in Python, or dropped."""
+        images, labels, is_kept, _ = samples
         reader = self.batches.reader
         read = reader.read(planned.indices[rows], planned.draws[rows, : reader.num_draws], planned.size)
         filled = torch.from_numpy(rows[read.kept])
-        mirrored = torch.from_numpy(planned.flips)[filled][:, None, None, None]
-        images[filled] = torch.where(mirrored, read.images.flip(3), read.images)
+        is_flipped = torch.from_numpy(planned.flips)[filled][:, None, None, None]
+        images[filled] = torch.where(is_flipped, read.images.flip(3), read.images)
         labels[filled] = read.labels
-        kept[rows[~read.kept]] = False
-        if kept.all():
-            return Samples(images, labels, kept, read.bad)
-        which = torch.from_numpy(kept)
-        return Samples(images[which], labels[which], kept, read.bad)
+        is_kept[rows[~read.kept]] = False
+        if is_kept.all():
+            return Samples(images, labels, is_kept, read.bad)
+        mask = torch.from_numpy(is_kept)
+        return Samples(images[mask], labels[mask], is_kept, read.bad)
 
 
 class NativeLoader:
-    """Make batches ahead in the threads of a pool, and hand them out in order.
+    """Prefetch batches in the threads of a native pool, and hand them out in order.
 
-    The pool, which `make_pool` makes, starts with the first batch and lives until `close`. `finishers` are for threads
-    that finish batches beside the rank; the last is for the rank itself, which finishes those that need no Python.
-    Where no batch comes for `timeout`, that is a `WatchError` that names how far decoding has come.
+    `make_pool` starts the pool with the first batch; it lives until `close`. All `finishers` but the last run in Python
+    threads; the last runs in the main thread, for batches that need no Python work. If no batch arrives within
+    `timeout`, raise a `WatchError` that names the image.
     """
 
     def __init__(
@@ -139,7 +137,7 @@ class NativeLoader:
         self._hands: Hands[Made] | None = None
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
-        """Return an iterator over the batches; it makes `AHEAD` of them ahead."""
+        """Return an iterator over the batches; it prefetches `AHEAD` of them."""
         pool = self._own_pool()
         self._tally.start(self._workers)
         planned = self._planner.batches(first, stop)
@@ -158,11 +156,11 @@ class NativeLoader:
                     pending.future.cancel()
 
     def stats(self) -> LoaderResult | None:
-        """Return how all batches handed out so far were made."""
+        """Return the timing of all batches so far."""
         return self._tally.stats()
 
     def close(self) -> None:
-        """End all threads. What is held of batches stays valid."""
+        """End all threads. Batches handed out stay valid."""
         if self._pool is not None and self._pid == os.getpid():
             self._pool.close()
         self._pool = None
@@ -171,7 +169,7 @@ class NativeLoader:
         self._hands = None
 
     def _own_pool(self) -> Pool:
-        """Return the pool of this process: a fork has none of its parent's threads."""
+        """Return the pool of this process: a forked child has none of its parent's threads."""
         if self._pool is None or self._pid != os.getpid():
             self._hands = None
             self._pool, self._pid = self._make_pool(), os.getpid()
@@ -209,7 +207,7 @@ class NativeLoader:
         return Pending(planned, images, status, task, pending.planning, future)
 
     def _finish(self, pending: Pending, worker: int) -> Made:
-        while not pending.task.wait(POLL_S):  # it raises where the pool is closed
+        while not pending.task.wait(POLL_S):  # raises if the pool is closed
             pass
         self._trails[worker].batch(pending.planned.number)
         return self._finishers[worker](pending)
@@ -221,17 +219,18 @@ class NativeLoader:
         was_ready = pending.task.done
         poll(pending.task.wait, self._timeout, hang)
         made = self._finishers[-1](pending)
+        # Finishing in the main thread would count as a batch that was not ready in time.
         return made._replace(work=made.work._replace(made_s=0.0)) if was_ready else made
 
     def _hang(self, pending: Pending) -> str:
-        """Return what is to be said of a batch that does not come; of the core it is known what is not yet decoded."""
         planned = pending.planned
+        # The extension does not report what it decodes at the moment, only which images are not decoded yet.
         undecoded = planned.indices[(pending.status == _UNDECODED) & (planned.lengths > 0)]
         _, spot = self._trail.who_is_at(planned.number) or (-1, Spot(-1, -1, -1))
         sample = spot.sample if pending.task.done else next(iter(undecoded.tolist()), -1)
-        place = f", at sample {sample}, {self._planner.source.name_of(sample)}" if sample >= 0 else ""
+        at = f", at sample {sample}, {self._planner.source.name_of(sample)}" if sample >= 0 else ""
         return (
             f"data.worker_timeout: no batch for {self._timeout}: the native loader hangs in "
-            f"{self._planner.schedule.title(planned.number)}{place} (look at that image and its disk, "
-            f"or raise data.worker_timeout)"
+            f"{self._planner.schedule.title(planned.number)}{at} (check that image and its disk, or raise "
+            f"data.worker_timeout)"
         )

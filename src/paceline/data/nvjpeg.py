@@ -1,9 +1,8 @@
-"""Photographs decoded and sized where the model is: by nvJPEG on a GPU, through torchvision. Only bytes cross the bus.
+"""Decode and resize images on the GPU with nvJPEG through torchvision; only file contents are copied to the device.
 
-The pixels differ from the host's in the last bits of the inverse transform and of resampling. What nvJPEG is not made
-for (other formats, four colours, three that are stored as red, green and blue), the host decodes one by one, and a
-batch with a file that cannot be read is left to the host's reader as a whole, which knows whom to name and what stands
-in for it.
+The pixels differ from the host decoder's in the last bits of the inverse DCT and of resampling. The host decodes files
+that nvJPEG does not support (other formats, CMYK, JPEGs stored as RGB), one by one. A batch with an unreadable file is
+read again as a whole by the host reader, which applies the bad-image policy.
 """
 
 from collections.abc import Sequence
@@ -29,30 +28,28 @@ from paceline.data.sizing import Sizing, as_tensor
 
 
 class Decoder(Protocol):
-    """Decode JPEG files of one or three colours, several at once."""
+    """Decode several JPEG files of one or three color components."""
 
     @property
     def device(self) -> torch.device:
-        """Where the pixels are."""
+        """The device of the decoded pixels."""
         ...
 
     def __call__(self, files: Sequence[bytes]) -> list[Tensor]:
-        """Return uint8 [C, H, W] of each, as it is stored. Raise `RuntimeError` where one cannot be decoded."""
+        """Return uint8 [C, H, W] per file, not rotated. Raise `RuntimeError` if a file cannot be decoded."""
         ...
 
 
 @dataclass(frozen=True)
 class TorchvisionDecoder:
-    """torchvision's decoder: nvJPEG on a GPU, libjpeg-turbo on a CPU.
-
-    Its operators are called as they are: the functions around them warn that torchcodec is to follow them.
-    """
+    """torchvision's decoder: nvJPEG on a GPU, libjpeg-turbo on a CPU."""
 
     device: torch.device
     channels: Literal[1, 3]
 
     def __call__(self, files: Sequence[bytes]) -> list[Tensor]:
-        """Return the pixels of each."""
+        """Return uint8 [C, H, W] per file."""
+        # Call the operators directly: the functions around them warn of a move to torchcodec.
         mode = (ImageReadMode.RGB if self.channels == 3 else ImageReadMode.GRAY).value
         contents = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
         if self.device.type == "cuda":
@@ -62,7 +59,7 @@ class TorchvisionDecoder:
 
 
 class DecodedReader:
-    """Read samples as `PictureReader` does, but decode and size them on a device; `host` is for what it cannot do."""
+    """Read samples as `PictureReader` does, but decode and resize on a device; `host` reads the rest."""
 
     def __init__(self, host: PictureReader, source: Source, sizing: Sizing, decoder: Decoder, laps: Laps) -> None:
         self._host = host
@@ -74,21 +71,21 @@ class DecodedReader:
         self.num_draws = sizing.num_draws
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Samples:
-        """Return (uint8 [K, C, size, size] on the device, int64 [K]), and what was left out.
+        """Return uint8 [K, C, size, size] on the device, labels int64 [K], and the dropped samples.
 
-        Raise `torch.OutOfMemoryError` where the device is full.
+        Raise `torch.OutOfMemoryError` if the device memory is full.
         """
         if self._stream is None:
             return self._read(indices, draws, size)
-        here = torch.cuda.current_stream(self._decoder.device)
+        current = torch.cuda.current_stream(self._decoder.device)
         with torch.cuda.stream(self._stream):
             try:
                 read = self._read(indices, draws, size)
             finally:
-                # The decoder takes memory of this stream and writes to it on another one, which waits for neither: what
-                # is lent again must not be read by anything that is still queued.
+                # nvJPEG allocates on this stream but writes on a stream of its own, without waiting: memory that the
+                # allocator reuses must not be read by anything still queued.
                 self._stream.synchronize()
-        read.images.record_stream(here)  # its memory is lent again when what reads it there is done
+        read.images.record_stream(current)  # the allocator reuses the memory once this stream has read it
         return read
 
     def _read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Samples:
@@ -96,7 +93,7 @@ class DecodedReader:
             samples = [self._got(self._source.read(index)) for index in indices.tolist()]
             pictures = self._decoded([content for content, _ in samples], indices)
         except torch.OutOfMemoryError:
-            raise  # the host would read all that follows, and nobody would be told
+            raise  # else the host would silently read every following batch
         except (DataError, RuntimeError):
             read = self._host.read(indices, draws, size)
             return read._replace(images=read.images.to(self._decoder.device))
@@ -112,38 +109,38 @@ class DecodedReader:
         return sample
 
     def _decoded(self, contents: Sequence[bytes | NDArray[np.uint8]], indices: Indices) -> list[Tensor]:
-        """Return the pictures, upright, uint8 [C, H, W] on the device."""
+        """Return the upright images, uint8 [C, H, W] each, on the device."""
         channels: Literal[1, 3] = 3 if self._source.info.channels == 3 else 1
         pictures: dict[int, Tensor] = {}
         files: dict[int, tuple[bytes, int]] = {}
-        for place, content in enumerate(contents):
+        for position, content in enumerate(contents):
             if not isinstance(content, bytes):
-                pictures[place] = torch.from_numpy(content.transpose(2, 0, 1).copy())
+                pictures[position] = torch.from_numpy(content.transpose(2, 0, 1).copy())
                 continue
             header = jpeg_header(content)
             is_known = header is not None and header.components in (1, 3) and not header.is_rgb
             if header and is_known and header.height * header.width <= MAX_PIXELS:
-                files[place] = content, orientation(header.exif)
+                files[position] = content, orientation(header.exif)
             else:
-                name = self._source.name_of(int(indices[place]))
-                pictures[place] = as_tensor(decode(content, channels=channels, name=name))
+                name = self._source.name_of(int(indices[position]))
+                pictures[position] = as_tensor(decode(content, channels=channels, name=name))
         if files:
             decoded = self._decoder([file for file, _ in files.values()])
-            turned = [upright(each, turn) for each, (_, turn) in zip(decoded, files.values(), strict=True)]
-            pictures.update(zip(files, turned, strict=True))
-        return [pictures[place].to(self._decoder.device) for place in range(len(contents))]
+            rotated = [upright(image, exif) for image, (_, exif) in zip(decoded, files.values(), strict=True)]
+            pictures.update(zip(files, rotated, strict=True))
+        return [pictures[position].to(self._decoder.device) for position in range(len(contents))]
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """Do what `change` does to images that are on `device` already, by draws that are not."""
+    """Apply `change` to images on `device`, with draws that lie on the host."""
 
     change: Augment
     device: torch.device
 
     @property
     def num_draws(self) -> int:
-        """How many draws a sample uses."""
+        """Number of draws per sample."""
         return self.change.num_draws
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
@@ -151,9 +148,9 @@ class OnDevice:
         return self.change(images, draws if self.change.needs_host else draws.to(self.device, non_blocking=True))
 
 
-def upright(picture: Tensor, turn: int) -> Tensor:
-    """Return [C, H, W] as it is meant to be seen, by the value of EXIF's orientation, 1 to 8; others are 1."""
-    match turn:
+def upright(picture: Tensor, exif_orientation: int) -> Tensor:
+    """Rotate and flip [C, H, W] by the EXIF orientation, 1 to 8; other values count as 1."""
+    match exif_orientation:
         case 2:
             return picture.flip(-1)
         case 3:
@@ -172,25 +169,23 @@ def upright(picture: Tensor, turn: int) -> Tensor:
 
 
 def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
-    """Return a stream on which nothing else is queued, or None where a device has no streams.
-
-    Its priority is not that of the other streams of a run: torch has 32 of each, and lends them again after that.
-    """
+    """Create a CUDA stream for decoding; return None for a device without streams."""
+    # torch recycles 32 streams per priority; a priority that nothing else in a run uses keeps this one exclusive.
     return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def build_decoder(device: torch.device, channels: int) -> Decoder:
-    """Return what decodes on `device`. Raise `RecipeError` where this torchvision decodes nothing there."""
+    """Build the decoder for `device`. Raise `RecipeError` if this torchvision cannot decode there."""
     decoder = TorchvisionDecoder(device, 3 if channels == 3 else 1)
-    tried = BytesIO()
-    Image.new("RGB", (16, 16)).save(tried, "JPEG")
+    sample = BytesIO()
+    Image.new("RGB", (16, 16)).save(sample, "JPEG")
     try:
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # it writes to memory that may still be read, as `DecodedReader` says
-        decoder([tried.getvalue()])
+            torch.cuda.synchronize(device)  # nvJPEG may write to memory that is still read, see `DecodedReader.read`
+        decoder([sample.getvalue()])
     except (AttributeError, RuntimeError) as error:
-        first = " ".join(str(error).split())[:120]
+        reason = " ".join(str(error).split())[:120]
         raise RecipeError(
-            f"data.loader: nvjpeg: torchvision cannot decode here: {first} (set data.loader=auto)"
+            f"data.loader: nvjpeg: torchvision cannot decode on this device: {reason} (set data.loader=auto)"
         ) from None
     return decoder

@@ -1,4 +1,4 @@
-"""From a batch in host memory to normalised images on the device."""
+"""Copy batches to the device and normalize images there."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -19,10 +19,9 @@ class Placed(NamedTuple):
 
 
 class Placement:
-    """Copy batches to `device` as uint8, a quarter of the bytes of float32, and normalise them there to `dtype`.
+    """Copy batches to `device` as uint8, and normalize them there to `dtype`.
 
-    `mean` and `std` are per channel, of pixels in [0, 1]. Types of 16 bits are computed in float32 and rounded once.
-    With `timed`, copies to a GPU are timed on its own clock (`data.bus`).
+    `mean` and `std` are per channel, of pixels in [0, 1]. With `timed`, copies to a GPU are timed.
     """
 
     def __init__(
@@ -41,24 +40,25 @@ class Placement:
         self._dtype = dtype
         self._memory_format = memory_format
         shape = (1, len(mean), 1, 1)
+        # uint8 is a quarter of the bytes of float32. 16-bit types are computed in float32 and rounded once.
         self._computed = torch.promote_types(dtype, torch.float32)
         self._mean = torch.tensor(mean, device=device, dtype=self._computed).mul_(255).view(shape)
         self._scale = torch.tensor(std, device=device, dtype=self._computed).mul_(255).reciprocal_().view(shape)
 
     def __call__(self, batch: Batch) -> Placed:
-        """Return the batch on the device; page-locked memory is copied without waiting, what is there not at all."""
+        """Copy a batch to the device, without waiting if its memory is page-locked."""
         return Placed(*self._bus.send((batch.images, batch.labels, batch.draws)))
 
     def copied(self, skip: int) -> Copied:
-        """Return what was placed so far; of the times, those of the first `skip` batches are left out."""
+        """Return the transfer totals so far; timing leaves out the first `skip` batches."""
         return self._bus.copied(skip)
 
     def keep(self, batch: Batch) -> Batch:
-        """Return the batch with its tensors on the device, where placing it again costs nothing."""
+        """Return the batch with its tensors on the device, so that copying it again costs nothing."""
         images, labels, draws = self(batch)
         return replace(batch, images=images, labels=labels, draws=draws)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Return `dtype` [N, C, H, W]: (pixels / 255 - mean) / std, per channel, in the model's memory format."""
+        """Return `dtype` [N, C, H, W]: (pixels / 255 - mean) / std per channel, in the model's memory format."""
         floats = images.to(self._computed, memory_format=self._memory_format)
         return floats.sub_(self._mean).mul_(self._scale).to(self._dtype)

@@ -1,4 +1,4 @@
-"""Batches made ahead by worker processes, which PyTorch's DataLoader starts and hands the work to."""
+"""Loader with worker processes, started and fed by PyTorch's DataLoader."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -18,18 +18,18 @@ from paceline.data.batches import Batches, Made
 from paceline.data.tally import Tally
 from paceline.data.workers import POLL_S, Crew, Trail, enter_crew, has_entered, own_child_signals
 
+# Batches that each worker prefetches.
 PREFETCH = 2
-"""Batches that each worker makes ahead."""
+# Seconds that workers have to start: a hundred times what they need.
 BORN_S = 10.0
-"""How long workers have to begin: a hundred times what they take."""
 _BIRTHS = 4
 
 
 @dataclass(frozen=True)
 class WorkerLoader:
-    """Make batches ahead in worker processes, each batch whole in one of them.
+    """Prefetch batches in worker processes, each batch in one worker.
 
-    A worker that dies, or that no batch comes from for `timeout`, is a `WatchError` that names what it was at.
+    If a worker dies, or no batch arrives within `timeout`, raise a `WatchError` that names the sample.
     """
 
     dataset: Batches
@@ -53,21 +53,19 @@ class WorkerLoader:
                     self.tally.hand(item.work)
                     yield item.batch
             finally:
-                del ahead  # DataLoader tells its workers to end; the crew ends one that hangs
+                del ahead  # DataLoader asks its workers to end; the supervisor kills one that hangs
 
     def stats(self) -> LoaderResult | None:
-        """Return how all batches handed out so far were made."""
+        """Return the timing of all batches so far."""
         return self.tally.stats()
 
     def close(self) -> None:
-        """Do nothing: workers end with the iterator that they work for."""
+        """Do nothing: workers end with their iterator."""
 
     def _start(self, first: int, stop: int) -> tuple[Iterator[Any], list[BaseProcess]]:
-        """Start workers; where one does not come to life, end them and start others.
-
-        A process that is forked from one with threads can find a lock closed that nobody will open any more: CPython
-        3.11 takes one of its own before it runs a line of Python (`_PyThreadState_DeleteExcept`). It is rare.
-        """
+        """Start the workers; if one does not come up, kill them and start new ones."""
+        # A process forked from one with threads can inherit a held lock that nobody will release: CPython 3.11 takes a
+        # lock before it runs any Python (`_PyThreadState_DeleteExcept`). This is rare, hence the retry.
         for _ in range(_BIRTHS):
             self.trail.clear()
             self.tally.start(self._num_workers(first, stop))
@@ -94,14 +92,14 @@ class WorkerLoader:
             prefetch_factor=PREFETCH,
             pin_memory=self.pin_memory,
             timeout=POLL_S,
-            multiprocessing_context="fork",  # a worker is tied to this process by its parent's id
+            multiprocessing_context="fork",  # `enter_crew` ties a worker to this process by its parent's id
             worker_init_fn=partial(enter_crew, os.getpid(), self.trail),
         )
 
 
 @dataclass(frozen=True)
 class _Carried:
-    """Carry batches out of a worker, and a user's error as a value: DataLoader would wrap it in a traceback."""
+    """Return a user error from a worker as a value: DataLoader would wrap it in a traceback."""
 
     dataset: Batches
     trail: Trail
@@ -109,7 +107,7 @@ class _Carried:
     def __getitem__(self, number: int) -> Made | PacelineError:
         self.trail.batch(number)
         try:
-            made = self.dataset.make(number, pin_memory=False)  # that is for a process with a device
+            made = self.dataset.make(number, pin_memory=False)  # pinning needs CUDA, which a worker must not initialize
         except PacelineError as error:
             return error
         self.trail.made()

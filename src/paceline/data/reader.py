@@ -1,4 +1,4 @@
-"""From sample indices to uint8 images of one size: a gather when the pixels are in memory, else decode and size."""
+"""Read samples by index as uint8 images of one size: gather from memory, or decode and resize."""
 
 from typing import Literal, NamedTuple, Protocol
 
@@ -21,10 +21,10 @@ Indices = NDArray[np.int64]
 
 
 class Samples(NamedTuple):
-    """What was read of N asked-for samples: K uint8 images [K, C, size, size] and their labels int64 [K].
+    """Samples read for N indices: K uint8 images [K, C, size, size] and their labels int64 [K].
 
-    `kept`, bool [N], says of which: all but those that are left out because they cannot be read. `bad` are the
-    different samples that could not be, in the order in which they were met.
+    `kept`, bool [N], is false for unreadable samples that were dropped. `bad` lists the different unreadable samples,
+    in order of occurrence.
     """
 
     images: Tensor
@@ -34,25 +34,25 @@ class Samples(NamedTuple):
 
 
 class Reader(Protocol):
-    """Read samples as uint8 [N, C, size, size] and labels as int64 [N], by `num_draws` draws a sample.
+    """Read samples as uint8 [N, C, size, size] and labels as int64 [N], with `num_draws` draws per sample.
 
-    The size, in pixels, may be another one at each reading.
+    The size, in pixels, may differ between calls.
     """
 
     @property
     def num_draws(self) -> int:
-        """How many draws a sample uses."""
+        """Number of draws per sample."""
         ...
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Samples:
-        """Return the samples; `draws` is float64 [N, num_draws]. Raise `DataError` naming the sample."""
+        """Return the samples; `draws` is float64 [N, num_draws]. Raise `DataError` that names an unreadable sample."""
         ...
 
 
 class ArrayReader:
-    """Gather images that are already pixels of one size, all of a batch at once.
+    """Gather raw pixels of one size, a whole batch at once.
 
-    By `laps`, gathering is reading, and bringing them to another size decoding.
+    `laps` charges gathering to reading and resizing to decoding.
     """
 
     num_draws = 0
@@ -73,7 +73,7 @@ class ArrayReader:
 
 
 class MovedReader:
-    """Gather images as `ArrayReader` does, and move their pixels by `move` on the way: no image is copied twice."""
+    """Gather images as `ArrayReader` does, and crop and flip them with `move` in the same pass."""
 
     def __init__(self, pixels: ResidentPixels, labels: NDArray[np.int64], move: Move, laps: Laps) -> None:
         self._plain = ArrayReader(pixels, labels, laps)
@@ -96,9 +96,9 @@ class MovedReader:
 
 
 class PictureReader:
-    """Decode each sample and bring it to size by itself; `instead` says what becomes of one that cannot be read.
+    """Decode and resize samples one by one; `instead` is the policy for unreadable ones.
 
-    A sample that stands in for another comes with its own label and the draws of the one that was asked for.
+    A replacement comes with its own label and with the draws of the requested sample.
     """
 
     def __init__(self, source: Source, sizing: Sizing, instead: Instead, laps: Laps) -> None:
@@ -109,27 +109,27 @@ class PictureReader:
         self.num_draws = sizing.num_draws
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Samples:
-        """Return (uint8 [K, C, size, size], int64 [K]), and what was left out."""
-        images, labels, kept = [], [], []
+        """Return (uint8 [K, C, size, size], int64 [K]) and the dropped samples."""
+        images, labels, is_kept = [], [], []
         bad: dict[int, BadImage] = {}
         for index, draw in zip(indices.tolist(), draws, strict=True):
-            found = self._readable(index, bad)
-            kept.append(found is not None)
-            if found is not None:
-                picture, label = found
+            sample = self._readable(index, bad)
+            is_kept.append(sample is not None)
+            if sample is not None:
+                picture, label = sample
                 images.append(self._sizing(picture, draw, size))
                 self._laps.lap("decode")
                 labels.append(label)
-        none = torch.empty(0, self._channels, size, size, dtype=torch.uint8)
+        empty = torch.empty(0, self._channels, size, size, dtype=torch.uint8)
         return Samples(
-            torch.stack(images) if images else none,
+            torch.stack(images) if images else empty,
             torch.tensor(labels, dtype=torch.int64),
-            np.array(kept, dtype=np.bool_),
+            np.array(is_kept, dtype=np.bool_),
             tuple(bad.values()),
         )
 
     def _readable(self, index: int, bad: dict[int, BadImage]) -> tuple[Picture, int] | None:
-        """Return the first readable of a sample and those that stand in for it, with its label; add others to `bad`."""
+        """Return the sample or its first readable replacement, with the label; add unreadable ones to `bad`."""
         at: int | None = index
         while at is not None:
             try:

@@ -1,4 +1,4 @@
-"""Which samples a step takes. Pure: the answer depends on the seed and the step, and on the world only by slicing."""
+"""Sample order: a pure function of seed, step, rank and world size."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,17 +8,16 @@ from numpy.typing import NDArray
 
 from paceline.core.philox import permutation
 
+# Beyond the seeds of recipes, so that a subset is independent of any training order.
 _SUBSET_SEED = 2**63
-"""Beyond the seeds of recipes, so that a subset has nothing in common with an order of training."""
 
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """The exact order of training: global step s takes one slice of its epoch's permutation.
+    """Exact training order: global step s takes one slice of its epoch's permutation.
 
-    Rank r of W takes the r-th part of that slice, so another world size divides the same slices differently, and
-    resuming is starting at another step. What does not fill a batch at the end of an epoch is left out. Without
-    `is_random` every epoch is 0, 1, 2, ... instead, and leaves out the same samples.
+    Rank r of W takes the r-th part of the slice. Samples that do not fill a batch at the end of an epoch are dropped.
+    Without `is_random`, every epoch is 0, 1, 2, ..., and drops the same samples.
     """
 
     seed: int
@@ -31,15 +30,15 @@ class TrainOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many whole batches an epoch has."""
+        """Number of full batches per epoch."""
         return self.num_images // self.batch_size
 
     def epoch(self, step: int) -> int:
-        """Return the epoch that global step `step` belongs to, both from 0."""
+        """Return the epoch of global step `step`, both counted from 0."""
         return step // self.steps_per_epoch
 
     def indices(self, step: int) -> NDArray[np.int64]:
-        """Return the sample indices, int64 [rank_batch], that this rank takes in global step `step`."""
+        """Return this rank's sample indices of global step `step`, int64 [rank_batch]."""
         epoch, position = divmod(step, self.steps_per_epoch)
         rank_batch = self.batch_size // self.world_size
         start = position * self.batch_size + self.rank * rank_batch
@@ -51,7 +50,8 @@ class TrainOrder:
         order = self._cache.get(epoch)
         if order is None:
             order = permutation(self.seed, epoch, self.num_images)
-            for old in sorted(self._cache)[:-1]:  # two epochs, for threads at a boundary: 10 M samples are 80 MB
+            # Keep two epochs, for threads at a boundary: a permutation of 10 M samples takes 80 MB.
+            for old in sorted(self._cache)[:-1]:
                 self._cache.pop(old, None)
             self._cache[epoch] = order
         return order
@@ -59,10 +59,10 @@ class TrainOrder:
 
 @dataclass(frozen=True)
 class EvalShard:
-    """A rank's part of an evaluation: consecutive samples, every sample in exactly one rank, nothing padded.
+    """A rank's shard of an evaluation: consecutive samples, each sample in exactly one rank, without padding.
 
-    `num_images` samples are evaluated. They are all there are, or as many of the `of` samples of a larger split, drawn
-    once and for all: the same ones for any recipe, seed and number of ranks.
+    `num_images` samples are evaluated: all of the split, or a fixed random subset of `of` samples, the same for any
+    recipe, seed and number of ranks.
     """
 
     num_images: int
@@ -76,7 +76,7 @@ class EvalShard:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The number of this rank's first sample and the one after its last, among those evaluated."""
+        """Positions of this rank's first sample and one past its last, among the evaluated samples."""
         return (
             self.rank * self.num_images // self.world_size,
             (self.rank + 1) * self.num_images // self.world_size,
@@ -84,12 +84,12 @@ class EvalShard:
 
     @property
     def num_batches(self) -> int:
-        """How many batches this rank evaluates; it may differ between ranks, and be 0."""
+        """Number of batches of this rank; it may differ between ranks, and be 0."""
         first, stop = self.bounds
         return -(-(stop - first) // self.batch)
 
     def indices(self, number: int) -> NDArray[np.int64]:
-        """Return the sample indices, int64 [<= batch], of batch `number`."""
+        """Return the sample indices of batch `number`, int64 [<= batch]."""
         first, stop = self.bounds
         start = first + number * self.batch
         stop = min(start + self.batch, stop)
@@ -99,6 +99,6 @@ class EvalShard:
 
     @cached_property
     def _drawn(self) -> NDArray[np.int64]:
-        """Return int64 [num_images], in rising order, which reads files in theirs."""
         assert self.of is not None
+        # Sorted, so that files are read in order of their paths.
         return np.sort(permutation(_SUBSET_SEED, 0, self.of)[: self.num_images])

@@ -1,4 +1,4 @@
-"""What each batch asks for: its samples, their draws and their size. Torch-free; nothing is read here."""
+"""The samples, draws and image size of every batch. Torch-free."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,39 +10,38 @@ from numpy.typing import NDArray
 from paceline.data.draws import draw
 from paceline.data.sampler import EvalShard, TrainOrder
 
+# From a global step to the height and width of its images in pixels, such as `Plan.train_size`.
 Sizes = Callable[[int], int]
-"""From a global step to the height and width in pixels of its images, such as `Plan.train_size`."""
 
+# From a batch's uniform mixing draws to the draws that mixing on a device needs, see `Mixing.prepare`.
 Prepare = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""From a batch's draws for mixing to what mixing on a device needs, as `data.mix.Mixing.prepare`."""
 
 
 class Schedule(Protocol):
-    """Say what batch `number` is made of."""
+    """Samples, draws and image size of each batch."""
 
     def indices(self, number: int) -> NDArray[np.int64]:
         """Return the sample indices, int64 [N]."""
         ...
 
     def draws(self, number: int) -> NDArray[np.float64]:
-        """Return the samples' draws, float64 [N, D], not to be changed: for sizing, changing and mixing, in order."""
+        """Return the draws, float64 [N, D], read-only, in order of use: resizing, augmentation, mixing."""
         ...
 
     def size(self, number: int) -> int:
-        """Return the height and width of the images, in pixels."""
+        """Return the height and width of the images in pixels."""
         ...
 
     def title(self, number: int) -> str:
-        """Return what a user would call the batch."""
+        """Describe the batch for messages."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainSchedule:
-    """The batch of each global step, by draws keyed by (seed, epoch, sample index).
+    """The batch of each global step, with draws keyed by (seed, epoch, sample index).
 
-    `is_alternating` says of each draw whether it alternates; the last `num_mixing` draws go through `prepare`. Draws of
-    `at_once` steps are drawn together: for one step of few images, calling numpy is most of what they cost.
+    `is_alternating` has one entry per draw. `prepare` converts the last `num_mixing` draws.
     """
 
     order: TrainOrder
@@ -50,15 +49,16 @@ class TrainSchedule:
     is_alternating: Sequence[bool]
     num_mixing: int
     prepare: Prepare
+    # Draw for several steps together: for small batches the fixed cost of numpy calls dominates.
     at_once: int = 1
     _drawn: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
 
     def indices(self, number: int) -> NDArray[np.int64]:
-        """Return this rank's sample indices, int64 [rank_batch], of a global step."""
+        """Return this rank's sample indices of a global step, int64 [rank_batch]."""
         return self.order.indices(number)
 
     def draws(self, number: int) -> NDArray[np.float64]:
-        """Return the samples' draws, float64 [rank_batch, D]."""
+        """Return the draws, float64 [rank_batch, D]."""
         if self.at_once == 1:
             return self._of(number, number + 1)[0]
         if number not in self._drawn:
@@ -69,15 +69,15 @@ class TrainSchedule:
         return self._drawn[number]
 
     def size(self, number: int) -> int:
-        """Return the height and width of a global step's images, in pixels."""
+        """Return the height and width of a global step's images in pixels."""
         return self.sizes(number)
 
     def title(self, number: int) -> str:
-        """Return what a user would call the batch."""
+        """Describe the batch for messages."""
         return f"the batch of step {number + 1:,}"
 
     def _of(self, first: int, stop: int) -> list[NDArray[np.float64]]:
-        """Return the draws of steps of one epoch."""
+        """Draw for consecutive steps of one epoch."""
         indices = np.concatenate([self.order.indices(step) for step in range(first, stop)])
         draws = draw(self.order.seed, self.order.epoch(first), indices, self.is_alternating)
         steps = np.split(draws, stop - first)
@@ -88,7 +88,7 @@ class TrainSchedule:
 
 @dataclass(frozen=True)
 class EvalSchedule:
-    """The batches of a rank's shard of an evaluation, never changed at random."""
+    """The batches of a rank's shard of an evaluation, without random draws."""
 
     shard: EvalShard
     image_size: int
@@ -102,9 +102,9 @@ class EvalSchedule:
         return np.empty((len(self.shard.indices(number)), 0))
 
     def size(self, number: int) -> int:
-        """Return the height and width of all images, in pixels."""
+        """Return the height and width of all images in pixels."""
         return self.image_size
 
     def title(self, number: int) -> str:
-        """Return what a user would call the batch."""
+        """Describe the batch for messages."""
         return f"evaluation batch {number + 1:,}"

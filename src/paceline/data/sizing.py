@@ -1,4 +1,4 @@
-"""From one image of any size to uint8 pixels of the size the model sees. Resampling is torchvision's, antialiased."""
+"""Crop and resize single images to the model's input size, with torchvision's antialiased resampling."""
 
 import math
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from paceline.recipe.schema.data import Data
 
 Picture = Image.Image | Tensor
 _ATTEMPTS = 10
-_LONGEST = 8  # times the short side; far more than a centre crop of it reads
+_LONGEST = 8  # times the short side; far more than a center crop reads
 
 
 class Regions(NamedTuple):
-    """What of each picture becomes an image: float64 `boxes` [N, 4], (top, left, height, width) in upright pixels.
+    """Crop box of each image: float64 `boxes` [N, 4], (top, left, height, width) in upright pixels.
 
-    With `inside` the filter that resizes sees the pixels of the box alone, else also those of the picture around it.
+    With `inside`, the resampling filter sees only pixels of the box, otherwise also those around it.
     """
 
     boxes: NDArray[np.float64]
@@ -31,25 +31,27 @@ class Regions(NamedTuple):
 
 
 class Sizing(Protocol):
-    """Bring a picture (PIL, or uint8 [C, H, W]) to uint8 [C, size, size], by `num_draws` uniform draws."""
+    """Resize an image (PIL, or uint8 [C, H, W]) to uint8 [C, size, size], with `num_draws` uniform draws."""
 
     @property
     def num_draws(self) -> int:
-        """How many draws a sample uses."""
+        """Number of draws per sample."""
         ...
 
     def __call__(self, picture: Picture, draws: NDArray[np.float64], size: int) -> Tensor:
-        """Return uint8 [C, size, size]; `draws` is float64 [num_draws]."""
+        """Return uint8 [C, size, size], `size` in pixels; `draws` is float64 [num_draws]."""
         ...
 
     def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
-        """Return what calling this takes of pictures of `sizes`, int64 [N, 2] (height, width), by [N, num_draws]."""
+        """Return the regions that `__call__` uses, for image `sizes`, int64 [N, 2] (height, width), and draws [N,
+        num_draws].
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Resize the whole picture, whatever its shape."""
+    """Resize the whole image, ignoring its aspect ratio."""
 
     num_draws: int = 0
 
@@ -58,13 +60,13 @@ class Stretch:
         return as_tensor(F.resize(picture, [size, size], antialias=True))
 
     def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
-        """Return the whole of each picture."""
+        """Return the whole of each image."""
         return Regions(np.concatenate([np.zeros(sizes.shape), sizes], axis=1), inside=True)
 
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """Scale the short side to size / share and cut the centre out."""
+    """Scale the short side to size / share and crop the center."""
 
     share: float
     num_draws: int = 0
@@ -75,22 +77,23 @@ class CentreCrop:
         return as_tensor(F.center_crop(resized, [size, size]))
 
     def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
-        """Return the centre of each picture, in fractions of a pixel, by torchvision's rounding of every size on the
-        way (`_compute_resized_output_size`, `_center_crop_compute_crop_anchor`)."""
+        """Return the center of each image, in fractional pixels."""
+        # Round every intermediate size as torchvision does (`_compute_resized_output_size`,
+        # `_center_crop_compute_crop_anchor`).
         shortest = sizes.min(axis=1, keepdims=True)
-        kept = np.minimum(sizes, _LONGEST * shortest)
-        scaled = (round(size / self.share) * kept / shortest).astype(np.int64)
-        pixels = kept / scaled  # of the picture, to one of the scaled one
-        corners = np.rint((sizes - kept) / 2) + np.rint((scaled - size) / 2) * pixels
+        limited = np.minimum(sizes, _LONGEST * shortest)
+        scaled = (round(size / self.share) * limited / shortest).astype(np.int64)
+        pixels = limited / scaled  # original pixels per scaled pixel
+        corners = np.rint((sizes - limited) / 2) + np.rint((scaled - size) / 2) * pixels
         return Regions(np.concatenate([corners, size * pixels], axis=1), inside=False)
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """Cut a random area and aspect ratio out and resize it (Szegedy et al. 2015, arXiv 1409.4842).
+    """Crop a box of random area and aspect ratio, and resize it (Szegedy et al. 2015, arXiv 1409.4842).
 
-    As torchvision does it: ten tries for a box inside the picture, then the largest allowed box in the centre.
-    Draws: area and ratio of each try, then the place.
+    Same as torchvision's: ten attempts for a box inside the image, then the largest allowed box in the center. Draws:
+    area and ratio of each attempt, then the position.
     """
 
     scale: tuple[float, float]
@@ -104,7 +107,7 @@ class RandomResizedCrop:
         return as_tensor(F.resized_crop(picture, top, left, box_height, box_width, [size, size], antialias=True))
 
     def box(self, height: int, width: int, draws: NDArray[np.float64]) -> tuple[int, int, int, int]:
-        """Return (top, left, height, width) in pixels of the box that `draws` choose."""
+        """Return the box that `draws` select: (top, left, height, width) in pixels."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         areas = height * width * (self.scale[0] + draws[0:-2:2] * (self.scale[1] - self.scale[0]))
         ratios = np.exp(low + draws[1:-2:2] * (high - low))
@@ -119,7 +122,7 @@ class RandomResizedCrop:
         return top, left, box_height, box_width
 
     def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
-        """Return the `box` of each picture."""
+        """Return the `box` of each image."""
         areas = sizes[:, :1] * sizes[:, 1:] * (self.scale[0] + draws[:, 0:-2:2] * (self.scale[1] - self.scale[0]))
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         ratios = np.exp(low + draws[:, 1:-2:2] * (high - low))
@@ -128,7 +131,7 @@ class RandomResizedCrop:
         lengths = tried[np.arange(len(sizes)), fits.argmax(axis=1)]
         corners = np.floor(draws[:, -2:] * (sizes - lengths + 1))
         boxes = np.concatenate([corners, lengths], axis=1)
-        for row in np.flatnonzero(~np.any(fits, axis=1)).tolist():  # pictures that are very long, and few
+        for row in np.flatnonzero(~np.any(fits, axis=1)).tolist():  # only very long images, which are rare
             boxes[row] = self._fallback(*sizes[row].tolist())
         return Regions(boxes, inside=True)
 
@@ -139,22 +142,23 @@ class RandomResizedCrop:
 
 
 def _shortened(picture: Picture) -> Picture:
-    """Cut a very long picture to its middle first: scaled by its short side, 1 x 30,000 pixels would be 2 GB."""
+    """Crop a very long image to its middle."""
     height, width = F.get_size(picture)
     longest = _LONGEST * min(height, width)
     if max(height, width) <= longest:
         return picture
+    # Scaled by its short side, an image of 1 x 30,000 pixels would take 2 GB.
     middle: Picture = F.center_crop(picture, [min(height, longest), min(width, longest)])
     return middle
 
 
 def as_tensor(picture: Picture) -> Tensor:
-    """Return uint8 [C, H, W] of a PIL picture in mode L or RGB, or the tensor itself."""
+    """Return uint8 [C, H, W] of a PIL image in mode L or RGB, or the tensor unchanged."""
     return picture if isinstance(picture, torch.Tensor) else F.pil_to_tensor(picture)
 
 
 def build_train_sizing(data: Data) -> Sizing:
-    """Return what sizes training images: the first of `data.augment` when it does that, else the evaluation's way."""
+    """Build the resizer of training images: the first entry of `data.augment`, else the evaluation's."""
     match data.augment[0] if data.augment else None:
         case RandomResizedCropSection(scale=scale, ratio=ratio):
             return RandomResizedCrop(scale, ratio)
@@ -164,5 +168,5 @@ def build_train_sizing(data: Data) -> Sizing:
 
 
 def build_eval_sizing(data: Data) -> Sizing:
-    """Return what sizes evaluation images."""
+    """Build the resizer of evaluation images."""
     return CentreCrop(data.eval_crop) if data.eval_resize == "crop" else Stretch()

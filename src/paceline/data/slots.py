@@ -1,7 +1,4 @@
-"""Host memory for batches that are made in place, used again once nobody holds the batch.
-
-Fresh memory is handed over by the kernel page by page, each zeroed: a sixth of what decoding into it costs.
-"""
+"""Reusable host memory for batches."""
 
 import weakref
 from typing import Protocol
@@ -13,19 +10,20 @@ from torch import Tensor
 
 
 class Slots(Protocol):
-    """Lend memory."""
+    """Allocate host memory."""
 
     def take(self, shape: tuple[int, ...]) -> Tensor:
-        """Return uint8 of `shape`, its values undefined: the holder's for as long as a tensor over it is held."""
+        """Return uninitialized uint8 of `shape`, exclusive to the caller while any tensor over it is referenced."""
         ...
 
 
 class PagedSlots:
-    """Lend ordinary memory; what comes back is lent again where it is large enough, and else freed.
+    """Allocate pageable memory, and reuse it once no batch references it; too small blocks are freed.
 
-    `num_bytes` is how much there is, lent and free.
+    `num_bytes` is the total in use and free.
     """
 
+    # The kernel zeroes fresh memory page by page, which costs a sixth of decoding into it.
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
         self._lent: list[tuple[weakref.ref[NDArray[np.uint8]], NDArray[np.uint8]]] = []
@@ -37,12 +35,12 @@ class PagedSlots:
         num_bytes = int(np.prod(shape))
         memory = self._found(num_bytes)
         view = memory[:num_bytes].reshape(shape)
-        # Every tensor over the memory holds this view; when the last is gone, so is the view.
+        # Every tensor over the memory references this view, so the view dies with the last of them.
         self._lent.append((weakref.ref(view), memory))
         return torch.from_numpy(view)
 
     def _collect(self) -> None:
-        """Have back what nobody holds any more."""
+        """Reclaim memory that nothing references any more."""
         still_lent = [(view, memory) for view, memory in self._lent if view() is not None]
         if len(still_lent) < len(self._lent):
             self._free += [memory for view, memory in self._lent if view() is None]
@@ -59,7 +57,7 @@ class PagedSlots:
 
 
 class PinnedSlots:
-    """Lend page-locked memory. torch's allocator keeps it, and waits for copies to the device before it lends again."""
+    """Allocate page-locked memory from torch's caching allocator, which waits for device copies before reuse."""
 
     def take(self, shape: tuple[int, ...]) -> Tensor:
         """Return uint8 of `shape`."""
@@ -67,5 +65,5 @@ class PinnedSlots:
 
 
 def build_slots(*, pin_memory: bool) -> Slots:
-    """Return what lends page-locked memory, or ordinary memory."""
+    """Build an allocator of page-locked or pageable memory."""
     return PinnedSlots() if pin_memory else PagedSlots()

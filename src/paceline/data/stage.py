@@ -1,10 +1,10 @@
-"""Copy what a source reads from into memory or to a local disk: once a node, whole or not at all, and not for good.
+"""Copy the files of a data set into memory or to a local disk: once per node, complete or not at all.
 
-A copy is a folder `paceline-stage-DIGEST`, where the digest is of every file's path, size and time: a source that has
-changed has another copy. It is made under another name, `.tmp` behind it, and renamed when it is whole, so that a kill
-leaves nothing that is taken for a copy, and the next run goes on with what is there. Beside it lies a lock: alone to
-whoever copies or removes, shared by those who read, until they end in whatever way. The last one removes the copy; what
-dead runs have left, the next one does, unless it wants the same. `.kept` beside it says that it is to stay.
+A copy is a folder `paceline-stage-DIGEST`; the digest covers every file's path, size and modification time, so a
+changed source gets a new copy. The copy is written to `paceline-stage-DIGEST.tmp` and renamed when it is complete; a
+killed run leaves a partial folder that the next run completes. Writers and removers hold `.lock` exclusively, readers
+hold it shared until they exit. The last reader removes the copy, unless `.kept` exists. A run that needs another copy
+removes those of dead runs.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _LOOK_S: Final = 0.2
 
 
 def quiet(done_bytes: int, num_bytes: int) -> None:
-    """Say nothing of how far copying is."""
+    """Ignore progress."""
 
 
 @contextlib.contextmanager
@@ -45,12 +45,12 @@ def staged(
     memory_left: Callable[[], float] = memory_left_bytes,
     progress: Progress = quiet,
 ) -> Iterator[SourceSection]:
-    """Return the context in which a copy of what `section` reads from stands in folder `where`; give its section.
+    """Yield `section` changed to read from a copy of its files in folder `where`; `off` yields it unchanged.
 
-    The first process of a node copies, before the others come, which find it; each holds it until it leaves. `off` is
-    nowhere: the section itself. `skip_bad` is as for `build_datasets`; `memory_left` gives the bytes that the control
-    group of this process may still use; `progress` is told bytes done and in all, and may raise to end the work.
-    Raise `DataError` where there is no room, nothing to copy, or a file that cannot be.
+    The first process of a node copies, the others then find the copy; each holds a lock until it exits. `skip_bad` is
+    as for `build_datasets`; `memory_left` returns the bytes that this process's control group may still use; `progress`
+    receives bytes done and in total, and may raise to cancel. Raise `DataError` if there is no space, nothing to copy,
+    or a file that cannot be copied.
     """
     if where == "off":
         yield section
@@ -74,9 +74,9 @@ def stage_for_keeps(
     *,
     memory_left: Callable[[], float] = memory_left_bytes,
 ) -> Path:
-    """Copy what `section` reads from to folder `where`, where it stays until `unstage`; return the copy's folder.
+    """Copy what `section` reads to folder `where`, where it stays until `unstage`; return the copy's folder.
 
-    A run with that `data.stage` uses it as it is. Raise `DataError` as `staged` does.
+    A run with the same `data.stage` uses it. Raise `DataError` as `staged` does.
     """
     inventory = take_inventory(section)
     stock = inventory.take_stock()
@@ -87,17 +87,17 @@ def stage_for_keeps(
 
 
 def section_of(section: SourceSection, copy: Path) -> SourceSection:
-    """Return `section` as it is for the folder that `stage_for_keeps` has returned."""
+    """Return `section` changed to read from a folder that `stage_for_keeps` returned."""
     return take_inventory(section).section_at(copy)
 
 
 def unstage(where: Path) -> tuple[Path, ...]:
-    """Remove all copies in `where`, kept ones too; return them. Raise `DataError` for one that is in use."""
+    """Remove all copies in `where`, permanent ones included; return them. Raise `DataError` if one is in use."""
     removed = []
     for spot in _spots(_top(str(where), make=False)):
         lease = take(spot.lock, alone=True, wait=False)
         if lease is None:
-            raise DataError(f"{printable(spot.folder)}: is in use by a run (wait until it has ended)")
+            raise DataError(f"{printable(spot.folder)}: is in use by a run (wait until the run has ended)")
         spot.remove(lease)
         removed.append(spot.folder)
     return tuple(removed)
@@ -105,7 +105,7 @@ def unstage(where: Path) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class _Spot:
-    """Where a copy lies when it is whole, and what lies beside it."""
+    """Paths of a complete copy and of the files beside it."""
 
     folder: Path
 
@@ -122,12 +122,12 @@ class _Spot:
         return self.folder.with_name(f"{self.folder.name}.kept")
 
     def unmake(self) -> None:
-        """Make a whole copy a partial one: from then on nobody takes it for whole."""
+        """Rename a complete copy to a partial one, so that no process uses it any more."""
         with contextlib.suppress(FileNotFoundError):
             self.folder.rename(self.partial)
 
     def remove(self, lease: Lease) -> None:
-        """Remove all of it; `lease` is this process's alone."""
+        """Remove all files of the copy; this process must hold `lease` exclusively."""
         self.unmake()
         shutil.rmtree(self.partial, ignore_errors=True)
         self.kept.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ class _Spot:
 def _copied(
     spot: _Spot, inventory: Inventory, stock: Stock, memory_left: Callable[[], float], progress: Progress
 ) -> Lease:
-    """Return a shared lock on a whole copy, which is made where there is none."""
+    """Return a shared lock on a complete copy; make the copy if there is none."""
     _remove_stale(spot)
     while True:
         lease = _shared(spot, lambda: progress(0, stock.num_bytes))
@@ -165,14 +165,14 @@ def _found(spot: _Spot, inventory: Inventory, progress: Progress) -> Lease:
     if spot.folder.is_dir():
         return lease
     lease.close()
-    raise DataError(f"{inventory.title}: changed while it was staged (start again when it is at rest)")
+    raise DataError(f"{inventory.title}: changed while it was staged (start again when it no longer changes)")
 
 
 def _make(
     spot: _Spot, inventory: Inventory, stock: Stock, memory_left: Callable[[], float], progress: Progress
 ) -> None:
-    """Copy into the partial folder, go on with what is in it, and rename it when it is whole and on its medium."""
-    spot.unmake()  # what was whole lacks something
+    """Copy into the partial folder, continuing an earlier attempt; rename it once it is complete and flushed."""
+    spot.unmake()  # a copy that was complete lacks files
     spot.partial.mkdir(mode=0o700, exist_ok=True)
     _refuse_others(spot.partial)
     room = room_in(spot.partial, memory_left)
@@ -198,7 +198,7 @@ def _is_used(spot: _Spot) -> bool:
 
 
 def _shared(spot: _Spot, waits: Callable[[], None]) -> Lease:
-    """Return a shared lock; `waits` is called now and then while another process copies or removes."""
+    """Wait for a shared lock; `waits` is called regularly while another process copies or removes."""
     try:
         while (lease := take(spot.lock, alone=False, wait=False)) is None:
             waits()
@@ -209,11 +209,11 @@ def _shared(spot: _Spot, waits: Callable[[], None]) -> Lease:
 
 
 def _remove_stale(wanted: _Spot) -> None:
-    """Remove what runs that have died have left in the same folder, but for what is wanted or kept."""
+    """Remove other copies in the same folder that no run holds, except permanent ones."""
     for spot in _spots(wanted.folder.parent):
         if spot == wanted or spot.kept.exists():
             continue
-        with contextlib.suppress(OSError):  # another user's
+        with contextlib.suppress(OSError):  # it belongs to another user
             lease = take(spot.lock, alone=True, wait=False)
             if lease is not None:
                 spot.remove(lease)
@@ -232,13 +232,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def _refuse_others(folder: Path) -> None:
-    """Raise `DataError` for a folder that somebody else has put there, in a place that is anybody's to write to."""
+    """Raise `DataError` for a folder of another user, as in a world-writable place such as /dev/shm."""
     if folder.is_symlink() or not _is_ours(folder):
         raise DataError(f"data.stage: {printable(folder)} was made by another user (name another folder)")
 
 
 def _held(folder: Path) -> Stock:
-    """Return what lies in `folder`, by the space that it takes there."""
+    """Measure the files in `folder`, by the space that they occupy."""
     sizes = [(Path(path) / name).lstat().st_size for path, _, names in os.walk(folder) for name in names]
     return Stock("", len(sizes), sum(sizes), sum(paged(num_bytes) for num_bytes in sizes))
 

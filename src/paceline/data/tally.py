@@ -1,8 +1,4 @@
-"""What a loader's batches come to: the table of the loader, which stands beside the steps. Torch-free.
-
-What one batch takes is timed where it is made, in `data.laps`; here it is added up in the rank, with what the rank
-waited.
-"""
+"""Aggregate the timings of a loader's batches into `LoaderResult`. Torch-free."""
 
 from collections.abc import Callable
 from typing import Literal, Protocol
@@ -10,32 +6,32 @@ from typing import Literal, Protocol
 from paceline.core.results import LoaderResult
 from paceline.data.laps import Work
 
+# Names of the loaders, as in `LoaderResult.loader`.
 LoaderName = Literal["inline", "device", "nvjpeg", "native", "threads", "processes"]
-"""Who makes batches, as `LoaderResult.loader`."""
 
 
 class Tally(Protocol):
-    """Add up the batches that a loader hands out."""
+    """Aggregate the batches that a loader hands out."""
 
     def start(self, workers: int) -> None:
-        """Note that so many workers come to life, and that others have ended."""
+        """Record that `workers` workers start, and that earlier ones have ended."""
         ...
 
     def ask(self, num_ready: int) -> None:
-        """Note that the rank asks for a batch while `num_ready` are made."""
+        """Record that the rank requests a batch while `num_ready` are made."""
         ...
 
     def hand(self, work: Work) -> None:
-        """Note that the batch asked for is handed out, and what making it took."""
+        """Record that the requested batch is handed out, and the timing of making it."""
         ...
 
     def stats(self) -> LoaderResult | None:
-        """Return what all batches handed out so far come to; None where nothing is noted."""
+        """Return the totals of all batches so far, or None if timing is off."""
         ...
 
 
 class NoTally:
-    """Note nothing."""
+    """Record nothing."""
 
     def start(self, workers: int) -> None:
         """Do nothing."""
@@ -47,14 +43,14 @@ class NoTally:
         """Do nothing."""
 
     def stats(self) -> None:
-        """Return nothing."""
+        """Return None."""
 
 
 class TimedTally:
-    """Add up by `now`, the clock in seconds that the makers of batches use too; `workers` of them when all live.
+    """Aggregate with the clock `now`, in seconds, which the batch timers use too.
 
-    `loader` is who they are. Starting workers is no wait. They live from when they are started to the last batch that
-    is handed out, the pauses of the rank included.
+    `workers` is the number of workers while all live. They count as alive from their start to the last batch handed
+    out, including pauses of the rank. Starting workers does not count as waiting.
     """
 
     def __init__(self, now: Callable[[], float], workers: int, loader: LoaderName) -> None:
@@ -73,28 +69,28 @@ class TimedTally:
         self._alive_s = 0.0
 
     def start(self, workers: int) -> None:
-        """Note that so many workers come to life, and that others have ended."""
+        """Record that `workers` workers start, and that earlier ones have ended."""
         self._alive = workers
         self._alive_since_s = self._now()
 
     def ask(self, num_ready: int) -> None:
-        """Note that the rank asks for a batch while `num_ready` are made."""
+        """Record that the rank requests a batch while `num_ready` are made."""
         self._num_ready = num_ready
         self._asked_s = self._now()
 
     def hand(self, work: Work) -> None:
-        """Note that the batch asked for is handed out, and what making it took."""
+        """Record that the requested batch is handed out, and the timing of making it."""
         at_s = self._now()
         self._work = self._work.plus(work)
         self._batches += 1
         self._wait_s += at_s - self._asked_s
         self._depth += self._num_ready
-        self._ready += self._num_ready > 0 and work.made_s <= self._asked_s  # what lies ready may be a later one
+        self._ready += self._num_ready > 0 and work.made_s <= self._asked_s  # a ready batch may be a later one
         self._alive_s += self._alive * (at_s - self._alive_since_s)
         self._alive_since_s = at_s
 
     def stats(self) -> LoaderResult:
-        """Return what all batches handed out so far come to."""
+        """Return the totals of all batches so far."""
         work, num = self._work, max(1, self._batches)
         return LoaderResult(
             loader=self._loader,
@@ -115,5 +111,5 @@ class TimedTally:
 
 
 def build_tally(now: Callable[[], float] | None, workers: int, loader: LoaderName) -> Tally:
-    """Return what adds up the batches of `workers` workers by `now`, or what does nothing where there is none."""
+    """Build the statistics of `workers` workers by the clock `now`, or ones that do nothing if it is None."""
     return NoTally() if now is None else TimedTally(now, workers, loader)

@@ -1,4 +1,4 @@
-"""Batches made ahead by Python threads of the rank: for sources that wait, and decoders that let other threads run."""
+"""Loader with Python threads: for sources that wait for I/O and decoders that release the GIL."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +14,15 @@ from paceline.data.tally import Tally
 from paceline.data.waiting import result
 from paceline.data.workers import Spot, Trail
 
+# Batches that each thread prefetches.
 PREFETCH = 2
-"""Batches that each thread makes ahead."""
 
 
 class ThreadLoader:
-    """Make batches ahead in threads, each batch whole in one of them; `members` are what each of them makes it with.
+    """Prefetch batches in threads, each batch in one thread with one of the `members`.
 
-    The threads start with the first batch and live until `close`. Where no batch comes for `timeout`, that is a
-    `WatchError` that names what the thread was at; it cannot be ended, but holds nobody up.
+    The threads start with the first batch and live until `close`. If no batch arrives within `timeout`, raise a
+    `WatchError` that names the sample; a hanging thread cannot be killed, but does not block the run's exit.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ThreadLoader:
         self._hands: Hands[Made] | None = None
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
-        """Return an iterator over the batches; it makes no more ahead than each thread's share."""
+        """Return an iterator over the batches; each thread prefetches `PREFETCH` of them."""
         if self._hands is None or not self._hands.are_here:
             self._hands = Hands(len(self._members), "loader")
         self._tally.start(len(self._members))
@@ -64,7 +64,7 @@ class ThreadLoader:
                 future.cancel()
 
     def stats(self) -> LoaderResult | None:
-        """Return how all batches handed out so far were made."""
+        """Return the timing of all batches so far."""
         return self._tally.stats()
 
     def close(self) -> None:
@@ -79,8 +79,8 @@ class ThreadLoader:
 
     def _hang(self, number: int) -> str:
         worker, spot = self._trail.who_is_at(number) or (-1, Spot(-1, number, -1))
-        place = f", at sample {spot.sample}, {self._name_of(spot.sample)}" if spot.sample >= 0 else ""
+        at = f", at sample {spot.sample}, {self._name_of(spot.sample)}" if spot.sample >= 0 else ""
         return (
-            f"data.worker_timeout: no batch for {self._timeout}: thread {worker} hangs in {self._title(number)}{place} "
-            f"(look at that image and its disk, or raise data.worker_timeout)"
+            f"data.worker_timeout: no batch for {self._timeout}: thread {worker} hangs in {self._title(number)}{at} "
+            f"(check that image and its disk, or raise data.worker_timeout)"
         )

@@ -1,8 +1,4 @@
-"""Make a folder that is whole or not there: in a folder beside it, which one process has at a time and then renames.
-
-The folder beside holds a mark, which is also its lock, so that what a killed process has left is told from what
-somebody else keeps under that name: only the first is removed.
-"""
+"""Create folders atomically: write into a folder beside the target under a lock, then rename it."""
 
 import contextlib
 import shutil
@@ -17,26 +13,27 @@ from paceline.data.sources.places import printable
 
 @contextlib.contextmanager
 def made_beside(out: Path, suffix: str, mark: str) -> Iterator[Path]:
-    """Give an empty folder `.NAME.SUFFIX` beside `out`, which becomes `out`; when anything goes wrong it is removed.
+    """Yield an empty folder `.NAME.SUFFIX` beside `out` and rename it to `out`; remove it on any error.
 
-    `mark` is the name of its lock. Raise `DataError` where another process has it, and where it was made by anything
-    but an earlier call that was killed; raise `FileExistsError` where something is at `out` by the end.
+    `mark` is the name of the lock file in it. Raise `DataError` if another process holds the lock, or if the folder was
+    not left by an earlier call. Raise `FileExistsError` if `out` exists at the end.
     """
     beside = out.with_name(f".{out.name}.{suffix}")
     try:
         make_folder(beside, parents=True)
     except RefusedFileError as error:
         raise DataError(f"{printable(beside)}: {error.strerror} (remove it, or write elsewhere)") from error
+    # The lock file identifies what a killed call has left; any other folder of that name belongs to the user.
     names = sorted(path.name for path in beside.iterdir())
     if names and mark not in names:
         raise DataError(
             f"{printable(beside)}: holds {printable(names[0])}, which no earlier attempt has left (move it away, or "
             f"write elsewhere)"
         )
-    lease = take(beside / mark, alone=True, wait=False)
-    if lease is None:
+    lock = take(beside / mark, alone=True, wait=False)
+    if lock is None:
         raise DataError(f"{printable(beside)}: another process is writing it (wait for it, or end it)")
-    with contextlib.closing(lease):
+    with contextlib.closing(lock):
         try:
             for each in beside.iterdir():
                 if each.name != mark:
@@ -46,4 +43,4 @@ def made_beside(out: Path, suffix: str, mark: str) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise
-        (out / mark).unlink()  # last, so that what a kill leaves before can be told
+        (out / mark).unlink()  # last, so that the folder of a killed call stays recognizable

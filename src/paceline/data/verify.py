@@ -1,7 +1,4 @@
-"""Read and decode every image of a data set, in worker processes, and say which cannot be. Torch-free.
-
-Which of them hold the same bytes is found on the way.
-"""
+"""Decode every image of a data set in worker processes; report unreadable images and duplicates. Torch-free."""
 
 import multiprocessing
 import os
@@ -21,13 +18,13 @@ from paceline.data.copies import Copies, Digests
 from paceline.data.decode import decode
 from paceline.data.workers import Trail
 
+# Images after which a worker reports its progress.
 _TOLD_EVERY = 32
-"""Images after which a worker says how far it is."""
 
 
 @dataclass(frozen=True)
 class BadFile:
-    """An image that cannot be read, and the split it is in."""
+    """An unreadable image and its split."""
 
     split: Split
     image: BadImage
@@ -35,9 +32,9 @@ class BadFile:
 
 @dataclass(frozen=True)
 class Verified:
-    """How many images were looked at so far, and those of them that cannot be read, in no order.
+    """Number of images checked so far, and the unreadable ones in no particular order.
 
-    `copies` are found when all were looked at; None before, and where nothing was.
+    `copies` is None until all images are checked, and if nothing was.
     """
 
     images: int
@@ -46,27 +43,27 @@ class Verified:
 
 
 def verify(datasets: Datasets, workers: int, timeout: Duration) -> Iterator[Verified]:
-    """Decode all images of both splits in `workers` processes; give how far they are, and at last all there is.
+    """Decode all images of both splits in `workers` processes; yield progress, and at the end the full result.
 
-    Each worker takes every `workers`-th image. One that an image kills, or that comes no further for `timeout`, is
-    replaced, and the image it was at counts as bad.
+    Each worker takes every `workers`-th image. A worker that an image kills, or that makes no progress for `timeout`,
+    is replaced, and the image counts as bad.
     """
     images = _Images(datasets, Digests(len(datasets.train) + len(datasets.val)))
     with closing(_Crew(images, max(1, min(workers, len(images))), timeout)) as crew:
         seen = 0
         bad: list[BadFile] = []
         while crew.is_busy:
-            for told in crew.wait():
-                seen += told.images
-                bad += told.bad
+            for findings in crew.wait():
+                seen += findings.images
+                bad += findings.bad
             yield Verified(seen, tuple(bad))
-    assert seen == len(images), f"{seen} of {len(images)} images were looked at"
+    assert seen == len(images), f"{seen} of {len(images)} images were checked"
     ordered = tuple(sorted(bad, key=lambda file: (file.split, file.image.index)))
     yield Verified(seen, ordered, images.digests.copies(len(datasets.train)))
 
 
 def trouble(source: Source, index: int) -> str:
-    """Return why sample `index` cannot be read or decoded; empty where it can."""
+    """Return the reason why sample `index` cannot be read or decoded, or ""."""
     try:
         _decoded(source, index)
     except DataError as error:
@@ -75,7 +72,7 @@ def trouble(source: Source, index: int) -> str:
 
 
 def _decoded(source: Source, index: int) -> Sample:
-    """Return sample `index` as it is read, once it could be decoded. Raise `DataError` where it cannot."""
+    """Return sample `index` as read, after checking that it decodes. Raise `DataError` if it does not."""
     content, label = source.read(index)
     if isinstance(content, bytes):
         decode(content, channels=3 if source.info.channels == 3 else 1, name=source.name_of(index))
@@ -84,7 +81,7 @@ def _decoded(source: Source, index: int) -> Sample:
 
 @dataclass(frozen=True)
 class _Images:
-    """The images of both splits as one row: those of training come first. What each holds is noted in `digests`."""
+    """The images of both splits in one sequence, training first, with their `digests`."""
 
     datasets: Datasets
     digests: Digests
@@ -93,7 +90,7 @@ class _Images:
         return len(self.datasets.train) + len(self.datasets.val)
 
     def check(self, number: int) -> tuple[BadFile, ...]:
-        """Read and decode an image; return it if that cannot be done."""
+        """Read and decode an image; return it if that fails."""
         source, _, index = self._place(number)
         try:
             self.digests.note(number, *_decoded(source, index))
@@ -102,20 +99,20 @@ class _Images:
         return ()
 
     def blame(self, number: int, reason: str) -> BadFile:
-        """Return an image as bad for `reason`."""
+        """Return an image as bad with the given `reason`."""
         source, split, index = self._place(number)
         return BadFile(split, BadImage(index, source.name_of(index), reason))
 
     def _place(self, number: int) -> tuple[Source, Split, int]:
-        first_of_val = len(self.datasets.train)
-        if number < first_of_val:
+        num_train = len(self.datasets.train)
+        if number < num_train:
             return self.datasets.train, "train", number
-        return self.datasets.val, "val", number - first_of_val
+        return self.datasets.val, "val", number - num_train
 
 
 @dataclass
 class _Crew:
-    """The processes, each of them with the end of a pipe that it tells its findings through."""
+    """Worker processes, each with a pipe for its findings."""
 
     images: _Images
     workers: int
@@ -130,11 +127,11 @@ class _Crew:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is an image left to look at."""
+        """Whether images are left to check."""
         return bool(self._at_work)
 
     def wait(self) -> Iterator[Verified]:
-        """Give what the workers have found since the last time; wait until one of them has."""
+        """Wait for findings of at least one worker, and yield them."""
         ready = wait(list(self._at_work), timeout=self.timeout.seconds)
         for pipe in ready or list(self._at_work):
             assert isinstance(pipe, Connection)
@@ -151,7 +148,7 @@ class _Crew:
                     yield self._replace(worker, process.exitcode, hangs=not ready)
 
     def close(self) -> None:
-        """End what is left of the processes."""
+        """Kill the remaining processes."""
         for pipe, (_, process) in self._at_work.items():
             process.kill()
             process.join()
@@ -159,21 +156,20 @@ class _Crew:
         self._at_work.clear()
 
     def _start(self, worker: int, first: int) -> None:
-        """Start worker number `worker` at image `first`."""
         fork = multiprocessing.get_context("fork")
-        pipe, mouth = fork.Pipe(duplex=False)
+        pipe, sender = fork.Pipe(duplex=False)
         process = fork.Process(
-            target=_work, args=(self.images, worker, first, self.workers, self.trail, mouth, os.getpid()), daemon=True
+            target=_work, args=(self.images, worker, first, self.workers, self.trail, sender, os.getpid()), daemon=True
         )
         self.trail.begin(worker, first)
         process.start()
-        mouth.close()
+        sender.close()
         self._at_work[pipe] = (worker, process)
 
     def _replace(self, worker: int, exit_code: int, *, hangs: bool) -> Verified:
-        """Blame the image that a worker was at, and go on behind it."""
-        _, told, at = self.trail.spots()[worker]
-        at = max(at, told)  # it may have ended before it looked at the next one
+        """Report the image that a dead worker was at, and start a worker on the images after it."""
+        _, unreported, at = self.trail.spots()[worker]
+        at = max(at, unreported)  # the worker may have died before it noted the next image
         if at >= len(self.images):
             return Verified(0)
         if hangs:
@@ -184,14 +180,11 @@ class _Crew:
             reason = f"ends the process that decodes it, with exit code {exit_code}"
         if at + self.workers < len(self.images):
             self._start(worker, at + self.workers)
-        return Verified((at - told) // self.workers + 1, (self.images.blame(at, reason),))
+        return Verified((at - unreported) // self.workers + 1, (self.images.blame(at, reason),))
 
 
-def _work(images: _Images, worker: int, first: int, stride: int, trail: Trail, mouth: Connection, parent: int) -> None:
-    """Look at images `first`, `first + stride` and so on, and tell what was found: a bad one at once.
-
-    The trail holds the first image that has not been told of, and the one looked at.
-    """
+def _work(images: _Images, worker: int, first: int, stride: int, trail: Trail, sender: Connection, parent: int) -> None:
+    """Check images `first`, `first + stride`, ..., and send findings; a bad image is sent at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
     trail.enter(worker, first)
@@ -201,7 +194,7 @@ def _work(images: _Images, worker: int, first: int, stride: int, trail: Trail, m
         bad = images.check(number)
         seen += 1
         if bad or seen == _TOLD_EVERY:
-            mouth.send(Verified(seen, bad))
-            trail.batch(number + stride)
+            sender.send(Verified(seen, bad))
+            trail.batch(number + stride)  # as "batch", note the first image that is not reported yet
             seen = 0
-    mouth.send(Verified(seen))
+    sender.send(Verified(seen))

@@ -1,4 +1,4 @@
-"""Waiting for the next batch so that signals act, and not for ever. Knows nothing of who makes it."""
+"""Wait for a batch with a timeout, in short waits so that signal handlers run."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 def poll(is_done: Callable[[float], bool], timeout: Duration, verdict: Callable[[], str]) -> None:
-    """Ask `is_done` whether it is, giving it so many seconds, until it is.
+    """Call `is_done` with short waits in seconds until it returns true.
 
-    Raise `WatchError` with the `verdict` after `timeout`.
+    Raise `WatchError` with the text of `verdict` after `timeout`.
     """
     left_s = timeout.seconds
     while not is_done(min(POLL_S, left_s)):
@@ -24,6 +24,6 @@ def poll(is_done: Callable[[float], bool], timeout: Duration, verdict: Callable[
 
 
 def result(future: "Future[T]", timeout: Duration, verdict: Callable[[], str]) -> T:
-    """Return what a future comes to, or raise what it raises; else as `poll`."""
+    """Wait for a future as `poll` does, and return its result."""
     poll(lambda within_s: bool(wait([future], within_s).done), timeout, verdict)
     return future.result()

@@ -1,7 +1,4 @@
-"""Workers that make batches: what each is at, and an error that names it when one dies or hangs. Torch-free.
-
-Starting them and handing out the work is not done here.
-"""
+"""Track the progress of data workers, and raise an error that names the sample if one dies or hangs. Torch-free."""
 
 import mmap
 import os
@@ -23,18 +20,18 @@ from paceline.core.errors import WatchError
 from paceline.core.process import die_with_parent
 from paceline.core.units import Duration
 
+# Seconds that one wait for a batch lasts before the workers are checked.
 POLL_S = 1.0
-"""How long a wait for a batch lasts before the workers are looked at."""
 _LOOK_S = 0.005
 _LEFT_TO_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _HINTS = {
-    signal.SIGKILL: "the kernel does that when memory runs out: lower data.workers",
+    signal.SIGKILL: "the kernel does that when it runs out of memory: lower data.workers",
     signal.SIGBUS: "shared memory may be full: see df /dev/shm",
 }
 
 
 class Spot(NamedTuple):
-    """What a worker is at: its process, the number of a batch and the index of a sample; -1: none yet."""
+    """Position of a worker: its process, batch number and sample index; -1: none yet."""
 
     pid: int
     batch: int
@@ -42,10 +39,10 @@ class Spot(NamedTuple):
 
 
 class Trail:
-    """Where each of `workers` workers is, in memory that they share with the process that forks them.
+    """Positions of `workers` workers, in memory shared with the process that forks them.
 
-    A worker writes its own row, and nobody waits for it: what is read may be a sample behind. Beside the rows stands
-    how many batches each has made.
+    Each worker writes its own row without locking, so a reader may be one sample behind. Another column counts the
+    batches that each worker has made.
     """
 
     def __init__(self, workers: int) -> None:
@@ -55,83 +52,83 @@ class Trail:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Reset all rows."""
         self._rows[:] = -1
         self._made[:] = 0
 
     def begin(self, worker: int, batch: int) -> None:
-        """Note what worker number `worker`, which is not started yet, will begin with."""
+        """Set the first batch of worker number `worker`, which is not started yet."""
         self._rows[worker] = -1, batch, -1
 
     def enter(self, worker: int, batch: int = -1) -> None:
-        """Note that this process is worker number `worker` from now on, and what it begins with."""
+        """Register this process as worker number `worker`, at its first batch."""
         self._row = worker
         self._rows[worker] = os.getpid(), batch, -1
 
     def of(self, worker: int) -> "Trail":
-        """Return the same trail, as worker number `worker` writes it where workers are threads of one process."""
-        own = copy(self)
-        own._row = worker
-        return own
+        """Return a view that writes the row of worker number `worker`, for workers that are threads."""
+        view = copy(self)
+        view._row = worker
+        return view
 
     def batch(self, number: int) -> None:
-        """Note that this worker begins batch `number`."""
+        """Record that this worker starts batch `number`."""
         self._rows[self._row, 1:] = number, -1
 
     def sample(self, index: int) -> None:
-        """Note that this worker reads sample `index`."""
+        """Record that this worker reads sample `index`."""
         self._rows[self._row, 2] = index
 
     def made(self) -> None:
-        """Note that this worker has made a batch."""
+        """Count a batch that this worker has made."""
         self._made[self._row] += 1
 
     @property
     def num_made(self) -> int:
-        """How many batches all workers have made."""
+        """Number of batches that all workers have made."""
         return int(self._made.sum())
 
     def spots(self) -> list[Spot]:
-        """Return where every worker is."""
+        """Return the position of every worker."""
         return [Spot(*row) for row in self._rows.tolist()]
 
     def who_is_at(self, batch: int) -> tuple[int, Spot] | None:
-        """Return the worker that is at a batch, and where in it, or None."""
-        return next((found for found in enumerate(self.spots()) if found[1].batch == batch), None)
+        """Return the worker at `batch` with its position, or None."""
+        return next((entry for entry in enumerate(self.spots()) if entry[1].batch == batch), None)
 
 
 @dataclass(frozen=True)
 class TracedSource:
-    """Read `source`, and note in `trail` what is being read."""
+    """Read from `source`, and record each sample in `trail`."""
 
     source: Source
     trail: Trail
 
     @property
     def info(self) -> DatasetInfo:
-        """The facts of this split."""
+        """Facts of the split."""
         return self.source.info
 
     def __len__(self) -> int:
         return len(self.source)
 
     def read(self, index: int) -> Sample:
-        """Return what `source` does. The note stays, as decoding comes after reading."""
+        """Record and read a sample; the record stays while it is decoded."""
         self.trail.sample(index)
         return self.source.read(index)
 
     def name_of(self, index: int) -> str:
-        """Return what `source` calls the sample."""
+        """Return the sample's name from `source`."""
         return self.source.name_of(index)
 
 
 def traced(source: Source, trail: Trail) -> Source:
-    """Return a source that notes what is read; pixels in memory, which neither hang nor crash, as they are."""
+    """Wrap a source to record its reads; return pixels in memory, which cannot hang or crash, as they are."""
     return source if isinstance(source, ArraySource) else TracedSource(source, trail)
 
 
 def enter_crew(parent: int, trail: Trail, worker: int) -> None:
-    """Tie this worker to the rank that forked it: it ends with it, and leaves signals meant for the run to it."""
+    """Initialize a worker process: exit with its parent, and ignore signals meant for the run."""
     trail.enter(worker)
     sys.excepthook = _hold_ones_peace
     for ignored in _LEFT_TO_THE_RANK:
@@ -140,7 +137,7 @@ def enter_crew(parent: int, trail: Trail, worker: int) -> None:
 
 
 def has_entered(workers: Sequence[BaseProcess], trail: Trail, within_s: float) -> bool:
-    """Wait until each of `workers` has entered its crew, or has died; return False where one does neither in time."""
+    """Wait until every worker has registered or one has died; return False if neither happens in time."""
     pause = threading.Event()
     for _ in range(round(within_s / _LOOK_S)):
         if _is_settled(workers, trail):
@@ -150,20 +147,18 @@ def has_entered(workers: Sequence[BaseProcess], trail: Trail, within_s: float) -
 
 
 def _is_settled(workers: Sequence[BaseProcess], trail: Trail) -> bool:
-    begun = sum(spot.pid >= 0 for spot in trail.spots())
-    return begun >= len(workers) or any(worker.exitcode is not None for worker in workers)
+    started = sum(spot.pid >= 0 for spot in trail.spots())
+    return started >= len(workers) or any(worker.exitcode is not None for worker in workers)
 
 
 def _hold_ones_peace(*_: object) -> None:
-    """Print nothing: what a worker raises goes to its rank, and without a rank there is nobody to tell."""
+    """Suppress worker tracebacks; errors are forwarded to the rank."""
 
 
 @contextmanager
 def own_child_signals() -> Iterator[None]:
-    """Take back the handler of SIGCHLD that starting a DataLoader installs.
-
-    It would raise in the midst of whatever the rank is doing when a worker dies, and name no sample.
-    """
+    """Restore the SIGCHLD handler that starting a DataLoader replaces."""
+    # DataLoader's handler would raise in arbitrary code of the rank when a worker dies, without naming a sample.
     before = signal.getsignal(signal.SIGCHLD)
     yield
     if threading.current_thread() is threading.main_thread() and before is not None:
@@ -171,9 +166,9 @@ def own_child_signals() -> Iterator[None]:
 
 
 class Crew:
-    """The workers of a loader, watched by a thread of their rank. Use it as a context; at its end so do they.
+    """Watch the workers of a loader in a thread, and end them when the context exits.
 
-    `title` and `name_of` say what a user would call batch and sample numbers.
+    `title` and `name_of` describe batch and sample numbers in messages.
     """
 
     def __init__(
@@ -199,7 +194,7 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End what is left of the workers."""
+        """Kill the remaining workers."""
         self._left.set()
         self._watcher.join()
         self._kill()
@@ -207,9 +202,9 @@ class Crew:
             process.join()
 
     def wait_for(self, number: int, ahead: Iterator[Any]) -> Any:
-        """Return the next of `ahead`, a DataLoader's iterator with a timeout of `POLL_S`: batch `number`.
+        """Return the next item of `ahead`, a DataLoader iterator with a timeout of `POLL_S`: batch `number`.
 
-        Raise `WatchError` when a worker is dead, or when there is no batch for as long as the timeout says.
+        Raise `WatchError` if a worker is dead, or no batch arrives within the timeout.
         """
         self._awaited = number
         while True:
@@ -226,22 +221,20 @@ class Crew:
                 raise failure
 
     def _watch(self) -> None:
-        """Kill the workers when one batch is waited for too long: the rank may be waiting in the midst of a message.
-
-        A worker that is stopped while it hands over the memory of a batch would hold the rank up for ever.
-        """
+        """Kill all workers if one batch takes longer than the timeout."""
+        # A worker that is stopped while it hands over a batch would block the rank in the middle of a message forever.
         before, polls = -1, 0
         while not self._left.wait(POLL_S):
             polls = polls + 1 if self._awaited == before >= 0 else 0
             before = self._awaited
             if polls * POLL_S >= self._timeout.seconds:
-                dead = self._dead  # it may have died in the midst of a message
+                dead = self._dead  # a worker may have died while sending
                 self._verdict = self._death(dead) if dead else self._hang()
                 self._kill()
                 return
 
     def _let_die(self) -> None:
-        """Wait until a worker that is on its way out, whose sockets are closed already, counts as dead."""
+        """Wait until an exiting worker, whose sockets are closed already, has an exit code."""
         ending = wait([process.sentinel for process in self._processes], timeout=POLL_S)
         for process in self._processes:
             if process.sentinel in ending:
@@ -253,11 +246,11 @@ class Crew:
 
     @property
     def _dead(self) -> BaseProcess | None:
-        """A worker that has ended, or None."""
+        """A worker that has exited, or None."""
         return next((process for process in self._processes if process.exitcode is not None), None)
 
     def _check(self) -> None:
-        """Raise what is to be said of a worker that hangs or is dead; no other is left to wait for."""
+        """Raise if a worker hangs or is dead."""
         dead = self._dead
         verdict = self._verdict or (self._death(dead) if dead else "")
         if verdict:
@@ -274,16 +267,16 @@ class Crew:
         hint = _HINTS.get(signal.Signals(-code), "") if code < 0 else ""
         fix = f"{hint}; else " if hint else ""
         return (
-            f"data.workers: worker {worker} (pid {process.pid}) {end} {self._place(spot)} ({fix}look at that image, "
-            f"or train with data.workers=0 to see what happens)"
+            f"data.workers: worker {worker} (pid {process.pid}) {end} {self._place(spot)} ({fix}check that image, "
+            f"or train with data.workers=0 to see the error)"
         )
 
     def _hang(self) -> str:
-        # Batches go round the workers, so the one that all others wait for is the one least far on.
+        # DataLoader assigns batches round-robin, so the worker that all others wait for is the one at the lowest batch.
         worker, spot = min(enumerate(self._trail.spots()), key=lambda item: item[1].batch)
         return (
             f"data.worker_timeout: no batch for {self._timeout}: worker {worker} (pid {spot.pid}) hangs "
-            f"{self._place(spot)} (look at that image and its disk, or raise data.worker_timeout)"
+            f"{self._place(spot)} (check that image and its disk, or raise data.worker_timeout)"
         )
 
     def _place(self, spot: Spot) -> str:

@@ -124,16 +124,16 @@ def test_what_is_said_is_done_where_it_can_be() -> None:
 @pytest.mark.parametrize(
     ("source", "fields", "says"),
     [
-        (Files(), {"loader": "device"}, "device keeps a set as pixels of one size, and digits has image files"),
-        (ARRAYS, {"loader": "device", "augment": CROPS}, "random_resized_crop crops each image by itself"),
+        (Files(), {"loader": "device"}, "device keeps pixels of one size in GPU memory, and digits has image files"),
+        (ARRAYS, {"loader": "device", "augment": CROPS}, "random_resized_crop crops each image separately"),
         (ARRAYS, {"loader": "device", "augment": ("flip",), "augment_on": "host"}, "data.augment_on is host"),
-        (ARRAYS, {"loader": "device"}, r"the set is 6\.14 kB, and the GPU has 6\.14 kB free \(set data.loader=auto\)"),
-        (ARRAYS, {"loader": "native"}, "native decodes photographs, and digits is pixels already"),
-        (Files(), {"loader": "native"}, "native reads packs, and this is digits .*`paceline data pack`"),
+        (ARRAYS, {"loader": "device"}, r"the data is 6\.14 kB, and the GPU has 6\.14 kB free \(set data.loader=auto\)"),
+        (ARRAYS, {"loader": "native"}, "native decodes image files, and digits is stored as pixels"),
+        (Files(), {"loader": "native"}, "native reads packs, and data.source is digits .*`paceline data pack`"),
         (PACK, {"loader": "native", "image_size": 4097}, "images of up to 4,096 px, and data.image_size is 4,097"),
         (PACK, {"loader": "native", "eval_image_size": 5000}, "4,096 px, and data.eval_image_size is 5,000 .lower it"),
         (PACK, {"loader": "native", "workers": 1025}, "has up to 1,024 threads, and data.workers is 1,025"),
-        (KEPT, {"loader": "native"}, "native decodes JPEGs, and 8 images of this pack are none"),
+        (KEPT, {"loader": "native"}, "native decodes indexed JPEGs, .* 8 images"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_line_with_a_fix(source: Source, fields, says: str) -> None:
@@ -159,7 +159,7 @@ def test_nvjpeg_is_taken_where_it_is_asked_for_and_needs_a_gpu_and_photographs()
     assert chosen(Files(), "cuda", loader="nvjpeg") == Choice("nvjpeg", 3)
     with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg decodes on a GPU, and this run is on a CPU \(set"):
         chosen(Files(), "cpu", loader="nvjpeg")
-    with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg decodes photographs, and digits is pixels already"):
+    with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg decodes image files, and digits is stored as pixels"):
         chosen(ARRAYS, "cuda", loader="nvjpeg")
-    with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg has batches on the GPU from the start, and data\.aug"):
+    with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg makes batches on the GPU, and data\.aug"):
         chosen(Files(), "cuda", loader="nvjpeg", augment=("flip",), augment_on="host")

@@ -335,7 +335,7 @@ def test_a_pool_that_hangs_is_told_with_the_first_sample_that_it_owes(closing) -
     first = ORDER.indices(2)[0]
     assert str(caught.value) == (
         f"data.worker_timeout: no batch for 0.3s: the native loader hangs in the batch of step 3, at sample {first}, "
-        f"made/{first}.jpg (look at that image and its disk, or raise data.worker_timeout)"
+        f"made/{first}.jpg (check that image and its disk, or raise data.worker_timeout)"
     )
 
 

@@ -62,13 +62,13 @@ def test_it_is_left_to_the_device_and_done_there_with_its_own_draws(section) -> 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ({"gives": "floats"}, "data.augment[1]: parts_of_augment:Brighter gives torch.float32 [2, 1, 2, 2] on"),
-        ({"gives": "half"}, "data.augment[1]: parts_of_augment:Brighter gives torch.uint8 [1, 1, 2, 2] on"),
-        ({"gives": "none"}, "data.augment[1]: parts_of_augment:Brighter gives NoneType for torch.uint8 [2, 1, 2, 2]"),
+        ({"gives": "floats"}, "data.augment[1]: parts_of_augment:Brighter returns torch.float32 [2, 1, 2, 2] on"),
+        ({"gives": "half"}, "data.augment[1]: parts_of_augment:Brighter returns torch.uint8 [1, 1, 2, 2] on"),
+        ({"gives": "none"}, "data.augment[1]: parts_of_augment:Brighter returns NoneType for torch.uint8 [2, 1, 2, 2]"),
         (
             {"gives": "elsewhere"},
-            "data.augment[1]: parts_of_augment:Brighter gives torch.uint8 [2, 1, 2, 2] on meta for "
-            "torch.uint8 [2, 1, 2, 2] on cpu (return images of the same size, type and device)",
+            "data.augment[1]: parts_of_augment:Brighter returns torch.uint8 [2, 1, 2, 2] on meta for "
+            "torch.uint8 [2, 1, 2, 2] on cpu (return images",
         ),
         ({"gives": "raise"}, "data.augment[1]: parts_of_augment:Brighter raised ValueError: no at "),
     ],
@@ -81,5 +81,5 @@ def test_what_it_must_not_return_or_raise_is_told(section, args, says) -> None:
 
 
 def test_draws_must_be_a_number(section) -> None:
-    with pytest.raises(RecipeError, match=r"data.augment\[0\].name: .* has num_draws -1 \(say how many draws"):
+    with pytest.raises(RecipeError, match=r"data.augment\[0\].name: .* has num_draws -1 \(set it to "):
         build_augments((section(num_draws=-1),), (0.5,))

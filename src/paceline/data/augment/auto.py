@@ -1,8 +1,8 @@
 """RandAugment and TrivialAugment: operations drawn from a list of 14, at magnitudes from a table of 31.
 
-Lists and tables are torchvision's (`RandAugment`, `TrivialAugmentWide`), as are directions and rounding; what moves
-in from outside is black. RandAugment: Cubuk et al. 2020, arXiv 1909.13719; TrivialAugment: Müller and Hutter 2021,
-arXiv 2103.10158, its wide space.
+Lists, tables, directions and rounding are torchvision's (`RandAugment`, `TrivialAugmentWide`); pixels from outside the
+image are black. RandAugment: Cubuk et al. 2020, arXiv 1909.13719. TrivialAugment: Müller and Hutter 2021, arXiv
+2103.10158, wide space.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ NUM_MAGNITUDES = 31
 
 @dataclass(frozen=True)
 class Operation:
-    """One entry of the list: what it does, and float64 [31] magnitudes for images of a height and width."""
+    """An operation, and its float64 [31] magnitudes for images of a given height and width in pixels."""
 
     name: str
     change: Change
@@ -30,9 +30,9 @@ class Operation:
 
 @dataclass(frozen=True)
 class AutoAugment:
-    """Apply `num_ops` operations one after the other, each drawn anew, with replacement.
+    """Apply `num_ops` operations in sequence, each drawn independently with replacement.
 
-    Draws for each: which, at which magnitude from `lowest` to `highest`, and its sign.
+    Draws per operation: its number, its magnitude from `lowest` to `highest`, and the sign.
     """
 
     operations: tuple[Operation, ...]
@@ -44,7 +44,7 @@ class AutoAugment:
 
     @property
     def num_draws(self) -> int:
-        """How many draws a sample uses."""
+        """Number of draws per sample."""
         return 3 * self.num_ops
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
@@ -60,13 +60,13 @@ class AutoAugment:
 
 
 def rand_augment(num_ops: int, magnitude: int) -> AutoAugment:
-    """Return RandAugment: every operation at one magnitude, 0 to 30."""
+    """Build RandAugment: `num_ops` operations at one magnitude, 0 to 30."""
     space = _space(shear=0.3, width_share=150 / 331, degrees=30.0, strength=0.9, lost_bits=4)
     return AutoAugment(space, num_ops, magnitude, magnitude)
 
 
 def trivial_augment() -> AutoAugment:
-    """Return TrivialAugment with its wide space: one operation at any magnitude."""
+    """Build TrivialAugment with its wide space: one operation at any magnitude."""
     space = _space(shear=0.99, pixels=32.0, degrees=135.0, strength=0.99, lost_bits=6)
     return AutoAugment(space, 1, 0, NUM_MAGNITUDES - 1)
 
@@ -74,10 +74,10 @@ def trivial_augment() -> AutoAugment:
 def _space(
     *, shear: float, degrees: float, strength: float, lost_bits: int, width_share: float = 0.0, pixels: float = 0.0
 ) -> tuple[Operation, ...]:
-    """Return the operations in torchvision's order; the arguments are the strongest magnitudes."""
+    """Return the operations in torchvision's order; the arguments are the largest magnitudes."""
 
-    def rising(most: float) -> Callable[[int, int], Tensor]:
-        return lambda height, width: _line(0.0, most)
+    def rising(largest: float) -> Callable[[int, int], Tensor]:
+        return lambda height, width: _line(0.0, largest)
 
     none, colours = rising(0.0), rising(strength)
     return (
@@ -99,7 +99,8 @@ def _space(
 
 
 def _line(first: float, last: float) -> Tensor:
-    """Return float64 [31] from first to last, through float32 as torchvision's: whole pixels depend on the last bit."""
+    """Return float64 [31] from first to last."""
+    # Through float32, as in torchvision: rounding to whole pixels depends on the last bit.
     return torch.linspace(first, last, NUM_MAGNITUDES).double()
 
 
@@ -108,22 +109,22 @@ def _kept_bits(lost: int) -> Tensor:
 
 
 def _from_one(change: Change) -> Change:
-    """Return `change` by factors around one, given as what they differ from one by."""
+    """Shift the amounts of `change` by one, so that 0 leaves images unchanged."""
     return lambda images, amounts: change(images, 1 + amounts)
 
 
 def shear_x(images: Tensor, slopes: Tensor) -> Tensor:
-    """Shift each row sideways by its slope times its distance from the upper edge."""
+    """Shift each row horizontally by its slope times its distance from the upper edge."""
     return _moved(images, right_by_y=slopes, right=slopes * images.shape[2] / 2)
 
 
 def shear_y(images: Tensor, slopes: Tensor) -> Tensor:
-    """Shift each column up or down by its slope times its distance from the left edge."""
+    """Shift each column vertically by its slope times its distance from the left edge."""
     return _moved(images, down_by_x=slopes, down=slopes * images.shape[3] / 2)
 
 
 def translate_x(images: Tensor, pixels: Tensor) -> Tensor:
-    """Shift to the right by whole pixels."""
+    """Shift right by whole pixels."""
     return _moved(images, right=-pixels.trunc())
 
 
@@ -133,10 +134,10 @@ def translate_y(images: Tensor, pixels: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Turn counter-clockwise about the centre."""
+    """Rotate counter-clockwise about the center."""
     cos, sin = torch.cos(torch.deg2rad(degrees)), torch.sin(torch.deg2rad(degrees))
-    still = torch.zeros_like(cos)
-    return warp(images, torch.stack([cos, -sin, still, sin, cos, still], dim=1).view(-1, 2, 3), "nearest")
+    zero = torch.zeros_like(cos)
+    return warp(images, torch.stack([cos, -sin, zero, sin, cos, zero], dim=1).view(-1, 2, 3), "nearest")
 
 
 def _moved(
@@ -147,7 +148,7 @@ def _moved(
     down_by_x: Tensor | float = 0.0,
     down: Tensor | float = 0.0,
 ) -> Tensor:
-    """Return images read at (x + right_by_y * y + right, y + down_by_x * x + down), each float64 [N]."""
+    """Sample images at (x + right_by_y * y + right, y + down_by_x * x + down), each offset float64 [N] in pixels."""
     inverse = torch.eye(2, 3, dtype=torch.float64, device=images.device).repeat(len(images), 1, 1)
     inverse[:, 0, 1], inverse[:, 0, 2] = right_by_y, right
     inverse[:, 1, 0], inverse[:, 1, 2] = down_by_x, down

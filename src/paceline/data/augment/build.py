@@ -1,4 +1,4 @@
-"""From `data.augment` to objects, in order. What sizes is built in `data.sizing`, what mixes in `data.mix`."""
+"""Build the batch-wise augmentation that `data.augment` describes."""
 
 from paceline.data.augment.auto import rand_augment, trivial_augment
 from paceline.data.augment.colour import ColorJitter
@@ -11,8 +11,9 @@ from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.section import Section
 
 
+# `data.sizing` builds the entries that resize single images, `data.mix` those that mix labels.
 def build_augments(chosen: tuple[Section, ...], mean: tuple[float, ...]) -> tuple[Augment, ...]:
-    """Return the objects for `data.augment`; `mean`, of pixels in [0, 1], is the colour of what is blanked."""
+    """Build the augmentations of `data.augment` in order; `mean`, of pixels in [0, 1], is the fill color."""
     built = (_move(section) or _own(section, at) or _recolour(section, mean) for at, section in enumerate(chosen))
     return tuple(augment for augment in built if augment is not None)
 
@@ -20,9 +21,9 @@ def build_augments(chosen: tuple[Section, ...], mean: tuple[float, ...]) -> tupl
 def split_augments(
     augments: tuple[Augment, ...], *, on_device: bool
 ) -> tuple[tuple[Augment, ...], tuple[Augment, ...]]:
-    """Return what is done in the loader and what is left for the device: all from behind the last that needs the host.
+    """Split augmentations into those of the loader and those of the device, keeping their order.
 
-    Their order stays, so what a sample becomes does too.
+    The loader gets everything up to the last one that needs the host; without `on_device` it gets all.
     """
     needing = [position for position, augment in enumerate(augments) if augment.needs_host]
     first = (needing[-1] + 1 if needing else 0) if on_device else len(augments)
@@ -30,9 +31,8 @@ def split_augments(
 
 
 def needs_host(data: Data) -> bool:
-    """Say whether the host has more to do for a training batch than to gather it, even when a GPU changes batches.
-
-    It has when `data.augment` crops each picture by itself, or decides by the draws what is run.
+    """Whether the host must augment training batches even if a GPU augments: per-image crops, or augmentations that
+    need the host.
     """
     crops = any(isinstance(section, sections.RandomResizedCrop) for section in data.augment)
     return crops or any(augment.needs_host for augment in build_augments(data.augment, mean=()))

@@ -1,6 +1,6 @@
-"""Changing values of pixels in place: what each image's own amount, float64 [N], does to uint8 images [N, C, H, W].
+"""Color augmentation of uint8 images [N, C, H, W], with one amount per image, float64 [N].
 
-The results are those of torchvision's v2 functions, which take one amount for all images; so does Pillow.
+The results equal torchvision's v2 functions (which take one amount for all images) and Pillow's.
 """
 
 import math
@@ -13,14 +13,14 @@ from torchvision.transforms.v2 import functional as F
 
 from paceline.data.augment.grouped import Change, apply_in_turn
 
+# For each sixth of the color wheel, and its end: which of the highest, lowest, falling and rising level red, green and
+# blue have.
 _LEVELS = ((0, 3, 1), (2, 0, 1), (1, 0, 3), (1, 2, 0), (3, 1, 0), (0, 1, 2), (0, 3, 1))
-"""In each sixth of the colour wheel, and at its end, which of the highest, lowest, falling and rising level red, green
-and blue have."""
 
 
 @dataclass(frozen=True)
 class ColorJitter:
-    """Change brightness, contrast, saturation and hue, in a random order. Draws: one each, and the order."""
+    """Adjust brightness, contrast, saturation and hue, in random order. Draws: one per property, and the order."""
 
     brightness: float
     contrast: float
@@ -43,56 +43,54 @@ class ColorJitter:
 
 
 def _orders(num: int) -> list[list[int]]:
-    """Return the num! orders of `num` things; the number of an order is what is drawn."""
+    """Return all permutations of `num` items; a draw selects one by number."""
     orders = []
     for number in range(math.factorial(num)):
-        remaining, left, order = number, list(range(num)), []
-        while left:
-            remaining, place = divmod(remaining, len(left))
-            order.append(left.pop(place))
+        remaining, items, order = number, list(range(num)), []
+        while items:
+            remaining, position = divmod(remaining, len(items))
+            order.append(items.pop(position))
         orders.append(order)
     return orders
 
 
 def keep(images: Tensor, amounts: Tensor) -> Tensor:
-    """Return the images as they are."""
+    """Return the images unchanged."""
     return images
 
 
 def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
-    """Return the images times `factors`: 0 is black, 1 as they are."""
+    """Multiply the images by `factors`: 0 is black, 1 unchanged."""
     return _whole(images.mul(_per_image(factors)))
 
 
 def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
-    """Return the images blended with their mean grey: 0 is flat grey, 1 as they are."""
+    """Blend the images with their mean gray: 0 is flat gray, 1 unchanged."""
     grey = F.rgb_to_grayscale(images)
-    # Sums of integers below 2^53 are exact, so the mean does not depend on how many images are summed at once.
+    # Sums of integers below 2^53 are exact, so the mean does not depend on the size of the group.
     mean = grey.sum(dim=(1, 2, 3), dtype=torch.float64).float() / grey[0].numel()
     flat = mean[:, None, None, None].expand_as(grey).contiguous()  # else `addcmul_` leaves its fast path on CPUs
     return _blend(images, flat, factors)
 
 
 def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
-    """Return the images blended with their grey selves: 0 is grey, 1 as they are."""
+    """Blend the images with their grayscale: 0 is gray, 1 unchanged."""
     return images if images.shape[1] == 1 else _blend(images, F.rgb_to_grayscale(images), factors)
 
 
 def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
-    """Return the images with their hue shifted by so many turns of the colour wheel; grey stays.
-
-    The arithmetic, down to the bits, is what torchvision does to one image, and Pillow's `Convert.c` before it.
-    """
+    """Shift the hue by `shifts` turns of the color wheel; gray stays gray."""
     if images.shape[1] == 1:
         return images
+    # Bit-identical to torchvision's arithmetic for one image, which follows Pillow's `Convert.c`.
     hue, saturation, value = _to_hsv(images.float().mul_(1 / 255))
     hue.add_(shifts.float()[:, None, None])
-    hue.sub_(hue.floor())  # the bits of `remainder_(1)` in a fraction of its time
+    hue.sub_(hue.floor())  # same bits as `remainder_(1)`, much faster
     return _from_hsv(hue, saturation, value).mul_(256 - 1e-3).to(torch.uint8)  # as `F.to_dtype` scales
 
 
 def _to_hsv(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return hue, saturation and value in [0, 1], each [N, H, W], of red, green and blue in [0, 1], [N, 3, H, W]."""
+    """Convert RGB in [0, 1], [N, 3, H, W], to hue, saturation and value in [0, 1], each [N, H, W]."""
     darkest, value = pixels.aminmax(dim=1)
     is_grey = darkest == value
     span = value - darkest
@@ -104,7 +102,7 @@ def _to_hsv(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    """Return red, green and blue in [0, 1], [N, 3, H, W]."""
+    """Return RGB in [0, 1], [N, 3, H, W]."""
     sixths = hue * 6
     sector = sixths.floor()
     spread = (sixths - sector).mul_(saturation)
@@ -116,21 +114,22 @@ def _from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 
 @cache
 def _levels_on(device: torch.device) -> Tensor:
-    """Return the table on `device`: made once, as a GPU is waited for where a table of the host's is copied to it."""
+    """Return the table on `device`."""
+    # Cached: copying a host table to a GPU would wait for the device each time.
     return torch.tensor(_LEVELS, device=device)
 
 
 def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
-    """Return the images blended with themselves smoothed: 0 is smooth, 1 as they are; the outermost pixels stay.
+    """Blend the images with a smoothed copy: 0 is smooth, 1 unchanged; the outermost pixels stay.
 
-    Pillow's smoothing weighs the eight neighbours by 1/13 and the pixel by 5/13.
+    Pillow's smoothing kernel has weight 1/13 for the eight neighbors and 5/13 for the pixel.
     """
     if min(images.shape[-2:]) <= 2:
         return images
     floats = images.float()
     inner = floats[..., 1:-1, 1:-1]
-    # Sums of integers are exact in any order, and a thirteenth of one is never halfway between two. No convolution:
-    # cuDNN would time its algorithms anew for each size of a group.
+    # Sums of integers are exact in any order, and a thirteenth of one is never halfway between two integers. Not a
+    # convolution: cuDNN would benchmark its algorithms again for each group size.
     rows = floats[..., :-2, :] + floats[..., 1:-1, :] + floats[..., 2:, :]
     around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     smooth = around.add_(inner, alpha=4).div_(13).round_()
@@ -139,29 +138,29 @@ def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """Return the images with the upper `bits` of each value kept."""
+    """Keep the upper `bits` of each value."""
     return images & (256 - 2 ** (8 - bits.long())).to(torch.uint8)[:, None, None, None]
 
 
 def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
-    """Return the images with the values of at least `thresholds` inverted."""
+    """Invert the values of at least `thresholds`."""
     return torch.where(images >= _per_image(thresholds), ~images, images)
 
 
 def autocontrast(images: Tensor, amounts: Tensor) -> Tensor:
-    """Return the images with each channel stretched to 0..255."""
+    """Stretch each channel to 0..255."""
     stretched: Tensor = F.autocontrast(images)
     return stretched
 
 
 def equalize(images: Tensor, amounts: Tensor) -> Tensor:
-    """Return the images with an even histogram in each channel."""
+    """Equalize the histogram of each channel."""
     even: Tensor = F.equalize(images)
     return even
 
 
 def _blend(images: Tensor, others: Tensor, shares: Tensor) -> Tensor:
-    """Return share x image + (1 - share) x other, in the order of operations, and so the bits, of torchvision."""
+    """Return share * image + (1 - share) * other, bit-identical to torchvision."""
     return _whole(images.mul(_per_image(shares)).addcmul_(others.float(), _per_image(1 - shares)))
 
 

@@ -1,6 +1,6 @@
-"""Blanking a part of each image with the data set's mean colour, which is zero to the model once normalised.
+"""Fill a part of each image with the data set's mean color, which is zero after normalization.
 
-Cutout's authors, timm (`const`) and torchvision's `RandomErasing` blank after normalising, and write zero.
+Cutout's authors, timm (`const`) and torchvision's `RandomErasing` write zero after normalizing instead.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ Colour = tuple[int, ...]
 
 
 def mean_colour(mean: tuple[float, ...]) -> Colour:
-    """Return the nearest 8-bit value of each channel to `mean`, which is of pixels in [0, 1]."""
+    """Return `mean`, of pixels in [0, 1], as the nearest 8-bit value of each channel."""
     return tuple(min(255, max(0, round(255 * value))) for value in mean)
 
 
 @dataclass(frozen=True)
 class Cutout:
-    """Blank a square centred on a random pixel; what lies outside is lost. Draws: row, column.
+    """Fill a square centered on a random pixel, clipped at the edges. Draws: row, column.
 
-    DeVries and Taylor 2017, arXiv 1708.04552.
+    DeVries and Taylor 2017, arXiv 1708.04552. `size` is the side in pixels.
     """
 
     size: int
@@ -41,10 +41,10 @@ class Cutout:
 
 @dataclass(frozen=True)
 class RandomErasing:
-    """Blank a rectangle of random area and shape, with probability `p` (Zhong et al. 2020, arXiv 1708.04896).
+    """Fill a random rectangle with probability `p` (Zhong et al. 2020, arXiv 1708.04896).
 
-    As torchvision does it: ten tries for a rectangle smaller than the image, else none. `ratio` is width : height.
-    Draws: whether, area and ratio of each try, then the place.
+    Same as torchvision's: ten attempts for a rectangle smaller than the image, else none. `ratio` is width / height.
+    Draws: whether, area and ratio of each attempt, then the position.
     """
 
     p: float
@@ -75,7 +75,7 @@ def _between(ends: tuple[float, float], draws: Tensor) -> Tensor:
 
 
 def inside(top: Tensor, left: Tensor, bottom: Tensor, right: Tensor, height: int, width: int) -> Tensor:
-    """Return bool [N, 1, height, width]: the pixels of each box, int64 [N]; its bottom and right are not in it."""
+    """Return bool [N, 1, height, width] masks of pixel boxes, int64 [N] each; `bottom` and `right` are exclusive."""
     rows = torch.arange(height, device=top.device)
     columns = torch.arange(width, device=top.device)
     in_rows = (rows >= top[:, None]) & (rows < bottom[:, None])
@@ -83,8 +83,8 @@ def inside(top: Tensor, left: Tensor, bottom: Tensor, right: Tensor, height: int
     return (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
 
 
-def _blanked(images: Tensor, where: Tensor, colour: Colour) -> Tensor:
-    blanked = images.clone()
-    for channel, value in zip(blanked.unbind(1), colour, strict=True):
-        channel.masked_fill_(where[:, 0], value)
-    return blanked
+def _blanked(images: Tensor, mask: Tensor, color: Colour) -> Tensor:
+    filled = images.clone()
+    for channel, value in zip(filled.unbind(1), color, strict=True):
+        channel.masked_fill_(mask[:, 0], value)
+    return filled

@@ -1,4 +1,4 @@
-"""Moving pixels: cropping and flipping move whole ones, turning samples one grid for the whole batch."""
+"""Geometric augmentation: crop and flip move whole pixels, affine transforms resample the batch with one grid."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from torchvision.transforms.v2 import functional as F
 
 @dataclass(frozen=True)
 class PadCrop:
-    """Pad every side and cut the original size out at a random place. Draws: row, column."""
+    """Pad every side by `padding` pixels and crop the original size at a random position. Draws: row, column."""
 
     padding: int
     mode: str
@@ -34,9 +34,9 @@ class PadCrop:
 
 @dataclass(frozen=True)
 class Flip:
-    """Mirror left to right with probability `p`. Draws: one.
+    """Flip horizontally with probability `p`. Draws: one.
 
-    Alternating draws at p = 1/2 mirror an image in every second epoch (Jordan 2024, arXiv 2404.00498, section 3.6).
+    Alternating draws at p = 1/2 flip an image in every second epoch (Jordan 2024, arXiv 2404.00498, section 3.6).
     """
 
     p: float
@@ -46,15 +46,15 @@ class Flip:
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
-        mirrored = (draws[:, 0] < self.p)[:, None, None, None]
-        return torch.where(mirrored, images.flip(3), images)  # picking rows would wait for the device
+        is_flipped = (draws[:, 0] < self.p)[:, None, None, None]
+        return torch.where(is_flipped, images.flip(3), images)  # selecting rows would wait for the device
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Rotate, shear along x and zoom about the centre, sampling the whole batch through one grid.
+    """Rotate, shear along x and zoom about the center.
 
-    Draws: angle, shear, zoom; a range of no width ignores its draw. What lies outside is black.
+    Draws: angle, shear, zoom; a range of zero width ignores its draw. Pixels from outside the image are black.
     """
 
     degrees: float
@@ -70,20 +70,20 @@ class Turn:
         return warp(images, self._inverse(draws), self.interpolation)
 
     def _inverse(self, draws: Tensor) -> Tensor:
-        """Return the inverse of rotation x shear x zoom, float64 [N, 2, 3]."""
+        """Return the inverse of rotation * shear * zoom, float64 [N, 2, 3]."""
         angle = torch.deg2rad((2 * draws[:, 0] - 1) * self.degrees)
         shear = torch.tan(torch.deg2rad((2 * draws[:, 1] - 1) * self.shear_degrees))
         zoom = self.scale[0] + draws[:, 2] * (self.scale[1] - self.scale[0])
         cos, sin = torch.cos(angle), torch.sin(angle)
-        still = torch.zeros_like(angle)
-        entries = [cos + shear * sin, shear * cos - sin, still, sin, cos, still]
+        zero = torch.zeros_like(angle)
+        entries = [cos + shear * sin, shear * cos - sin, zero, sin, cos, zero]
         return (torch.stack(entries, dim=1) / zoom[:, None]).view(-1, 2, 3)
 
 
 def warp(images: Tensor, inverse: Tensor, interpolation: str) -> Tensor:
-    """Return uint8 [N, C, H, W] whose pixel (x, y) is read at `inverse` @ (x, y, 1), black outside.
+    """Return uint8 [N, C, H, W] whose pixel (x, y) is sampled at `inverse` @ (x, y, 1); outside is black.
 
-    `inverse` is float64 [N, 2, 3], in pixels from the centre of the image; `interpolation` nearest or bilinear.
+    `inverse` is float64 [N, 2, 3], in pixels from the image center; `interpolation` is nearest or bilinear.
     """
     height, width = images.shape[-2:]
     x = torch.arange(width, dtype=torch.float64, device=images.device) - (width - 1) / 2

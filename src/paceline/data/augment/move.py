@@ -1,4 +1,4 @@
-"""Cropping and mirroring by the native core: whole pixels are moved once, where `geometry` moves them step by step."""
+"""Crop and flip with the native extension, which moves each pixel only once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from paceline.data.native import MAX_SIDE, Native
 
 @dataclass(frozen=True)
 class Move:
-    """Do what `crop`, then `flip` does to images in host memory, bit for bit; one of them may do nothing.
+    """Apply `crop`, then `flip` to images in host memory, bit-identically; one of them may be None.
 
-    Draws: those of `crop`, then that of `flip`, as far as they have any.
+    Draws: those of `crop`, then that of `flip`.
     """
 
     native: Native
@@ -26,7 +26,7 @@ class Move:
 
     @property
     def num_draws(self) -> int:
-        """How many draws a sample uses."""
+        """Number of draws per sample."""
         return 2 * (self.crop is not None) + (self.flip is not None)
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class Move:
         return self.gathered(pixels, np.arange(len(pixels)), draws.numpy())
 
     def gathered(self, images: NDArray[np.uint8], indices: NDArray[np.int64], draws: NDArray[np.float64]) -> Tensor:
-        """Return uint8 [N, C, H, W]: of `images` [M, C, H, W], those at `indices` [N], changed by [N, num_draws]."""
+        """Return uint8 [N, C, H, W]: `images` [M, C, H, W] at `indices` [N], changed by draws [N, num_draws]."""
         channels, height, width = images.shape[1:]
         padding = self.crop.padding if self.crop else 0
         offsets = self._offsets(draws)
@@ -50,7 +50,7 @@ class Move:
         return out
 
     def takes(self, height: int, width: int) -> bool:
-        """Say whether the core moves images of this size; what cannot be reflected is left for torch to refuse."""
+        """Whether the extension supports images of this size in pixels; torch raises if padding cannot be reflected."""
         padding = self.crop.padding if self.crop else 0
         return max(height, width) <= MAX_SIDE and padding < min(height, width)
 
@@ -63,7 +63,7 @@ class Move:
         return images
 
     def _offsets(self, draws: NDArray[np.float64]) -> NDArray[np.int32]:
-        """Return int32 [2, N]: where each image is cut out of the padded one."""
+        """Return int32 [2, N]: row and column of each crop in the padded image."""
         if self.crop is None:
             return np.zeros((2, len(draws)), dtype=np.int32)
         return (draws[:, :2].T * (2 * self.crop.padding + 1)).astype(np.int32, order="C")
@@ -74,7 +74,7 @@ class Move:
 
 
 def fuse(augments: Sequence[Augment], native: Native | None) -> tuple[Change, ...]:
-    """Return what does to images in host memory what `augments` do, in fewer passes where the native core is there."""
+    """Combine crops and flips of images in host memory into one native pass each, if the extension is available."""
     if native is None:
         return tuple(augments)
     changes: list[Change] = []

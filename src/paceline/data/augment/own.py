@@ -1,4 +1,4 @@
-"""A user's own change to a batch, checked each time: what it returns becomes what the network sees."""
+"""Augmentation plugins: call a user's own code and validate every batch that it returns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from paceline.recipe.schema.section import Section
 
 @dataclass(frozen=True)
 class OwnChange:
-    """Call `inner` with uint8 images [N, C, H, W] and float64 draws [N, num_draws], on whatever device they are.
+    """Call the plugin `inner` with uint8 images [N, C, H, W] and float64 draws [N, num_draws], on any device.
 
-    Raise `RecipeError`, naming the entry at `path`, where it raises or returns something else than such images.
+    Raise `RecipeError`, naming the entry at `path`, if it raises or returns anything but such images.
     """
 
     inner: Any
@@ -34,13 +34,13 @@ class OwnChange:
         except PacelineError:
             raise
         except Exception as error:
-            raise RecipeError(f"{self.path}: {self.name} raised {told(error)} (mend it)") from error
+            raise RecipeError(f"{self.path}: {self.name} raised {told(error)} (fix it)") from error
         if isinstance(changed, Tensor) and _kind(changed) == (torch.uint8, images.shape, images.device):
             return changed
-        given = _told(changed) if isinstance(changed, Tensor) else type(changed).__name__
+        returned = _told(changed) if isinstance(changed, Tensor) else type(changed).__name__
         raise RecipeError(
-            f"{self.path}: {self.name} gives {given} for {_told(images)} (return images of the same size, type and "
-            f"device)"
+            f"{self.path}: {self.name} returns {returned} for {_told(images)} (return images of the same size, dtype "
+            f"and device)"
         )
 
 
@@ -53,19 +53,19 @@ def _told(images: Tensor) -> str:
 
 
 def build_own(section: OwnAugment, position: int) -> OwnChange:
-    """Return the change that entry `position` of `data.augment` names. Raise `RecipeError` where it is none."""
-    own = Own(f"data.augment[{position}]", section.name, section.args, AUGMENT)
-    inner = own.make()
+    """Build the plugin that entry `position` of `data.augment` names. Raise `RecipeError` if it is not one."""
+    plugin = Own(f"data.augment[{position}]", section.name, section.args, AUGMENT)
+    inner = plugin.make()
     num_draws = inner.num_draws
     if not isinstance(num_draws, int) or num_draws < 0:
-        raise own.lacks(f"has num_draws {num_draws!r} (say how many draws an image uses: 0, 1, 2, ...)")
-    return OwnChange(inner, own.path, own.name, num_draws)
+        raise plugin.lacks(f"has num_draws {num_draws!r} (set it to the number of draws per image: 0, 1, 2, ...)")
+    return OwnChange(inner, plugin.path, plugin.name, num_draws)
 
 
 def try_changes(chosen: Sequence[Section], channels: int, size: int) -> None:
-    """Make each own change among `chosen`, and have it change two black images of `size` pixels squared.
+    """Build each plugin among `chosen`, and apply it to two black images of `size` pixels squared.
 
-    Raise `RecipeError` for one that cannot be made, or gives something else than images.
+    Raise `RecipeError` for one that cannot be built, or does not return images.
     """
     for position, section in enumerate(chosen):
         if isinstance(section, OwnAugment):

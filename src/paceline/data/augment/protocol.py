@@ -1,4 +1,4 @@
-"""What every random change to a batch looks like. What mixes images with each other is in `data.mix`."""
+"""Protocols of batch-wise augmentation."""
 
 from typing import Protocol
 
@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 class Change(Protocol):
-    """What is done to a batch, or several things at once: uint8 images [N, C, H, W], `num_draws` draws a sample."""
+    """A change to a batch: uint8 images [N, C, H, W], with `num_draws` uniform draws per sample."""
 
     @property
     def num_draws(self) -> int:
-        """How many draws a sample uses."""
+        """Number of draws per sample."""
         ...
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
@@ -19,23 +19,23 @@ class Change(Protocol):
 
 
 class Augment(Protocol):
-    """Change uint8 images [N, C, H, W] by `num_draws` uniform draws a sample, on any device unless it `needs_host`."""
+    """Augment uint8 images [N, C, H, W] with `num_draws` draws per sample, in host memory if `needs_host`."""
 
     @property
     def num_draws(self) -> int:
-        """How many draws a sample uses."""
+        """Number of draws per sample."""
         ...
 
     @property
     def alternating(self) -> bool:
-        """Whether the draws belong to the sample and alternate by epoch (`data.draws`), instead of being fresh."""
+        """Whether the draws belong to the sample and alternate by epoch (see `data.draws`), instead of being fresh."""
         ...
 
     @property
     def needs_host(self) -> bool:
-        """Whether the draws decide what is run, for which a GPU would have to be waited for."""
+        """Whether the draws select the operations, for which a GPU would have to be waited for."""
         ...
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Return uint8 [N, C, H, W]; `draws` is float64 [N, num_draws] on the device of the images."""
+        """Return uint8 [N, C, H, W]; `draws` is float64 [N, num_draws] on the images' device, or on the host."""
         ...
