@@ -82,14 +82,13 @@ def _of_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int, free_b
     return _processes(data, cores) if is_gpu and needs_host(data) else Choice("inline", 0)
 
 
+# One core is left to the main process.
 def _processes(data: Data, cores: int) -> Choice:
-    """Use worker processes on all cores but the rank's own, or none if there is no other core."""
     workers = min(_MAX_WORKERS, max(0, cores - 1)) if data.workers == "auto" else data.workers
     return Choice("processes" if workers else "inline", workers)
 
 
 def _threads(data: Data, cores: int) -> int:
-    """Return the number of worker threads, at least 1."""
     return max(1, min(_MAX_WORKERS, cores - 1)) if data.workers == "auto" else data.workers
 
 

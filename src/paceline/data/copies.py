@@ -25,9 +25,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Copies:
-    """Count the images that occur more than once, and the samples that hold them; `first` shows examples.
+    """Count the images that occur more than once (`images`), and the samples that hold them (`samples`).
 
-    Of the `images`, `across_splits` are in both splits and `in_two_classes` have two labels.
+    `across_splits` of the images are in both splits, `in_two_classes` have two labels. `first` shows examples.
     """
 
     images: int
@@ -86,7 +86,6 @@ def _pair(numbers: NDArray[np.int64], labels: NDArray[np.uint64], num_train: int
 
 
 def _shown(groups: list[Pair]) -> tuple[Pair, ...]:
-    """Choose a few examples of each kind, the most serious kind first."""
     kinds: dict[tuple[bool, bool], list[Pair]] = {}
     for each in sorted(groups, key=lambda each: each.first):
         kinds.setdefault((not each.in_two_classes, not each.in_both_splits), []).append(each)

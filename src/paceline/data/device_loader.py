@@ -30,8 +30,6 @@ class Resident(NamedTuple):
 
 
 class _Laid(NamedTuple):
-    """Indices and draws of one batch, on the host and on the device."""
-
     indices: NDArray[np.int64]
     draws: NDArray[np.float64]
     device_indices: Tensor
@@ -86,7 +84,6 @@ class DeviceLoader:
         return Batch(images, labels, indices, device_draws[:, used:])
 
     def _lay(self, number: int, stop: int) -> None:
-        """Copy indices and draws of the next batches to the device."""
         self._laid.clear()
         per_batch = max(1, len(self.schedule.indices(number)))
         numbers = range(number, min(stop, number + max(1, _AT_ONCE // per_batch)))
@@ -106,6 +103,5 @@ def reside(source: ArraySource, device: torch.device) -> Resident:
 
 
 def _sent(values: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> Tensor:
-    """Copy asynchronously from pinned memory."""
     tensor = torch.from_numpy(values)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

@@ -56,11 +56,11 @@ class Laps(Protocol):
         ...
 
     def got(self, num_bytes: int) -> None:
-        """Charge the time since the last call to reading, which returned `num_bytes`."""
+        """Charge the time to reading, which returned `num_bytes`."""
         ...
 
     def finish(self, images: int, bytes_made: int) -> Work:
-        """Charge the time since the last call to collating, and return the timing of the batch."""
+        """Charge the time to collating, and return the timing of the batch."""
         ...
 
 
@@ -95,18 +95,18 @@ class TimedLaps:
         self._at_s = self._now()
 
     def lap(self, part: Part) -> None:
-        """Charge the time since the last call to `part`."""
+        """Charge the time to `part`."""
         at_s = self._now()
         self._seconds[part] += at_s - self._at_s
         self._at_s = at_s
 
     def got(self, num_bytes: int) -> None:
-        """Charge the time since the last call to reading, which returned `num_bytes`."""
+        """Charge the time to reading."""
         self.lap("read")
         self._bytes_read += num_bytes
 
     def finish(self, images: int, bytes_made: int) -> Work:
-        """Charge the time since the last call to collating, and return the timing of the batch."""
+        """Charge the time to collating, and return the timing."""
         self.lap("collate")
         return Work(
             images=images,

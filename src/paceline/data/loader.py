@@ -107,8 +107,6 @@ def build_eval_loader(data: Data, source: Source, shard: EvalShard, image_size: 
 
 @dataclass(frozen=True)
 class _Making:
-    """Components that every loader is built from."""
-
     source: Source
     schedule: Schedule
     sizing: Sizing
@@ -137,30 +135,30 @@ class _Making:
         return InlineLoader(dataset, options.pin_memory, self._tally)
 
     def _processes(self) -> WorkerLoader:
-        workers, trail = self.options.workers, Trail(self.options.workers)
-        (dataset,) = self._members([trail], fuse(self.augments, native()))
+        workers, progress = self.options.workers, Trail(self.options.workers)
+        (dataset,) = self._members([progress], fuse(self.augments, native()))
         name_of = self.source.name_of
-        return WorkerLoader(dataset, workers, self.options.pin_memory, self.timeout, trail, name_of, self._tally)
+        return WorkerLoader(dataset, workers, self.options.pin_memory, self.timeout, progress, name_of, self._tally)
 
     def _threads(self, members: Callable[[Sequence[Trail]], list[Batches]]) -> ThreadLoader:
-        workers, trail = self.options.workers, Trail(self.options.workers)
+        workers, progress = self.options.workers, Trail(self.options.workers)
         return ThreadLoader(
-            members([trail.of(worker) for worker in range(workers)]),
+            members([progress.of(worker) for worker in range(workers)]),
             pin_memory=self.options.pin_memory,
             timeout=self.timeout,
-            trail=trail,
+            trail=progress,
             name_of=self.source.name_of,
             tally=self._tally,
         )
 
     def _native(self) -> NativeLoader:
         """Build the native loader, which applies a leading `Flip` while decoding."""
-        core, workers, trail = native(), self.options.workers, Trail(self.options.workers + 1)
+        core, workers, progress = native(), self.options.workers, Trail(self.options.workers + 1)
         assert core is not None and isinstance(self.source, PackSource), "`choose_loader` admits only packs"
         flip = self.augments[0] if self.augments and isinstance(self.augments[0], Flip) else None
         changes = fuse(self.augments[flip is not None :], core)
         planner = Planner(self.source, self.schedule, self.sizing, flip)
-        members = self._members([trail.of(worker) for worker in range(workers + 1)], changes)
+        members = self._members([progress.of(worker) for worker in range(workers + 1)], changes)
         pin_memory = self.options.pin_memory
         return NativeLoader(
             planner,
@@ -168,42 +166,42 @@ class _Making:
             partial(core.Pool, workers),
             build_slots(pin_memory=pin_memory and not changes),
             timeout=self.timeout,
-            trail=trail,
+            trail=progress,
             tally=self._tally,
             laps=build_laps(self.options.now),
         )
 
-    def _members(self, trails: Sequence[Trail], changes: tuple[Change, ...]) -> list[Batches]:
+    def _members(self, progress_by_worker: Sequence[Trail], changes: tuple[Change, ...]) -> list[Batches]:
         """Build one batch maker per worker, each with its own progress record; data in memory is shared."""
-        workers = [(trail, build_laps(self.options.now)) for trail in trails]
+        workers = [(progress, build_laps(self.options.now)) for progress in progress_by_worker]
         if isinstance(self.source, ArraySource) and not isinstance(self.sizing, RandomResizedCrop):
-            return self._gathering(self.source, [laps for _, laps in workers], changes)
+            return self._gathering(self.source, [timer for _, timer in workers], changes)
         readers = (
-            (PictureReader(traced(self.source, trail), self.sizing, self.instead, laps), laps)
-            for trail, laps in workers
+            (PictureReader(traced(self.source, progress), self.sizing, self.instead, timer), timer)
+            for progress, timer in workers
         )
-        return [Batches(self.schedule, reader, changes, laps) for reader, laps in readers]
+        return [Batches(self.schedule, reader, changes, timer) for reader, timer in readers]
 
-    def _decoding(self, trails: Sequence[Trail]) -> list[Batches]:
+    def _decoding(self, progress_by_worker: Sequence[Trail]) -> list[Batches]:
         """Build one batch maker per thread that decodes, resizes and augments on the device."""
         device, members = self.options.device, []
         decoder = build_decoder(device, self.source.info.channels)
         changes = tuple(OnDevice(augment, device) for augment in self.augments)
-        for trail in trails:
-            source, laps = traced(self.source, trail), build_laps(self.options.now)
-            host = PictureReader(source, self.sizing, self.instead, laps)
-            reader = DecodedReader(host, source, self.sizing, decoder, laps)
-            members.append(Batches(self.schedule, reader, changes, laps))
+        for progress in progress_by_worker:
+            source, timer = traced(self.source, progress), build_laps(self.options.now)
+            host = PictureReader(source, self.sizing, self.instead, timer)
+            reader = DecodedReader(host, source, self.sizing, decoder, timer)
+            members.append(Batches(self.schedule, reader, changes, timer))
         return members
 
     def _gathering(self, source: ArraySource, timers: Sequence[Laps], changes: tuple[Change, ...]) -> list[Batches]:
         """Build one batch maker per timer for pixels of one size, with crop and flip fused into the gather."""
         pixels = build_pixels(source)
         if isinstance(pixels, ResidentPixels) and changes and isinstance(changes[0], Move):
-            moved = ((MovedReader(pixels, source.labels, changes[0], laps), laps) for laps in timers)
-            return [Batches(self.schedule, reader, changes[1:], laps) for reader, laps in moved]
-        readers = ((ArrayReader(pixels, source.labels, laps), laps) for laps in timers)
-        return [Batches(self.schedule, reader, changes, laps) for reader, laps in readers]
+            moved = ((MovedReader(pixels, source.labels, changes[0], timer), timer) for timer in timers)
+            return [Batches(self.schedule, reader, changes[1:], timer) for reader, timer in moved]
+        readers = ((ArrayReader(pixels, source.labels, timer), timer) for timer in timers)
+        return [Batches(self.schedule, reader, changes, timer) for reader, timer in readers]
 
     @property
     def _tally(self) -> Tally:

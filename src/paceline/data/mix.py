@@ -132,7 +132,6 @@ class PairMixing:
         return _mixed(images, pixels), _mixed(targets, shares[:, None])
 
     def _kept(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return the weights of each pair, float64 ([P, 1, H or 1, W or 1], [P])."""
         pixels, shares = self.kinds[0](draws, height, width)
         chosen = (draws[:, _WHICH] * len(self.kinds)).long()
         for number, kind in enumerate(self.kinds[1:], start=1):
@@ -144,7 +143,7 @@ class PairMixing:
 
 
 def _mixed(values: Tensor, weights: Tensor) -> Tensor:
-    """Mix neighbors of `values`, [2P, ...], with the weights `kept`, [P, ...]."""
+    """Mix neighbors of `values`, [2P, ...], with `weights`, [P, ...]."""
     weights = weights.to(values.dtype)
     first, second = values[0::2], values[1::2]
     mixed = torch.empty_like(values)  # keeps the memory format

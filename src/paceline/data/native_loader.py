@@ -70,12 +70,12 @@ class Finisher:
 
     def __call__(self, pending: Pending) -> Made:
         """Return the finished batch and its timing."""
-        planned, laps = pending.planned, self.batches.laps
-        laps.begin()
+        planned, timer = pending.planned, self.batches.laps
+        timer.begin()
         batch = self.batches.changed(planned.indices, planned.draws[:, self.num_draws :], self._samples(pending))
         if self.pin_memory:
             batch = batch.pin_memory()
-        work = laps.finish(len(batch), batch.images.nbytes).plus(pending.planning)
+        work = timer.finish(len(batch), batch.images.nbytes).plus(pending.planning)
         read_bytes = work.bytes_read + int(planned.lengths.sum())
         return Made(batch, work._replace(decode_s=work.decode_s + pending.task.seconds, bytes_read=read_bytes))
 
@@ -169,8 +169,7 @@ class NativeLoader:
         self._hands = None
 
     def _own_pool(self) -> Pool:
-        """Return the pool of this process: a forked child has none of its parent's threads."""
-        if self._pool is None or self._pid != os.getpid():
+        if self._pool is None or self._pid != os.getpid():  # a forked child has none of its parent's threads
             self._hands = None
             self._pool, self._pid = self._make_pool(), os.getpid()
         return self._pool

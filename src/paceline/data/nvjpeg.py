@@ -61,12 +61,12 @@ class TorchvisionDecoder:
 class DecodedReader:
     """Read samples as `PictureReader` does, but decode and resize on a device; `host` reads the rest."""
 
-    def __init__(self, host: PictureReader, source: Source, sizing: Sizing, decoder: Decoder, laps: Laps) -> None:
+    def __init__(self, host: PictureReader, source: Source, sizing: Sizing, decoder: Decoder, timer: Laps) -> None:
         self._host = host
         self._source = source
         self._sizing = sizing
         self._decoder = decoder
-        self._laps = laps
+        self._laps = timer
         self._stream = _stream_of(decoder.device)
         self.num_draws = sizing.num_draws
 

@@ -50,7 +50,7 @@ class Placement:
         return Placed(*self._bus.send((batch.images, batch.labels, batch.draws)))
 
     def copied(self, skip: int) -> Copied:
-        """Return the transfer totals so far; timing leaves out the first `skip` batches."""
+        """Return the transfer totals; timing leaves out the first `skip` batches."""
         return self._bus.copied(skip)
 
     def keep(self, batch: Batch) -> Batch:

@@ -43,11 +43,11 @@ class WorkerLoader:
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
         """Return an iterator over the batches; the workers end with it."""
         ahead, workers = self._start(first, stop)
-        with Crew(workers, self.trail, self.timeout, self.dataset.schedule.title, self.name_of) as crew:
+        with Crew(workers, self.trail, self.timeout, self.dataset.schedule.title, self.name_of) as supervisor:
             try:
                 for number in range(first, stop):
                     self.tally.ask(self.trail.num_made - (number - first))
-                    item = crew.wait_for(number, ahead)
+                    item = supervisor.wait_for(number, ahead)
                     if isinstance(item, PacelineError):
                         raise item
                     self.tally.hand(item.work)

@@ -52,13 +52,13 @@ class Reader(Protocol):
 class ArrayReader:
     """Gather raw pixels of one size, a whole batch at once.
 
-    `laps` charges gathering to reading and resizing to decoding.
+    `timer` charges gathering to reading and resizing to decoding.
     """
 
     num_draws = 0
 
-    def __init__(self, pixels: Pixels, labels: NDArray[np.int64], laps: Laps) -> None:
-        self._laps = laps
+    def __init__(self, pixels: Pixels, labels: NDArray[np.int64], timer: Laps) -> None:
+        self._laps = timer
         self._pixels = pixels
         self._labels = torch.from_numpy(labels)
 
@@ -75,9 +75,9 @@ class ArrayReader:
 class MovedReader:
     """Gather images as `ArrayReader` does, and crop and flip them with `move` in the same pass."""
 
-    def __init__(self, pixels: ResidentPixels, labels: NDArray[np.int64], move: Move, laps: Laps) -> None:
-        self._plain = ArrayReader(pixels, labels, laps)
-        self._laps = laps
+    def __init__(self, pixels: ResidentPixels, labels: NDArray[np.int64], move: Move, timer: Laps) -> None:
+        self._plain = ArrayReader(pixels, labels, timer)
+        self._laps = timer
         self._images = pixels.images.numpy()
         self._labels = torch.from_numpy(labels)
         self._move = move
@@ -96,16 +96,16 @@ class MovedReader:
 
 
 class PictureReader:
-    """Decode and resize samples one by one; `instead` is the policy for unreadable ones.
+    """Decode and resize samples one by one; `bad_image_policy` is the policy for unreadable ones.
 
     A replacement comes with its own label and with the draws of the requested sample.
     """
 
-    def __init__(self, source: Source, sizing: Sizing, instead: Instead, laps: Laps) -> None:
+    def __init__(self, source: Source, sizing: Sizing, bad_image_policy: Instead, timer: Laps) -> None:
         self._source = source
-        self._laps = laps
+        self._laps = timer
         self._sizing = sizing
-        self._instead = instead
+        self._instead = bad_image_policy
         self.num_draws = sizing.num_draws
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Samples:

@@ -77,7 +77,6 @@ class TrainSchedule:
         return f"the batch of step {number + 1:,}"
 
     def _of(self, first: int, stop: int) -> list[NDArray[np.float64]]:
-        """Draw for consecutive steps of one epoch."""
         indices = np.concatenate([self.order.indices(step) for step in range(first, stop)])
         draws = draw(self.order.seed, self.order.epoch(first), indices, self.is_alternating)
         steps = np.split(draws, stop - first)

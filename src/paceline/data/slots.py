@@ -40,7 +40,6 @@ class PagedSlots:
         return torch.from_numpy(view)
 
     def _collect(self) -> None:
-        """Reclaim memory that nothing references any more."""
         still_lent = [(view, memory) for view, memory in self._lent if view() is not None]
         if len(still_lent) < len(self._lent):
             self._free += [memory for view, memory in self._lent if view() is None]

@@ -58,13 +58,13 @@ def staged(
     inventory = take_inventory(section, skip_bad=skip_bad)
     stock = inventory.take_stock()
     spot = _Spot(_top(where, make=True) / f"{_PREFIX}{stock.digest}")
-    lease = _copied(spot, inventory, stock, memory_left, progress) if is_first else _found(spot, inventory, progress)
+    lock = _copied(spot, inventory, stock, memory_left, progress) if is_first else _found(spot, inventory, progress)
     try:
         yield inventory.section_at(spot.folder)
     finally:
-        if lease.becomes_alone() and lease.stands and not spot.kept.exists():
-            spot.remove(lease)
-        lease.close()
+        if lock.becomes_alone() and lock.stands and not spot.kept.exists():
+            spot.remove(lock)
+        lock.close()
 
 
 def stage_for_keeps(
@@ -95,18 +95,16 @@ def unstage(where: Path) -> tuple[Path, ...]:
     """Remove all copies in `where`, permanent ones included; return them. Raise `DataError` if one is in use."""
     removed = []
     for spot in _spots(_top(str(where), make=False)):
-        lease = take(spot.lock, alone=True, wait=False)
-        if lease is None:
+        lock = take(spot.lock, alone=True, wait=False)
+        if lock is None:
             raise DataError(f"{printable(spot.folder)}: is in use by a run (wait until the run has ended)")
-        spot.remove(lease)
+        spot.remove(lock)
         removed.append(spot.folder)
     return tuple(removed)
 
 
 @dataclass(frozen=True)
 class _Spot:
-    """Paths of a complete copy and of the files beside it."""
-
     folder: Path
 
     @property
@@ -126,12 +124,12 @@ class _Spot:
         with contextlib.suppress(FileNotFoundError):
             self.folder.rename(self.partial)
 
-    def remove(self, lease: Lease) -> None:
-        """Remove all files of the copy; this process must hold `lease` exclusively."""
+    def remove(self, lock: Lease) -> None:
+        """Remove all files of the copy; this process must hold `lock` exclusively."""
         self.unmake()
         shutil.rmtree(self.partial, ignore_errors=True)
         self.kept.unlink(missing_ok=True)
-        lease.remove()
+        lock.remove()
 
 
 def _copied(
@@ -140,31 +138,30 @@ def _copied(
     """Return a shared lock on a complete copy; make the copy if there is none."""
     _remove_stale(spot)
     while True:
-        lease = _shared(spot, lambda: progress(0, stock.num_bytes))
+        lock = _shared(spot, lambda: progress(0, stock.num_bytes))
         if _is_whole(spot, inventory):
-            return lease
-        if lease.becomes_alone() and lease.stands:
+            return lock
+        if lock.becomes_alone() and lock.stands:
             try:
                 _make(spot, inventory, stock, memory_left, progress)
-                lease.becomes_shared()
+                lock.becomes_shared()
             except BaseException as error:
-                spot.remove(lease)
+                spot.remove(lock)
                 if isinstance(error, OSError):
                     raise DataError(f"data.stage: {printable(spot.folder)}: {error.strerror} (name another)") from error
                 raise
-            if lease.stands and spot.folder.is_dir():
-                return lease
-        lease.close()
+            if lock.stands and spot.folder.is_dir():
+                return lock
+        lock.close()
         if spot.folder.is_dir() and not _is_whole(spot, inventory) and _is_used(spot):
             raise DataError(f"{printable(spot.folder)}: lacks files and is in use by another run (wait until it ends)")
 
 
 def _found(spot: _Spot, inventory: Inventory, progress: Progress) -> Lease:
-    """Return a shared lock on the copy that another process of this node has made."""
-    lease = _shared(spot, lambda: progress(0, 0))
+    lock = _shared(spot, lambda: progress(0, 0))
     if spot.folder.is_dir():
-        return lease
-    lease.close()
+        return lock
+    lock.close()
     raise DataError(f"{inventory.title}: changed while it was staged (start again when it no longer changes)")
 
 
@@ -190,33 +187,32 @@ def _is_whole(spot: _Spot, inventory: Inventory) -> bool:
 
 
 def _is_used(spot: _Spot) -> bool:
-    lease = take(spot.lock, alone=True, wait=False)
-    if lease is None:
+    lock = take(spot.lock, alone=True, wait=False)
+    if lock is None:
         return True
-    lease.close()
+    lock.close()
     return False
 
 
 def _shared(spot: _Spot, waits: Callable[[], None]) -> Lease:
     """Wait for a shared lock; `waits` is called regularly while another process copies or removes."""
     try:
-        while (lease := take(spot.lock, alone=False, wait=False)) is None:
+        while (lock := take(spot.lock, alone=False, wait=False)) is None:
             waits()
             threading.Event().wait(_LOOK_S)
     except OSError as error:
         raise DataError(f"data.stage: {printable(spot.lock)}: {error.strerror} (name another folder)") from error
-    return lease
+    return lock
 
 
 def _remove_stale(wanted: _Spot) -> None:
-    """Remove other copies in the same folder that no run holds, except permanent ones."""
     for spot in _spots(wanted.folder.parent):
         if spot == wanted or spot.kept.exists():
             continue
         with contextlib.suppress(OSError):  # it belongs to another user
-            lease = take(spot.lock, alone=True, wait=False)
-            if lease is not None:
-                spot.remove(lease)
+            lock = take(spot.lock, alone=True, wait=False)
+            if lock is not None:
+                spot.remove(lock)
 
 
 def _spots(top: Path) -> list[_Spot]:
@@ -238,7 +234,6 @@ def _refuse_others(folder: Path) -> None:
 
 
 def _held(folder: Path) -> Stock:
-    """Measure the files in `folder`, by the space that they occupy."""
     sizes = [(Path(path) / name).lstat().st_size for path, _, names in os.walk(folder) for name in names]
     return Stock("", len(sizes), sum(sizes), sum(paged(num_bytes) for num_bytes in sizes))
 

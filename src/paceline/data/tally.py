@@ -69,17 +69,17 @@ class TimedTally:
         self._alive_s = 0.0
 
     def start(self, workers: int) -> None:
-        """Record that `workers` workers start, and that earlier ones have ended."""
+        """Record that workers start."""
         self._alive = workers
         self._alive_since_s = self._now()
 
     def ask(self, num_ready: int) -> None:
-        """Record that the rank requests a batch while `num_ready` are made."""
+        """Record a request."""
         self._num_ready = num_ready
         self._asked_s = self._now()
 
     def hand(self, work: Work) -> None:
-        """Record that the requested batch is handed out, and the timing of making it."""
+        """Record a delivery and its timing."""
         at_s = self._now()
         self._work = self._work.plus(work)
         self._batches += 1
@@ -90,7 +90,7 @@ class TimedTally:
         self._alive_since_s = at_s
 
     def stats(self) -> LoaderResult:
-        """Return the totals of all batches so far."""
+        """Return the totals."""
         work, num = self._work, max(1, self._batches)
         return LoaderResult(
             loader=self._loader,

@@ -49,11 +49,11 @@ def verify(datasets: Datasets, workers: int, timeout: Duration) -> Iterator[Veri
     is replaced, and the image counts as bad.
     """
     images = _Images(datasets, Digests(len(datasets.train) + len(datasets.val)))
-    with closing(_Crew(images, max(1, min(workers, len(images))), timeout)) as crew:
+    with closing(_Crew(images, max(1, min(workers, len(images))), timeout)) as pool:
         seen = 0
         bad: list[BadFile] = []
-        while crew.is_busy:
-            for findings in crew.wait():
+        while pool.is_busy:
+            for findings in pool.wait():
                 seen += findings.images
                 bad += findings.bad
             yield Verified(seen, tuple(bad))
@@ -112,8 +112,6 @@ class _Images:
 
 @dataclass
 class _Crew:
-    """Worker processes, each with a pipe for its findings."""
-
     images: _Images
     workers: int
     timeout: Duration
@@ -183,18 +181,20 @@ class _Crew:
         return Verified((at - unreported) // self.workers + 1, (self.images.blame(at, reason),))
 
 
-def _work(images: _Images, worker: int, first: int, stride: int, trail: Trail, sender: Connection, parent: int) -> None:
+def _work(
+    images: _Images, worker: int, first: int, stride: int, progress: Trail, sender: Connection, parent: int
+) -> None:
     """Check images `first`, `first + stride`, ..., and send findings; a bad image is sent at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
-    trail.enter(worker, first)
+    progress.enter(worker, first)
     seen = 0
     for number in range(first, len(images), stride):
-        trail.sample(number)
+        progress.sample(number)
         bad = images.check(number)
         seen += 1
         if bad or seen == _TOLD_EVERY:
             sender.send(Verified(seen, bad))
-            trail.batch(number + stride)  # as "batch", note the first image that is not reported yet
+            progress.batch(number + stride)  # as "batch", note the first image that is not reported yet
             seen = 0
     sender.send(Verified(seen))

@@ -122,37 +122,37 @@ class TracedSource:
         return self.source.name_of(index)
 
 
-def traced(source: Source, trail: Trail) -> Source:
+def traced(source: Source, progress: Trail) -> Source:
     """Wrap a source to record its reads; return pixels in memory, which cannot hang or crash, as they are."""
-    return source if isinstance(source, ArraySource) else TracedSource(source, trail)
+    return source if isinstance(source, ArraySource) else TracedSource(source, progress)
 
 
-def enter_crew(parent: int, trail: Trail, worker: int) -> None:
+def enter_crew(parent: int, progress: Trail, worker: int) -> None:
     """Initialize a worker process: exit with its parent, and ignore signals meant for the run."""
-    trail.enter(worker)
+    progress.enter(worker)
     sys.excepthook = _hold_ones_peace
     for ignored in _LEFT_TO_THE_RANK:
         signal.signal(ignored, signal.SIG_IGN)
     die_with_parent(parent)
 
 
-def has_entered(workers: Sequence[BaseProcess], trail: Trail, within_s: float) -> bool:
+def has_entered(workers: Sequence[BaseProcess], progress: Trail, within_s: float) -> bool:
     """Wait until every worker has registered or one has died; return False if neither happens in time."""
     pause = threading.Event()
     for _ in range(round(within_s / _LOOK_S)):
-        if _is_settled(workers, trail):
+        if _is_settled(workers, progress):
             return True
         pause.wait(_LOOK_S)
     return False
 
 
-def _is_settled(workers: Sequence[BaseProcess], trail: Trail) -> bool:
-    started = sum(spot.pid >= 0 for spot in trail.spots())
+def _is_settled(workers: Sequence[BaseProcess], progress: Trail) -> bool:
+    started = sum(spot.pid >= 0 for spot in progress.spots())
     return started >= len(workers) or any(worker.exitcode is not None for worker in workers)
 
 
 def _hold_ones_peace(*_: object) -> None:
-    """Suppress worker tracebacks; errors are forwarded to the rank."""
+    """Do nothing: errors are forwarded to the rank."""
 
 
 @contextmanager
@@ -174,13 +174,13 @@ class Crew:
     def __init__(
         self,
         processes: Sequence[BaseProcess],
-        trail: Trail,
+        progress: Trail,
         timeout: Duration,
         title: Callable[[int], str],
         name_of: Callable[[int], str],
     ) -> None:
         self._processes = processes
-        self._trail = trail
+        self._trail = progress
         self._timeout = timeout
         self._title = title
         self._name_of = name_of
@@ -221,7 +221,6 @@ class Crew:
                 raise failure
 
     def _watch(self) -> None:
-        """Kill all workers if one batch takes longer than the timeout."""
         # A worker that is stopped while it hands over a batch would block the rank in the middle of a message forever.
         before, polls = -1, 0
         while not self._left.wait(POLL_S):
@@ -246,11 +245,9 @@ class Crew:
 
     @property
     def _dead(self) -> BaseProcess | None:
-        """A worker that has exited, or None."""
         return next((process for process in self._processes if process.exitcode is not None), None)
 
     def _check(self) -> None:
-        """Raise if a worker hangs or is dead."""
         dead = self._dead
         verdict = self._verdict or (self._death(dead) if dead else "")
         if verdict:

@@ -43,7 +43,6 @@ class ColorJitter:
 
 
 def _orders(num: int) -> list[list[int]]:
-    """Return all permutations of `num` items; a draw selects one by number."""
     orders = []
     for number in range(math.factorial(num)):
         remaining, items, order = number, list(range(num)), []
@@ -114,7 +113,6 @@ def _from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 
 @cache
 def _levels_on(device: torch.device) -> Tensor:
-    """Return the table on `device`."""
     # Cached: copying a host table to a GPU would wait for the device each time.
     return torch.tensor(_LEVELS, device=device)
 
