@@ -116,7 +116,7 @@ def test_a_low_limit_of_open_files_is_found(doctor) -> None:
 def test_a_quota_of_cpu_time_is_found(doctor, half_a_core: Path) -> None:
     told = doctor(["sh", "-ec", f'echo $$ > "{half_a_core}/cgroup.procs"\nexec "$@"', "sh"])
     assert told.named("wrong") == set() and "cores" in told.named("look") and told.named("look") <= {"cores", *BUSY}
-    assert told.findings["cores"]["found"].endswith("but only 0.5 s of CPU time a second")
+    assert told.findings["cores"]["found"].endswith("but only 0.5 s of CPU time per second")
 
 
 def test_a_host_that_does_not_resolve_is_found(doctor) -> None:

@@ -20,7 +20,7 @@ def test_two_healthy_ranks_are_timed_and_nothing_is_amiss_between_them(paceline)
     ended = paceline("doctor", "--ranks", "2", "--json")
     rows = {row["name"]: row for row in json.loads(ended.out)["ranks"]}
     assert list(rows) == ["ranks", "all-reduce"] and not amiss([*rows.values()]), rows
-    assert rows["ranks"]["found"].startswith("2 ranks met, of 1 host: ")
+    assert rows["ranks"]["found"].startswith("2 ranks joined, on 1 host: ")
     assert "Gbit/s" in rows["all-reduce"]["found"] and "2 ranks of one host" in rows["all-reduce"]["found"]
 
 
@@ -66,11 +66,11 @@ def test_a_rank_that_no_message_comes_from_ends_in_a_finding_that_names_it(told)
     assert amiss(rows) == [("all-reduce", "wrong")]
     (found,) = [row["found"] for row in rows if row["state"] == "wrong"]
     assert found.startswith("fails within 3.00 s: rank 0 (") and "Timed out waiting 3000ms" in found
-    assert "rank 1 (" in found and found.endswith(") does not answer")
+    assert "rank 1 (" in found and found.endswith(") does not respond")
 
 
 def test_a_rank_that_dies_after_the_ranks_have_met_is_named_and_the_others_are_judged(told) -> None:
     codes, rows = told("impatience", "torch", "death")
     assert codes == [1, 0, -signal.SIGKILL]
     assert amiss(rows) == [("ranks", "wrong"), ("versions of torch", "wrong")]
-    assert rows[0]["found"] == "3 ranks met; rank 2 died or hung since"
+    assert rows[0]["found"] == "3 ranks joined; rank 2 died or hung since"

@@ -1,4 +1,4 @@
-"""What the run that measures more than its stages, and is slower for it, adds to a profile: buckets, and a check."""
+"""Merge the measurements of the instrumented run of a profile into it: buckets, and a check of the trace."""
 
 from pathlib import Path
 
@@ -9,21 +9,22 @@ from paceline.recipe.schema import Recipe
 _OF_BUCKETS = ("bytes", "wire_s", "overlap", "buckets")
 
 
-def communication(base: RunResult, aside: RunResult | None) -> CommunicationResult | None:
-    """Return what a step of the base waits for, with what buckets took in the run aside, where they were timed there.
+def communication(base: RunResult, instrumented: RunResult | None) -> CommunicationResult | None:
+    """Return the communication of `base` with the bucket timings of the instrumented run, if it has some.
 
-    Their overlap is of the run aside alone, as a ratio is to be of one run. None where the base averages nothing.
+    None if `base` averages no gradients.
     """
-    timed = aside.communication if aside else None
+    timed = instrumented.communication if instrumented else None
     if base.communication is None or timed is None or timed.wire_s is None:
         return base.communication
+    # Take the overlap from the instrumented run, too: a ratio must be of a single run.
     return base.communication.model_copy(update={name: getattr(timed, name) for name in _OF_BUCKETS})
 
 
 def trace_share(trace: Path, traced: RunResult, recipe: Recipe, length: int) -> float | None:
-    """Return the seconds of all stages in a trace of rank 0's over those of its clock: 1 where they agree.
+    """Return the seconds of all stages in rank 0's trace over those of its clock; 1 if they agree.
 
-    None where there is no trace, or `length` steps from the end of the warm-up are not those that the clock counted.
+    None without a trace, or if the traced steps are not those that the clock measured.
     """
     counted = traced.account.counted_steps if traced.account else 0
     if length < counted or recipe.measure.warmup_steps < PROFILER_WARMUP_STEPS or not trace.is_file():

@@ -1,7 +1,6 @@
-"""The study of batches: batch size x warm-up x rule for the learning rate, and how soon whole runs reach a target.
+"""Batch-size studies: whole runs over batch size x warm-up x learning-rate rule, and their time to a target.
 
-It is what Shallue et al. 2019 (arXiv 1811.03600) call the steps and the time to a goal error: a larger batch makes
-epochs faster, and each of them may teach less.
+Steps and time to a goal error as in Shallue et al. 2019 (arXiv 1811.03600).
 """
 
 import math
@@ -27,12 +26,12 @@ from paceline.recipe.schema.schedule import OneCycle
 
 RULES: Final = ("none", "sqrt", "linear")
 ANY: Final = "any"
-"""The rule at the batch size that the learning rate is for: there all of them say the same."""
+"""Rule at the base batch size, where all rules agree."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is combined with what; an empty axis leaves the recipe's own."""
+    """Axes of the grid; an empty axis keeps the recipe's value."""
 
     batch_sizes: tuple[int, ...] = ()
     warmups: tuple[Duration, ...] = ()
@@ -41,7 +40,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Cell:
-    """A batch size, a warm-up and a rule; `error` says why the recipe does not run so, and `case` is None then."""
+    """A batch size, LR warm-up and rule; `error` explains a cell that cannot run, whose `case` is None."""
 
     batch_size: int
     warmup: str
@@ -52,15 +51,14 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What it is called: `batch 512, warmup 5ep, sqrt`."""
+        """Label such as `batch 512, warmup 5ep, sqrt`."""
         return ", ".join([f"batch {self.batch_size}", *([f"warmup {self.warmup}"] if self.warmup else []), self.rule])
 
 
 def plan_cells(recipe: Recipe, grid: Grid, ranks: int, nodes: int, length: Patch) -> list[Cell]:
-    """Return all combinations, `length` being the patch of a whole run.
+    """Return all cells; `length` is the patch of a full run. Raise `RecipeError` if none fits.
 
-    The learning rate of the recipe is taken to be for its `base_batch_size`, or for its batch size where it has none.
-    Raise `RecipeError` where no combination fits.
+    The recipe's learning rate refers to its `base_batch_size`, or to its batch size if that is `auto`.
     """
     known = recipe.optim.base_batch_size
     base = recipe.data.global_batch_size if known == "auto" else known
@@ -93,7 +91,6 @@ def _cell(recipe: Recipe, setting: tuple[int, Duration | None, str], base: int, 
 
 
 def _assignments(recipe: Recipe, setting: tuple[int, Duration | None, str], base: int) -> Iterable[tuple[str, Any]]:
-    """Yield what a combination changes about the recipe."""
     batch_size, warmup, rule = setting
     if batch_size != recipe.data.global_batch_size:
         yield "data.batch_size", batch_size
@@ -105,12 +102,12 @@ def _assignments(recipe: Recipe, setting: tuple[int, Duration | None, str], base
         yield "optim.base_batch_size", wanted
     if warmup is not None and str(warmup) != _spoken(recipe, None):
         yield "schedule.warmup", str(warmup)
-        if not warmup.value and not isinstance(recipe.schedule, OneCycle):  # the others have no effect without
+        if not warmup.value and not isinstance(recipe.schedule, OneCycle):  # these have no effect without a warm-up
             yield from defaults(recipe, "schedule", ("warmup_start", "warmup_shape", "warmup_by"))
 
 
 def _spoken(recipe: Recipe, warmup: Duration | None) -> str:
-    """Return a warm-up as it is written; the recipe's own for None, which is "" where its schedule has none."""
+    """Return a warm-up as text; for None the recipe's own, "" if its schedule has none."""
     if warmup is not None:
         return str(warmup)
     return "" if isinstance(recipe.schedule, OneCycle) else str(recipe.schedule.warmup)
@@ -119,9 +116,9 @@ def _spoken(recipe: Recipe, warmup: Duration | None) -> str:
 def to_batches(
     cells: Sequence[Cell], outcomes: Sequence[Outcome], seeds: int, target: Goal | None
 ) -> tuple[BatchPoint, ...]:
-    """Return how the runs of each combination ended, and when they reached `target`.
+    """Return how the runs of each cell ended, and when they reached `target`.
 
-    Raise `PacelineError` where the evaluations of a run cannot be read.
+    Raise `PacelineError` if the evaluations of a run cannot be read.
     """
     return tuple(
         _batch(cell, [each for each in outcomes if each.trial.name == cell.name], seeds, target) for cell in cells
@@ -129,17 +126,20 @@ def to_batches(
 
 
 def sentences_of(cells: Sequence[Cell], outcomes: Sequence[Outcome], target: Goal | None) -> tuple[str, ...]:
-    """Return what the best way of each larger batch takes of the time of the smallest batch, where all runs got there.
+    """Return, for each larger batch size, its time to the target relative to the smallest one's.
 
-    The best is the fastest to the target of those whose runs have all reached it. Ratios are of runs of one seed, with
-    their interval where there are several.
+    Uses the fastest cell per batch size of those whose runs all reached the target. Ratios pair runs of the same seed.
     """
     best: dict[int, tuple[Cell, dict[int, float]]] = {}
     for cell in cells:
-        its = [each for each in outcomes if each.trial.name == cell.name]
-        times_s = {turn: reached["trained_s"] for turn, reached in _reached(its, target).items()}
-        known = best.get(cell.batch_size)
-        if times_s and len(times_s) == len(its) and (known is None or _typical(times_s) < _typical(known[1])):
+        cell_outcomes = [each for each in outcomes if each.trial.name == cell.name]
+        times_s = {turn: reached["trained_s"] for turn, reached in _reached(cell_outcomes, target).items()}
+        previous = best.get(cell.batch_size)
+        if (
+            times_s
+            and len(times_s) == len(cell_outcomes)
+            and (previous is None or _typical(times_s) < _typical(previous[1]))
+        ):
             best[cell.batch_size] = (cell, times_s)
     ordered = [best[batch_size] for batch_size in sorted(best)]
     return tuple(_sentence(each, ordered[0]) for each in ordered[1:])
@@ -160,11 +160,11 @@ def _sentence(one: tuple[Cell, dict[int, float]], smallest: tuple[Cell, dict[int
 
 
 def _reached(outcomes: Sequence[Outcome], target: Goal | None) -> dict[int, dict[str, Any]]:
-    """Return the evaluation that met the target, by turn, of the runs that did."""
+    """Return the evaluation that reached the target, by turn, of the runs that did."""
     if target is None:
         return {}
-    found = {each.repeat: first_met([*read_lines(each.rundir.evals)], target) for each in outcomes if each.result}
-    return {turn: evaluation for turn, evaluation in found.items() if evaluation is not None}
+    evaluations = {each.repeat: first_met([*read_lines(each.rundir.evals)], target) for each in outcomes if each.result}
+    return {turn: evaluation for turn, evaluation in evaluations.items() if evaluation is not None}
 
 
 def _batch(cell: Cell, outcomes: Sequence[Outcome], seeds: int, target: Goal | None) -> BatchPoint:
@@ -189,14 +189,14 @@ def _batch(cell: Cell, outcomes: Sequence[Outcome], seeds: int, target: Goal | N
 
 
 def first_met(evaluations: Sequence[dict[str, Any]], target: Goal) -> dict[str, Any] | None:
-    """Return the evaluation that met the target; averaged weights are judged where there are, as where a run stops."""
-    judged = [each.get("ema_top1", each["top1"]) for each in evaluations]
-    place = target.met_at(judged)
-    return None if place is None else evaluations[place]
+    """Return the first evaluation that reached the target, of the averaged weights if there are any."""
+    values = [each.get("ema_top1", each["top1"]) for each in evaluations]
+    index = target.met_at(values)
+    return None if index is None else evaluations[index]
 
 
 def _geometric(values: Sequence[float]) -> Interval | None:
-    """Return the geometric mean of times or rates, whose ratio to another's is then that of their runs."""
+    """Return the geometric mean, whose ratio to another one is the ratio of their runs."""
     if len(values) == 1:
-        return mean_of(values)  # itself, to the last digit
+        return mean_of(values)  # exact
     return ratio_of(values, [1.0] * len(values)) if values else None

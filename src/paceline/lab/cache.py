@@ -1,4 +1,4 @@
-"""The kernel's page cache: have files in it, or out of it, before something is measured that reads them."""
+"""Read files into the kernel's page cache, or evict them, before a run that reads them is measured."""
 
 import contextlib
 import os
@@ -26,20 +26,19 @@ from paceline.recipe.schema.source import Folder, HuggingFace, Lmdb, Manifest, P
 
 
 def set_cache(recipe: Recipe, *, is_cold: bool) -> None:
-    """Have what a run of `recipe` reads in the kernel's cache, or out of it, when the run starts.
+    """Read what a run of `recipe` will read into the page cache, or evict it.
 
-    That is what is in files, not their names, which the kernel keeps by itself. Of images in memory, and of a copy that
-    a run makes for itself (`data.stage`), there is nothing to do. Raise `RecipeError` for a cold run that cannot be:
-    nothing is read from a disk, or an image is read twice, the second time from the cache.
+    In-memory sources and staged copies (`data.stage`) are ignored if warm. Raise `RecipeError` for a cold run that
+    cannot be cold: it reads nothing from disk, or an image twice.
     """
     data = recipe.data
     if is_cold:
         _check_reads_disk(data)
-        drop(_files_before_cold(recipe))  # where nobody holds a map of them any more, which would keep pages
+        drop(_files_before_cold(recipe))  # sources are closed by now: mapped pages would stay in the cache
     elif data.stage == "off" and _reads_files(data):
         source = _source(data)
-        taken = part_of(source, _taken(recipe, len(source)))
-        warm(taken, len(taken))
+        subset = part_of(source, _taken(recipe, len(source)))
+        warm(subset, len(subset))
 
 
 def _source(data: Data) -> Source:
@@ -47,20 +46,20 @@ def _source(data: Data) -> Source:
 
 
 def _files_before_cold(recipe: Recipe) -> list[Path]:
-    """Return the files that a cold run of `recipe` reads. Raise `RecipeError` as `set_cache` does."""
+    """Return the files that a cold run reads. Raise `RecipeError` as `set_cache` does."""
     source = _source(recipe.data)
     check_cold(recipe, len(source))
     files = files_of(part_of(source, _taken(recipe, len(source))))
     if not files:
         raise RecipeError(
             f"data.source.name: of {recipe.data.source.name} it is not known which files it reads, so no run of it can "
-            f"be made cold (leave out `cache: cold`)"
+            f"be cold (leave out `cache: cold`)"
         )
     return files
 
 
 def check_cold(recipe: Recipe, num_images: int) -> None:
-    """Raise `RecipeError` unless a run reads each of `num_images` training images once at most."""
+    """Raise `RecipeError` unless a run reads each of `num_images` training images at most once."""
     steps, batch_size = _steps(recipe, num_images), recipe.data.global_batch_size
     if steps * batch_size <= num_images:
         return
@@ -75,14 +74,14 @@ def check_cold(recipe: Recipe, num_images: int) -> None:
 
 
 def _reads_files(data: Data) -> bool:
-    """Return whether a run reads its images while it trains, and not before."""
+    """Return whether a run reads images from files during training."""
     return isinstance(data.source, Folder | Manifest | Pack | Lmdb | WebDataset | HuggingFace)
 
 
 def _check_reads_disk(data: Data) -> None:
     if data.stage != "off":
         raise RecipeError(
-            f"data.stage: {data.stage} has a run read a copy that it has just made, so it cannot be cold (set "
+            f"data.stage: {data.stage} makes the run read a fresh copy, so it cannot be cold (set "
             f"data.stage=off, or leave out `cache: cold`)"
         )
     if not _reads_files(data):
@@ -101,7 +100,7 @@ def _steps(recipe: Recipe, num_images: int) -> int:
 
 
 def _taken(recipe: Recipe, num_images: int) -> NDArray[np.int64]:
-    """Return the samples that all ranks of a run take together, int64 [K], in the order of the source."""
+    """Return the samples that all ranks of a run read, int64 [K], in source order."""
     data, steps = recipe.data, _steps(recipe, num_images)
     order = TrainOrder(recipe.seed, num_images, data.global_batch_size, is_random=data.order == "random")
     if steps >= order.steps_per_epoch:
@@ -110,7 +109,7 @@ def _taken(recipe: Recipe, num_images: int) -> NDArray[np.int64]:
 
 
 def files_of(source: Source) -> list[Path]:
-    """Return the files on this machine that the samples of a split are read from; none where that is not known."""
+    """Return the local files that the samples of a split are read from; [] if unknown."""
     match source:
         case EncodedSource():
             return [source.path_of(index) for index in range(len(source))]
@@ -128,16 +127,16 @@ def files_of(source: Source) -> list[Path]:
 
 
 def drop(files: Iterable[Path]) -> None:
-    """Ask the kernel to forget what it holds of `files`. It need not: on tmpfs, and where they are mapped, it does not.
+    """Ask the kernel to evict `files` from the page cache (posix_fadvise(2), POSIX_FADV_DONTNEED).
 
-    No rights are needed but those to read them (posix_fadvise(2), POSIX_FADV_DONTNEED). What is not on the disk yet is
-    written first, as it would be kept otherwise.
+    Needs read permission only. It has no effect on tmpfs and on mapped files.
     """
     for path in files:
-        with contextlib.suppress(OSError):  # one that is gone is not in the cache either
+        with contextlib.suppress(OSError):  # a missing file is not cached either
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                with contextlib.suppress(OSError):  # some file systems have nothing to write, and say so
+                # Dirty pages would stay, so write them first.
+                with contextlib.suppress(OSError):  # some file systems do not support it
                     os.fdatasync(descriptor)
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
@@ -145,10 +144,7 @@ def drop(files: Iterable[Path]) -> None:
 
 
 def warm(source: Source, num_images: int) -> None:
-    """Read the first `num_images` samples, so that the kernel holds them; those that cannot be read are left out.
-
-    What a run makes of such an image is its own to say (`data.on_bad_image`).
-    """
+    """Read the first `num_images` samples into the page cache, skipping unreadable ones."""
     match source:
         case ArraySource(images=images):
             np.add.reduce(images[:num_images], axis=None, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A process that makes a trial, or says what one would be made on: how it is started and ended, and what it says."""
+"""Start and terminate child processes."""
 
 import contextlib
 import signal
@@ -12,19 +12,19 @@ _GRACE_S: Final = 10.0
 
 
 class Process(Protocol):
-    """What is used of `subprocess.Popen`, in text mode."""
+    """The part of `subprocess.Popen`, in text mode, that is used."""
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, negative where a signal ended the process; None while it runs."""
+        """Exit code, negative after a signal, None while it runs."""
         ...
 
     def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
-        """Wait for the end; return what was written. Raise `subprocess.TimeoutExpired` after `timeout` seconds."""
+        """Wait for the end and return the output. Raise `subprocess.TimeoutExpired` after `timeout` seconds."""
         ...
 
     def poll(self) -> int | None:
-        """Return the exit code where it has ended."""
+        """Return the exit code, None while it runs."""
         ...
 
     def wait(self, timeout: float | None = None) -> int:
@@ -32,11 +32,11 @@ class Process(Protocol):
         ...
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         ...
 
     def kill(self) -> None:
-        """End it."""
+        """Send SIGKILL."""
         ...
 
 
@@ -44,10 +44,7 @@ Start = Callable[[Sequence[str]], Process]
 
 
 def start_process(command: Sequence[str], orphaned: int = signal.SIGKILL) -> "subprocess.Popen[str]":
-    """Start `command` in a session of its own, so that a Ctrl-C of the terminal reaches it through us alone.
-
-    It gets the signal `orphaned` when this process ends, however it ends.
-    """
+    """Start `command` in a new session. It gets the signal `orphaned` when this process ends."""
     return subprocess.Popen(
         tied_to_us(command, orphaned),
         stdin=subprocess.DEVNULL,
@@ -55,12 +52,13 @@ def start_process(command: Sequence[str], orphaned: int = signal.SIGKILL) -> "su
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        # Ctrl-C of the terminal reaches the child through this process only.
         start_new_session=True,
     )
 
 
 def end(process: Process) -> None:
-    """End a process that still runs, and its ranks with it: by force after a while, and at once at a second Ctrl-C."""
+    """Terminate a running process and its ranks: kill it after 10 seconds, or at once at a second Ctrl-C."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -73,12 +71,12 @@ def end(process: Process) -> None:
             process.wait()
 
 
-def complaint(said: str, code: int) -> str:
-    """Return the first error that a process named, else the last that it said, else how it ended."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    if named:
-        return named[0]
+def complaint(stderr: str, code: int) -> str:
+    """Return the first `error:` line of `said`, else its last line, else how the process ended."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[0]
     if code < 0:
         return f"was killed by signal {-code}"
     return lines[-1] if lines else f"ended with exit code {code}"

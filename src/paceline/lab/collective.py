@@ -1,4 +1,4 @@
-"""Time all-reduces between ranks that have joined, and say what link explains them."""
+"""Time all-reduces between joined ranks, and fit the link between them."""
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ from paceline.measure.timing import now_s
 
 
 def measure_joined(world: World, device: torch.device, *, each_s: float = 1.0) -> Measured:
-    """Return what all-reduces between the ranks of `world` take, timed for `each_s` seconds a size; all call it."""
+    """Return the timed all-reduces of the ranks of `world`, `each_s` seconds per size (collective)."""
     timed = time_all_reduces(device, now_s, each_s=each_s)
     times = [
         TimedReduce(bytes=each.num_bytes, median_s=each.median_s, p10_s=each.p10_s, p90_s=each.p90_s, n=each.n)

@@ -1,4 +1,4 @@
-"""Who takes part when loaders are measured on a data set, on which of its images, and who does not and why."""
+"""Choose what a loader benchmark measures: compatible loaders and ceilings, and the images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from paceline.recipe.schema.augment import Flip, PadCrop
 from paceline.recipe.schema.data import Data
 
 _MAX_BATCH: Final = 64
-"""A window ends with a batch, and the slowest loader makes a few of these a second."""
+"""A window ends with a batch, and the slowest loader makes only a few of this size per second."""
 _OF_PIXELS: Final[tuple[LoaderName, ...]] = ("inline", "device")
 _OF_FILES: Final[tuple[LoaderName, ...]] = ("inline", "threads", "processes")
 _OF_PACKS: Final[tuple[LoaderName, ...]] = ("threads", "processes", "native")
@@ -29,9 +29,9 @@ _OF_PACKS: Final[tuple[LoaderName, ...]] = ("threads", "processes", "native")
 
 @dataclass(frozen=True)
 class Contest:
-    """What is measured. `left_out` are the names of those that cannot take part, and why.
+    """What to measure. `left_out` are the names that cannot take part, with reasons.
 
-    `files` are those that a contender reads from, by what it reads; `sources` the splits, likewise.
+    `files` and `sources` are, by kind of source, the files read and the splits.
     """
 
     window: Window
@@ -41,7 +41,7 @@ class Contest:
     files: dict[str, tuple[Path, ...]] = field(default_factory=dict)
 
     def turns(self, *, cold: bool) -> list[Turn]:
-        """Return what is measured in each round; with `cold` also those who read from files, from the disk."""
+        """Return the measurements of a round; `cold` adds those of file-reading loaders with a cold cache."""
         turns: list[Turn] = [(contender, "warm") for contender in self.contenders]
         if cold:
             turns += [
@@ -51,7 +51,7 @@ class Contest:
 
 
 def some_of(datasets: Datasets, num_images: int) -> Datasets:
-    """Return at most `num_images` training images, evenly spread, and one of validation, which a pack cannot lack."""
+    """Return at most `num_images` training images, evenly spread, and one validation image, which a pack needs."""
     train = part_of(datasets.train, spread_over(len(datasets.train), num_images))
     return Datasets(train, part_of(datasets.val, spread_over(len(datasets.val), 1)))
 
@@ -59,14 +59,14 @@ def some_of(datasets: Datasets, num_images: int) -> Datasets:
 def build_contest(
     data: Data, sources: dict[str, Source], *, num_images: int, seconds: float, workers: int, is_recipe: bool
 ) -> Contest:
-    """Return the contest between all that can load one of `sources`, which hold the same images, by what they are.
+    """Return the benchmark of all loaders that can read one of `sources`, which hold the same images.
 
-    A recipe's augmentation is kept; where there `is_recipe` none, pixels are cropped as small ones are.
+    Keeps a recipe's augmentation; without a recipe (`is_recipe`) in-memory pixels are cropped and flipped.
     """
     first = next(iter(sources.values()))
     data = _augmented(data, first, is_recipe=is_recipe)
     num_images = min(num_images, *map(len, sources.values()))
-    # One process loads here, as one rank would.
+    # One process loads, like one rank.
     batch_size = data.global_batch_size if data.rank_batch_size == "auto" else data.rank_batch_size
     batch_size = min(_MAX_BATCH, batch_size, num_images)
     window = Window(seconds, batch_size, _image_size(data, first), num_images)
@@ -74,12 +74,12 @@ def build_contest(
     left_out: list[tuple[str, str]] = []
     for reads, source in sources.items():
         for loader in _loaders_of(source):
-            each = Loading(loader, reads, source, data, 0 if loader in ("inline", "device") else workers)
-            reason = _hindrance(each)
+            case = Loading(loader, reads, source, data, 0 if loader in ("inline", "device") else workers)
+            reason = _hindrance(case)
             if reason:
-                left_out.append((each.name, reason))
+                left_out.append((case.name, reason))
             else:
-                contenders.append(each)
+                contenders.append(case)
     contenders += [floor for source in sources.values() for floor in _decoding(source, data, workers)]
     contenders.append(Copying(first.info.channels))
     files = {reads: tuple(files_of(source)) for reads, source in sources.items()}
@@ -108,13 +108,13 @@ def _loaders_of(source: Source) -> tuple[LoaderName, ...]:
 
 
 def _hindrance(loading: Loading) -> str:
-    """Return why a loader cannot load this, or ""."""
-    words = {"loader": loading.loader, "workers": loading.workers or "auto"}
+    """Return why a loader cannot read this source, or ""."""
+    settings = {"loader": loading.loader, "workers": loading.workers or "auto"}
     if loading.loader == "inline":
         return ""
     try:
-        asked = loading.data.model_copy(update=words)
-        choose_loader(asked, loading.source, device="cpu", cores=1, free_bytes=float("inf"))
+        data = loading.data.model_copy(update=settings)
+        choose_loader(data, loading.source, device="cpu", cores=1, free_bytes=float("inf"))
     except RecipeError as error:
         return str(error)
     return ""

@@ -1,7 +1,4 @@
-"""Settle whether one setting is faster than another: pairs of fresh runs, one after the other, and their losses.
-
-Both of a pair train on the same samples in the same order, so that a setting which trains otherwise is found out.
-"""
+"""A/B test of two settings: pairs of fresh runs on the same samples, compared by speed and training loss."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,30 +17,30 @@ from paceline.recipe.schema import Recipe
 Status = Literal["won", "lost", "no_gain", "differs", "no_room", "failed", "starved"]
 
 GAIN: Final = 1.02
-"""Ratio from which one measurement, which has no interval, counts as faster; set by hand, not measured."""
+"""Ratio from which a single measurement, which has no interval, counts as faster; chosen, not measured."""
 
 
 @dataclass
 class Bench:
-    """Makes runs of the measured `recipe` with a patch over it, and counts them, those too that were there already."""
+    """Runs the measured `recipe` with a patch applied, and counts the runs, reused ones included."""
 
     recipe: Recipe
     run: Callable[[Trial, int], Outcome]
     num_runs: int = 0
 
-    def make(self, name: str, patch: Patch, steps: int, turn: int) -> Outcome:
-        """Run `steps` counted steps once; turns differ in their samples and initial weights, runs of one do not."""
+    def make(self, name: str, patch: Patch, steps: int, repeat: int) -> Outcome:
+        """Run `steps` measured steps once. Samples and initial weights depend on `turn` only."""
         length = self.recipe.measure.warmup_steps + steps
-        sets = (*patch.assignments, ("train.steps", length), ("seed", self.recipe.seed + turn - 1))
+        assignments = (*patch.assignments, ("train.steps", length), ("seed", self.recipe.seed + repeat - 1))
         self.num_runs += 1
-        return self.run(Trial(name, Patch(sets)), turn)
+        return self.run(Trial(name, Patch(assignments)), repeat)
 
 
 @dataclass(frozen=True)
 class Duel:
-    """What pairs of runs came to: `ratio` is the challenger's images/s over the champion's; None where one failed.
+    """Result of an A/B test: `ratio` is the challenger's images/s over the champion's, None if a run failed.
 
-    `runs` are the folders of the challenger's runs. `why` says the status in a sentence.
+    `runs` are the challenger's run directories; `why` explains the status in a sentence.
     """
 
     champion: tuple[RunResult, ...]
@@ -58,9 +55,9 @@ class Duel:
 def fight(
     bench: Bench, names: tuple[str, str], patches: tuple[Patch, Patch], *, steps: int, repeats: int, is_same: bool
 ) -> Duel:
-    """Run `repeats` pairs of (champion, challenger), and judge them.
+    """Run `repeats` pairs of (champion, challenger), and compare them. The first run that fails ends it.
 
-    With `is_same` the challenger has to train as the champion does. The first run that fails ends it.
+    With `is_same` the challenger must train like the champion.
     """
     pairs = run_pairs(
         lambda turn: bench.make(names[0], patches[0], steps, turn),
@@ -73,19 +70,19 @@ def fight(
 
 
 def failure_of(outcome: Outcome) -> tuple[Status, str]:
-    """Return the status of a run that has failed, and why in a line."""
+    """Return the status and reason of a failed run."""
     return "no_room" if has_no_room(outcome) else "failed", complaint_of(outcome)
 
 
 def folders_of(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Return the folders of runs below the experiment's."""
+    """Return the run directories, relative to the experiment's."""
     return tuple(f"{each.rundir.path.parent.name}/{each.rundir.path.name}" for each in outcomes)
 
 
 def _broken(pairs: Pairs, failed: Outcome) -> Duel:
     status, why = failure_of(failed)
     if not pairs.is_here:
-        status, why = "failed", f"what it was compared with has failed: {why}"
+        status, why = "failed", f"its baseline failed: {why}"
     return Duel(results_of(pairs.below), results_of(pairs.here), None, None, status, why, folders_of(pairs.here))
 
 
@@ -95,7 +92,7 @@ def _judged(pairs: Pairs, *, after: int, is_same: bool) -> Duel:
     champion, challenger = results_of(pairs.below), results_of(pairs.here)
     status, why = _speed(ratio)
     if starved := starved_note((*champion, *challenger)):
-        status, why = "starved", f"not to be told: {starved} ({why})"
+        status, why = "starved", f"unknown: {starved} ({why})"
     elif status == "won" and parity is not None and forbids(parity):
         status, why = "differs", parity.why
     elif status == "won" and is_same:
@@ -104,13 +101,13 @@ def _judged(pairs: Pairs, *, after: int, is_same: bool) -> Duel:
 
 
 def _speed(ratio: Interval) -> tuple[Status, str]:
-    """Return whether a ratio is a gain: its interval lies above 1, or, of a single pair, it is large enough."""
+    """Return whether a ratio is a gain: its interval is above 1, or a single pair exceeds `GAIN`."""
     if ratio.low is None:
-        found = f"{times(ratio, 3)} in one pair"
+        measured = f"{times(ratio, 3)} in one pair"
         if ratio.value >= GAIN:
-            return "won", found
-        return ("lost", found) if ratio.value < 1 / GAIN else ("no_gain", f"{found}: too little to tell")
-    found = f"{times(ratio, 3)} in {ratio.n} pairs"
+            return "won", measured
+        return ("lost", measured) if ratio.value < 1 / GAIN else ("no_gain", f"{measured}: too little to count")
+    measured = f"{times(ratio, 3)} in {ratio.n} pairs"
     if ratio.is_above(1):
-        return "won", found
-    return ("lost", found) if ratio.is_below(1) else ("no_gain", f"{found}: not to be told from 1")
+        return "won", measured
+    return ("lost", measured) if ratio.is_below(1) else ("no_gain", f"{measured}: not distinguishable from 1")

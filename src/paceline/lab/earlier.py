@@ -1,10 +1,8 @@
-"""Runs that an experiment's folder holds already: whether one still counts, and what becomes of one that does not.
+"""Decide whether an existing run of an experiment can be reused, and archive the ones that cannot.
 
-It counts where it would be made here as it was made then: on the same hardware, with the same versions, and with the
-same code where parts are a user's own; and where it had the cores to itself. Otherwise it is made again, so that no
-table mixes what was measured on two machines; what was there is kept, and a line says so. That recipe and ranks are
-the same is looked at before. Where a run cannot be made again, what is told of the experiment says that its runs are
-not alike.
+A run is reused if it ran on the same hardware, with the same versions and plugin code, and with the cores to itself.
+Otherwise it is run again, so that no table mixes measurements of two machines; the old run is kept and one line names
+the reason. Recipe and ranks have been compared before.
 """
 
 import itertools
@@ -26,15 +24,16 @@ from paceline.recipe.schema import Recipe
 _VERSIONS: Final = ("torch", "torchvision", "numpy", "python")
 _OF_GPUS: Final = ("cuda", "nccl", "driver")
 _LIMIT_S: Final = 600.0
-"""Longest that a process may take to say what it runs on: it imports torch, on a cluster from a slow disk."""
+"""Time limit for a process that describes its machine; it imports torch, on a cluster from a slow disk."""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """Says which runs of before count, and puts the others into the folder `replaced`; `say` hears a line of each.
+    """Decides which existing runs are reused and archives the others in `replaced`; `say` receives a line per archived
+    run.
 
-    A run over more than `most_nodes` nodes of an allocation cannot be made here at all, and is taken as it is: what it
-    has that others have not is told of all runs together, by `unlike`.
+    Runs on more than `most_nodes` nodes cannot be repeated here and are accepted as they are; `unlike` reports how they
+    differ.
     """
 
     replaced: Path
@@ -43,36 +42,36 @@ class Earlier:
     _machines: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def others(self, known: Outcome, recipe: Recipe, ranks: int, start: Start) -> list[str]:
-        """Return what is not as it was when a run of `recipe` was made on `ranks`; nothing where it counts.
+        """Return what has changed since `recipe` was run on `ranks`; empty if the run can be reused.
 
-        `start` starts what says where it would be made. Raise `PacelineError` where that cannot be told.
+        `start` starts the process that describes the machine. Raise `PacelineError` if the machine cannot be described.
         """
         assert known.result is not None, "a run is known by its result"
         if known.trial.nodes > self.most_nodes:
             return []
-        place = (known.trial.nodes, ranks if known.trial.nodes else 0)
-        if place not in self._machines:
-            self._machines[place] = describe(*place, start)
-        before = known.result.provenance
+        layout = (known.trial.nodes, ranks if known.trial.nodes else 0)
+        if layout not in self._machines:
+            self._machines[layout] = describe(*layout, start)
+        previous = known.result.provenance
         starved = starved_note([known.result])
         on_cpu = vary(recipe, known.trial.patch).parallel.device == "cpu"
         return [
-            *differences(before, self._machines[place], on_cpu=on_cpu),
-            *(f"other code of {name}" for name in stale_code(before.get("own_parts", {}))),
+            *differences(previous, self._machines[layout], on_cpu=on_cpu),
+            *(f"other code of {name}" for name in stale_code(previous.get("own_parts", {}))),
             *([f"no cores to itself: {starved}"] if starved else []),
         ]
 
     def put_away(self, known: Outcome, others: list[str]) -> None:
-        """Move a run to where it is kept, and say why. Raise `PacelineError` when it cannot be moved."""
+        """Move a run to the archive and report why. Raise `PacelineError` if it cannot be moved."""
         path = known.rundir.path
         try:
             self.replaced.mkdir(exist_ok=True)
-            kept = next(each for each in _names(self.replaced / path.name) if not each.exists())
-            path.rename(kept)
+            archived = next(each for each in _names(self.replaced / path.name) if not each.exists())
+            path.rename(archived)
         except OSError as error:
             raise PacelineError(f"{path}: cannot be moved: {error.strerror} (name another --run-dir)") from None
-        what = f"{known.trial.name}, run {known.repeat}: is made again"
-        self.say(f"{what}: what was there had {', '.join(others)}; it is kept in {kept}")
+        what = f"{known.trial.name}, run {known.repeat}: is run again"
+        self.say(f"{what}: the existing run had {', '.join(others)}; it is kept in {archived}")
 
 
 def _names(path: Path) -> Iterator[Path]:
@@ -81,29 +80,31 @@ def _names(path: Path) -> Iterator[Path]:
 
 
 def unlike(outcomes: Sequence[Outcome]) -> str:
-    """Return in a sentence which runs were made on other hardware, or with other versions or code, than the first.
+    """Return a sentence that names the runs made on other hardware, or with other versions or code, than the first.
 
-    It is "" where all were made alike. A step of Slurm's has cores after its shape: they are compared where runs have
-    the same one.
+    "" if all runs are consistent.
     """
-    made = [(outcome, outcome.result.provenance) for outcome in outcomes if outcome.result is not None]
-    alike: dict[tuple[int | None, int], tuple[str, Mapping[str, Any]]] = {}
-    found: dict[str, list[str]] = {}
-    for outcome, machine in made:
+    runs = [(outcome, outcome.result.provenance) for outcome in outcomes if outcome.result is not None]
+    # Slurm gives a job step cores by its shape, so compare cores only between runs of the same shape.
+    first_by_shape: dict[tuple[int | None, int], tuple[str, Mapping[str, Any]]] = {}
+    names_by_difference: dict[str, list[str]] = {}
+    for outcome, machine in runs:
         name = f"{outcome.trial.name}, run {outcome.repeat}"
-        first, first_machine = next(iter(alike.values()), (name, machine))
-        of_shape, machine_of_shape = alike.setdefault((outcome.trial.ranks, outcome.trial.nodes), (name, machine))
-        others = [
-            *_differences(machine, first_machine, f"{first}:", on_cpu=_on_cpu(machine) and _on_cpu(first_machine)),
-            *_told("logical cores {}", "logical_cores", machine, machine_of_shape, f"{of_shape}:"),
-            *(f"other code of {part} than {first}" for part in changed_code(_own(first_machine), _own(machine))),
+        first_name, first_machine = next(iter(first_by_shape.values()), (name, machine))
+        shape_name, shape_machine = first_by_shape.setdefault(
+            (outcome.trial.ranks, outcome.trial.nodes), (name, machine)
+        )
+        changes = [
+            *_differences(machine, first_machine, f"{first_name}:", on_cpu=_on_cpu(machine) and _on_cpu(first_machine)),
+            *_told("logical cores {}", "logical_cores", machine, shape_machine, f"{shape_name}:"),
+            *(f"other code of {part} than {first_name}" for part in changed_code(_own(first_machine), _own(machine))),
         ]
-        if others:
-            found.setdefault(", ".join(others), []).append(name)
-    if not found:
+        if changes:
+            names_by_difference.setdefault(", ".join(changes), []).append(name)
+    if not names_by_difference:
         return ""
-    told = "; ".join(f"{_few(names)} had {others}" for others, names in found.items())
-    return f"Not all runs were made alike, so they differ by more than what was varied: {told}."
+    details = "; ".join(f"{_few(names)} had {changes}" for changes, names in names_by_difference.items())
+    return f"Not all runs were made under the same conditions, so they differ by more than what was varied: {details}."
 
 
 def _few(names: Sequence[str]) -> str:
@@ -115,79 +116,81 @@ def _on_cpu(provenance: Mapping[str, Any]) -> bool:
 
 
 def _own(provenance: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = provenance.get("own_parts", {})
-    return found
+    digests: dict[str, dict[str, str]] = provenance.get("own_parts", {})
+    return digests
 
 
-def differences(before: Mapping[str, Any], here: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
-    """Return what of hardware and versions is another here, such as `torch 2.10.0 (here 2.11.0)`.
+def differences(previous: Mapping[str, Any], current: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
+    """Return which hardware and versions differ from `here`, such as `torch 2.10.0 (here 2.11.0)`.
 
-    Both are as `machine.json` has it; what one of them does not say is not compared. With `on_cpu` GPUs play no part.
+    Both are as in `machine.json`; values that one of them lacks are not compared. `on_cpu` ignores GPUs.
     """
-    cores = _told("logical cores {}", "logical_cores", before, here, "here")
-    return [*cores, *_differences(before, here, "here", on_cpu=on_cpu)]
+    cores = _told("logical cores {}", "logical_cores", previous, current, "here")
+    return [*cores, *_differences(previous, current, "here", on_cpu=on_cpu)]
 
 
-def _differences(before: Mapping[str, Any], here: Mapping[str, Any], whose: str, *, on_cpu: bool) -> Iterator[str]:
-    """Yield what is another `here`, which is called `whose`; of hardware all but the number of cores."""
-    yield from _told("{}", "cpu", before, here, whose)
-    yield from _of_paceline(before, here, whose)
-    yield from _all_told(_VERSIONS, before, here, whose)
+def _differences(previous: Mapping[str, Any], current: Mapping[str, Any], whose: str, *, on_cpu: bool) -> Iterator[str]:
+    """Yield what differs from `here`, which messages call `whose`; of hardware all but the number of cores."""
+    yield from _told("{}", "cpu", previous, current, whose)
+    yield from _of_paceline(previous, current, whose)
+    yield from _all_told(_VERSIONS, previous, current, whose)
     if on_cpu:
         return
-    gpus = _gpus(before), _gpus(here)
+    gpus = _gpus(previous), _gpus(current)
     if gpus[0] != gpus[1]:
         yield f"{gpus[0]} ({whose} {gpus[1]})"
     else:
-        yield from _all_told(_OF_GPUS, before, here, whose)
+        yield from _all_told(_OF_GPUS, previous, current, whose)
 
 
-def _of_paceline(before: Mapping[str, Any], here: Mapping[str, Any], whose: str) -> Iterator[str]:
-    """Yield that paceline is another: by what its files are, and by its version where one does not say that.
-
-    A commit has a version of its own, whatever it changes, and all changes that are in none have the same.
-    """
-    files = [machine.get("paceline_sha256") for machine in (before, here)]
+def _of_paceline(previous: Mapping[str, Any], current: Mapping[str, Any], whose: str) -> Iterator[str]:
+    """Yield how paceline differs: by the digest of its files, or by version if a digest is missing."""
+    # A commit always has its own version, and all uncommitted changes share one, so the version alone is not enough.
+    files = [machine.get("paceline_sha256") for machine in (previous, current)]
     if not all(files):
-        yield from _told("paceline {}", "paceline", before, here, whose)
+        yield from _told("paceline {}", "paceline", previous, current, whose)
     elif files[0] != files[1]:
-        told = list(_told("paceline {}", "paceline", before, here, whose))
-        yield from told or [f"other code of paceline {before.get('paceline', '')}".rstrip()]
+        changes = list(_told("paceline {}", "paceline", previous, current, whose))
+        yield from changes or [f"other code of paceline {previous.get('paceline', '')}".rstrip()]
 
 
-def _all_told(names: Sequence[str], before: Mapping[str, Any], here: Mapping[str, Any], whose: str) -> Iterator[str]:
+def _all_told(
+    names: Sequence[str], previous: Mapping[str, Any], current: Mapping[str, Any], whose: str
+) -> Iterator[str]:
     for name in names:
-        yield from _told(f"{name} {{}}", name, before, here, whose)
+        yield from _told(f"{name} {{}}", name, previous, current, whose)
 
 
-def _told(form: str, name: str, before: Mapping[str, Any], here: Mapping[str, Any], whose: str) -> Iterator[str]:
-    if name in before and name in here and before[name] != here[name]:
-        yield f"{form.format(before[name])} ({whose} {here[name]})"
+def _told(
+    template: str, name: str, previous: Mapping[str, Any], current: Mapping[str, Any], whose: str
+) -> Iterator[str]:
+    if name in previous and name in current and previous[name] != current[name]:
+        yield f"{template.format(previous[name])} ({whose} {current[name]})"
 
 
 def _gpus(machine: Mapping[str, Any]) -> str:
-    """Return the models of the GPUs that a process sees; how many it sees is not how many it uses."""
+    """Return the models of the GPUs that a process sees; it may use fewer."""
     return ", ".join(dict.fromkeys(machine.get("cuda_devices", ()))) or "no GPU"
 
 
 def describe(nodes: int, ranks: int, start: Start) -> Mapping[str, Any]:
-    """Return what `machine.json` would say of a run here, or on `nodes` of the allocation with so many `ranks`.
+    """Return what `machine.json` would hold for a run here, or on `nodes` nodes with `ranks` ranks.
 
-    A process of its own says it, started as the run's would be: Slurm may give a step fewer cores than the job has,
-    and asking a GPU would load its driver into a process that lives as long as the experiment. Raise `PacelineError`
-    where it does not say.
+    Raise `PacelineError` if the process does not answer.
     """
-    words = [sys.executable, "-P", "-m", "paceline.measure.machine"]
-    process = start(started(words, nodes, ranks, ["--output=0"]))  # what rank 0 says
+    # Ask in a process started like the run's: Slurm may give a job step fewer cores than the job has, and querying a
+    # GPU here would load its driver for as long as the experiment lasts.
+    command = [sys.executable, "-P", "-m", "paceline.measure.machine"]
+    process = start(started(command, nodes, ranks, ["--output=0"]))  # the output of rank 0 only
     try:
-        said, besides = process.communicate(timeout=_LIMIT_S)
-        found: dict[str, Any] = json.loads(said or "")
+        stdout, stderr = process.communicate(timeout=_LIMIT_S)
+        machine: dict[str, Any] = json.loads(stdout or "")
     except subprocess.TimeoutExpired:
         why = f"no answer in {_LIMIT_S:.0f} s"
     except ValueError:
-        why = complaint(besides or "", process.returncode or 0)
+        why = complaint(stderr or "", process.returncode or 0)
     else:
-        return found
+        return machine
     finally:
         end(process)
-    raise PacelineError(f"python {' '.join(words[2:])}: does not say what it runs on: {why} (mend it)")
+    raise PacelineError(f"python {' '.join(command[2:])}: cannot describe its machine: {why} (fix it)")

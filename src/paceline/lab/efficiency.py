@@ -1,4 +1,4 @@
-"""What a run makes of its device: the model's arithmetic, how fast it was done, and how fast it could be."""
+"""Model FLOPs utilization of a run, and its share of the roofline."""
 
 from typing import Any
 
@@ -15,19 +15,18 @@ from paceline.recipe.schema import Recipe
 
 
 def efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images_per_s: float) -> dict[str, Any]:
-    """Return what the model costs an image in training, and how near a device comes to its peak: numbers by name.
+    """Return cost per image and efficiency as numbers by name.
 
-    `images_per_s` are those of all devices together; FLOP/s and shares are of one. Those that need a peak are None
-    where it is not known; that of a CPU is measured here and now, with as many threads as a rank had. Raise whatever a
-    network raises that cannot be counted.
+    `images_per_s` is over all devices; FLOP/s and shares are per device, and None if the peak is unknown. The peak of a
+    CPU is measured now, with the rank's number of threads. Raise any exception of a model that cannot be counted.
     """
     cost = _cost(recipe, rundir)
     devices = num_devices(recipe, result)
-    own_images_per_s = images_per_s / devices
-    found: dict[str, Any] = {
+    device_images_per_s = images_per_s / devices
+    values: dict[str, Any] = {
         "parameters": cost.params,
         "flops_per_image": cost.training_flops,
-        "achieved_flops_per_s": cost.training_flops * own_images_per_s,
+        "achieved_flops_per_s": cost.training_flops * device_images_per_s,
         "peak_flops_per_s": None,
         "peak_source": "",
         "mfu": None,
@@ -36,9 +35,9 @@ def efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images_per_s: 
     }
     peak = _peak(recipe.train.precision, result.provenance)
     if peak is None:
-        return found
-    line = roofline(cost.training, own_images_per_s, peak)
-    return found | {
+        return values
+    line = roofline(cost.training, device_images_per_s, peak)
+    return values | {
         "peak_flops_per_s": peak.flops_per_s,
         "peak_source": f"{peak.device}, {peak.precision}: {peak.source}",
         "mfu": line.mfu,
@@ -48,7 +47,7 @@ def efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images_per_s: 
 
 
 def num_devices(recipe: Recipe, result: RunResult) -> int:
-    """Return how many devices a run computed on: one a rank, but for `dataparallel`, which drives all GPUs it sees."""
+    """Return the number of devices of a run: one per rank, or all visible GPUs for `dataparallel`."""
     if recipe.parallel.strategy == "dataparallel":
         return max(1, len(result.provenance.get("cuda_devices", ())))
     return result.world_size
@@ -61,7 +60,7 @@ def _cost(recipe: Recipe, rundir: RunDir) -> Cost:
 
 
 def _peak(precision: str, provenance: dict[str, Any]) -> Peak | None:
-    """Return the peak of the devices that a result names as its own, None where there is none in the books."""
+    """Return the peak of the device that a result names, None if it is not in the table."""
     if provenance["device"] != "cpu":
         return peak_of(provenance["cuda_devices"][0], precision)
     before = torch.get_num_threads()

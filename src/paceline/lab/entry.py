@@ -1,4 +1,4 @@
-"""A move in a round of a search: what its runs have come to so far. What follows from that is said elsewhere."""
+"""A candidate in a round of a search, with the results of its runs so far."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from paceline.lab.trial import Outcome, words_of
 
 @dataclass
 class Entry:
-    """A move in a round, and what has become of it so far."""
+    """A candidate in a round, and its results so far."""
 
     move: Move
     over: str
@@ -30,16 +30,16 @@ class Entry:
 
     @property
     def value(self) -> float:
-        """The ratio that is known of it; 0 where it could not be run."""
+        """Latest known speedup; 0 if it could not be run."""
         return 0.0 if self.ratio is None else self.ratio.value
 
     @property
     def may_win(self) -> bool:
-        """Whether it looked faster than what it was compared with, and that can be told."""
+        """Whether it looked faster than its baseline, in runs that are valid."""
         return self.value > 1 and self.status != "starved"
 
     def take_short(self, outcome: Outcome, base: RunResult, steps: int) -> None:
-        """Take a run of a base and of the move."""
+        """Record a short run, compared with the run `base`."""
         self.trials, self.steps = self.trials + 1, steps
         if outcome.result is None:
             self.ratio = None
@@ -51,18 +51,23 @@ class Entry:
         self.status = "no_gain" if self.value > 1 / GAIN else "lost"
         self.why = f"{self.value:.2f}x in a run of {count(steps, 'step')}"
         if starved := starved_note((base, outcome.result)):
-            self.status, self.why = "starved", f"not to be told: {starved} ({self.why})"
+            self.status, self.why = "starved", f"unknown: {starved} ({self.why})"
 
-    def take_duel(self, duel: Duel, steps: int, num_runs: int) -> None:
-        """Take what pairs of runs came to."""
+    def take_duel(self, ab_result: Duel, steps: int, num_runs: int) -> None:
+        """Record an A/B test of `num_runs` runs."""
         self.trials, self.steps = self.trials + num_runs, steps
-        self.runs += duel.runs
-        self.ratio, self.parity, self.status, self.why = duel.ratio or self.ratio, duel.parity, duel.status, duel.why
-        if duel.challenger:
-            self.images_per_s = mean_of([each.throughput.images_per_s for each in duel.challenger]).value
+        self.runs += ab_result.runs
+        self.ratio, self.parity, self.status, self.why = (
+            ab_result.ratio or self.ratio,
+            ab_result.parity,
+            ab_result.status,
+            ab_result.why,
+        )
+        if ab_result.challenger:
+            self.images_per_s = mean_of([each.throughput.images_per_s for each in ab_result.challenger]).value
 
     def result(self) -> TriedResult:
-        """Return it as it is written down."""
+        """Return the serializable result."""
         return TriedResult(
             name=self.move.name,
             patch=tuple(words_of(self.move.patch)),

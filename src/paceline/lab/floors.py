@@ -1,4 +1,4 @@
-"""What the machine can do at most: parts of what a loader does, with nothing around them."""
+"""Ceilings of a machine for loaders: decoding or copying alone."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ DECODER: Final = "ceiling: native decode"
 STAGES: Final = {"ceiling: entropy decode": 1, "ceiling: to planes": 2, DECODER: 0}
 _IN_FLIGHT: Final = 4
 _COPIED_BYTES: Final = 256 << 20
-"""More than any cache holds, so that it is memory that is copied."""
+"""More than any CPU cache holds, so that memory is copied."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """The native decoder on a pack, up to a stage: no batch is made of what it gives."""
+    """The native decoder on a pack, up to a stage, without collating batches."""
 
     name: str
     stage: int
@@ -42,18 +42,18 @@ class Decoding:
         return counted.measured(round(counted.images * num_bytes), 0)
 
     def sizes(self, window: Window) -> Iterator[int]:
-        """Yield the images of each batch when it is decoded, endlessly."""
+        """Yield the size of each batch when it is decoded, endlessly."""
         planned, pool = self._planned(window), self.core.Pool(self.cores)
-        waiting: deque[tuple[Task, int]] = deque()
+        pending: deque[tuple[Task, int]] = deque()
         outs = [self._out(window) for _ in range(_IN_FLIGHT + 1)]
         for number, batch in enumerate(planned):
             out = outs[number % len(outs)]
             status = np.zeros(len(batch.indices), dtype=np.int32)
-            where = (batch.memories, batch.shard_of, batch.offsets, batch.lengths, batch.boxes, batch.flips)
-            task = pool.submit(*where, batch.inside, batch.size, out.shape[1], out, status, self.stage)
-            waiting.append((task, len(batch.indices)))
-            if len(waiting) == _IN_FLIGHT:
-                task, size = waiting.popleft()
+            arguments = (batch.memories, batch.shard_of, batch.offsets, batch.lengths, batch.boxes, batch.flips)
+            task = pool.submit(*arguments, batch.inside, batch.size, out.shape[1], out, status, self.stage)
+            pending.append((task, len(batch.indices)))
+            if len(pending) == _IN_FLIGHT:
+                task, size = pending.popleft()
                 while not task.wait(1.0):
                     pass
                 yield size
@@ -72,7 +72,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Copying:
-    """Pixels of finished images copied from memory to memory by one core, as the cheapest loader would."""
+    """Copy pixels of finished images between buffers on one core, as the cheapest loader would."""
 
     channels: int
     name: str = "ceiling: memcpy"
@@ -87,7 +87,7 @@ class Copying:
         batch_bytes = window.batch_size * self.channels * window.image_size**2
         batches = max(2, _COPIED_BYTES // batch_bytes)
         images = np.zeros((batches, batch_bytes), dtype=np.uint8)
-        images[:] = 1  # so that every page is there
+        images[:] = 1  # map every page
         out = np.zeros(batch_bytes, dtype=np.uint8)
         while True:
             for batch in images:

@@ -1,7 +1,7 @@
-"""What a data set is like: its classes and how even they are, its images' sizes, formats and bytes. Torch-free.
+"""Statistics of a dataset: class balance, image sizes, formats and bytes. Torch-free.
 
-Labels are counted whole. Images are looked into as far as their headers, and in a large split only some of them, evenly
-spread; what follows from those is told as such. Nothing is decoded: `paceline data verify` does that.
+Labels are counted completely. Of images only headers are read, in large splits those of an evenly spread subset;
+`paceline data verify` decodes images.
 """
 
 from collections import Counter
@@ -24,18 +24,18 @@ from paceline.lab.part import Part
 
 PIXELS: Final = "pixels"
 _ASKED: Final = 20_000
-"""Files that are asked for their size, 0.2 s on a local disk; over a network each is a message."""
+"""Limit of stat calls: 0.2 s on a local disk; on a network file system each one is a message."""
 _PERCENTILES: Final = (0, 10, 50, 90, 100)
 _KINDS: Final = {KIND_RECORD: "indexed JPEGs", KIND_FILE: "kept whole", KIND_PIXELS: PIXELS}
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A split. `class_counts` are by class, in the order of the labels.
+    """Statistics of a split. `class_counts` are by class, in label order.
 
-    `looked_at` images were looked into: `forms` counts their formats, `sizes` are (height, width) of those that a
-    header can be read of, int64 [K, 2], `num_bytes` is what they take together, and `bad` how many cannot be read.
-    `kinds` counts what a pack holds.
+    `looked_at` is the number of inspected images, and `forms` counts their formats. `sizes` are their (height, width),
+    int64 [K, 2], `num_bytes` is their sum of bytes, and `bad` the number of unreadable ones. `kinds` counts what a pack
+    holds.
     """
 
     info: DatasetInfo
@@ -49,18 +49,18 @@ class Inspection:
 
     @property
     def total_bytes(self) -> float:
-        """The bytes of the whole split, judged by those that were looked at."""
+        """Bytes of the whole split, extrapolated from the inspected images."""
         return self.num_bytes / max(1, self.looked_at) * self.info.num_images
 
     @property
     def imbalance(self) -> float:
-        """How many times the images of the rarest class the most frequent one has; infinite with an empty class."""
+        """Images of the most frequent class over those of the rarest; infinite with an empty class."""
         fewest, most = int(self.class_counts.min()), int(self.class_counts.max())
         return most / fewest if fewest else float("inf")
 
     @property
     def percentiles(self) -> Mapping[str, Sequence[int]]:
-        """The least, 10th, 50th and 90th percentile and most, of the sides in pixels; empty without sizes."""
+        """Minimum, 10th, 50th and 90th percentile and maximum of the sides in pixels; empty without sizes."""
         if not len(self.sizes):
             return {}
         sides = {"short side": self.sizes.min(1), "long side": self.sizes.max(1)}
@@ -70,7 +70,7 @@ class Inspection:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, for JSON."""
+        """Return it as plain values for JSON."""
         fewest = int(self.class_counts.min())
         return {
             "images": self.info.num_images,
@@ -95,9 +95,9 @@ class Inspection:
 
 
 def inspect(
-    source: Source, limit: int | None, told: Callable[[int, int], None] = lambda done, total: None
+    source: Source, limit: int | None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Inspection:
-    """Look into at most `limit` images of a split (None: all), evenly spread; `told` hears how many of how many."""
+    """Inspect at most `limit` images of a split (None: all), evenly spread; `told` gets the images done and in all."""
     match source:
         case ArraySource(images=images):
             height, width = images.shape[1:3]
@@ -106,25 +106,25 @@ def inspect(
                 source.info, class_counts(source), len(source), {PIXELS: len(source)}, sizes, images.nbytes, 0
             )
         case PackSource():
-            return _of_pack(source, limit, told)
+            return _of_pack(source, limit, progress)
     chosen = spread_over(len(source), limit)
     seen = _Seen()
     for done, index in enumerate(chosen.tolist()):
         seen.add(source, index)
-        told(done + 1, len(chosen))
+        progress(done + 1, len(chosen))
     counts = class_counts(source, seen.labels)
     forms = dict(seen.forms.most_common())
     return Inspection(source.info, counts, len(chosen), forms, seen.all_sizes, seen.num_bytes, seen.bad)
 
 
-def _of_pack(source: PackSource, limit: int | None, told: Callable[[int, int], None]) -> Inspection:
-    """Return what the index of a pack says of all images; files kept whole are looked into for their formats."""
-    whole = np.flatnonzero(source.kinds == KIND_FILE)
-    chosen = whole[spread_over(len(whole), limit)]
+def _of_pack(source: PackSource, limit: int | None, progress: Callable[[int, int], None]) -> Inspection:
+    """Inspect a pack by its index; only files stored whole are read, for their formats."""
+    stored_whole = np.flatnonzero(source.kinds == KIND_FILE)
+    chosen = stored_whole[spread_over(len(stored_whole), limit)]
     seen = _Seen()
     for done, index in enumerate(chosen.tolist()):
         seen.add(source, index)
-        told(done + 1, len(chosen))
+        progress(done + 1, len(chosen))
     kinds = {name: int((source.kinds == kind).sum()) for kind, name in _KINDS.items()}
     sizes = np.stack([source.heights, source.widths], axis=1).astype(np.int64)
     num_bytes = int(source.locate(np.arange(len(source), dtype=np.int64))[2].sum())
@@ -141,15 +141,15 @@ def _of_pack(source: PackSource, limit: int | None, told: Callable[[int, int], N
 
 
 def spread_over(num_images: int, limit: int | None) -> NDArray[np.int64]:
-    """Return at most `limit` of 0..num_images-1, int64, rising and evenly spread."""
+    """Return at most `limit` of 0..num_images-1, int64, ascending and evenly spread."""
     wanted = num_images if limit is None else min(limit, num_images)
     return np.arange(wanted, dtype=np.int64) * num_images // max(1, wanted)
 
 
 def source_bytes(source: Source) -> float | None:
-    """Return the bytes that a split takes where it lies, judged by some of its files where there are many.
+    """Return the bytes of a split on its storage, extrapolated from some files if there are many.
 
-    None where that cannot be told without reading it.
+    None if unknown without reading it.
     """
     if not len(source):
         return 0.0
@@ -170,12 +170,12 @@ def source_bytes(source: Source) -> float | None:
 def _file_bytes(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # whoever reads it tells of it
+    except OSError:  # reading it reports the error
         return 0
 
 
 def class_counts(source: Source, labels_seen: Sequence[int] = ()) -> NDArray[np.int64]:
-    """Return how many images each class has, int64 [C]: of all, or of `labels_seen` where others must be read."""
+    """Return the images per class, int64 [C]; counts `labels_seen` if labels are not indexed."""
     known = labels_of(source)
     counted = np.array(labels_seen, dtype=np.int64) if known is None else known
     return np.bincount(counted, minlength=source.info.num_classes).astype(np.int64)
@@ -183,7 +183,7 @@ def class_counts(source: Source, labels_seen: Sequence[int] = ()) -> NDArray[np.
 
 @dataclass
 class _Seen:
-    """What the images looked into so far are like."""
+    """Accumulated statistics of the images inspected so far."""
 
     labels: list[int] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
@@ -193,11 +193,11 @@ class _Seen:
 
     @property
     def all_sizes(self) -> NDArray[np.int64]:
-        """The sizes, int64 [K, 2]."""
+        """Sizes, int64 [K, 2]."""
         return np.array(self.sizes, dtype=np.int64).reshape(-1, 2)
 
     def add(self, source: Source, index: int) -> None:
-        """Look into one image."""
+        """Inspect one image."""
         try:
             content, label = source.read(index)
             self.labels.append(label)
@@ -206,9 +206,9 @@ class _Seen:
                 self.forms[PIXELS] += 1
                 self.sizes.append((content.shape[0], content.shape[1]))
                 return
-            found = look(content, name=source.name_of(index))
+            header = look(content, name=source.name_of(index))
         except DataError:
             self.bad += 1
             return
-        self.forms[found.form] += 1
-        self.sizes.append((found.height, found.width))
+        self.forms[header.form] += 1
+        self.sizes.append((header.height, header.width))

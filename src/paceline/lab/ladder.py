@@ -1,11 +1,4 @@
-"""Climb a ladder: each rung against the last one that was kept, in pairs of fresh runs, and kept or dropped for it.
-
-It runs and judges; what a rung says is in `rungs`, what its runs come to in `rung_result`, which parts of it can be run
-at once in `tasks`, and where data are made that a rung reads is somebody else's.
-
-The speed of a rung over the first is the product of ratios that were each measured in pairs, one run after the other. A
-direct ratio would compare runs that lie half an hour apart, over which a machine drifts: clocks, heat, neighbours.
-"""
+"""Measure a ladder: compare each rung with the last one kept, in pairs of fresh runs, and keep or drop it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -37,9 +30,9 @@ _BUG: Final = 1
 
 @dataclass(frozen=True)
 class Standing:
-    """Where the ladder stands: the last rung that was kept, all that it lays over the recipe, and what it measured.
+    """State of the ladder: the last rung kept, its cumulative patch, and its measurements.
 
-    `ratios` are those of the rungs up to it, each over the one below. `results` are of its latest runs.
+    `ratios` are those of the rungs up to it, each over its baseline. `results` are of its latest runs.
     """
 
     name: str
@@ -47,17 +40,19 @@ class Standing:
     ranks: int
     is_cold: bool
     results: tuple[RunResult, ...] = ()
+    # The speedup over the first rung is the product of paired ratios. Comparing directly would mix runs half an hour
+    # apart, over which a machine drifts (clocks, heat, neighbors).
     ratios: tuple[Interval, ...] = ()
     tried: tuple[str, ...] = ()
 
 
 Propose = Callable[[Recipe, Standing], Rung | str]
-"""Returns the next rung above one that stands, or why there is none."""
+"""Returns the next rung, or the reason why there is none."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """What a ladder is climbed on: how many GPUs and CPU cores there are, and the ranks that were asked for."""
+    """Hardware for the ladder: numbers of GPUs and CPU cores, and the ranks that the user requested."""
 
     gpus: int
     cores: int
@@ -66,7 +61,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Made:
-    """The section that reads data which were made for a rung (None: there are none), and the seconds that took."""
+    """The section that reads data prepared for a rung (None: no data), and the seconds that took."""
 
     section: Pack | Lmdb | None = None
     seconds: float = 0.0
@@ -74,7 +69,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Climbed:
-    """A ladder that was climbed: what came of each rung, where it ends, and why it goes no further, where it looked."""
+    """Results of a measured ladder: its rungs, the best state, and why `auto` stopped."""
 
     rungs: tuple[RungResult, ...]
     best: Standing
@@ -83,10 +78,9 @@ class Climbed:
 
 @dataclass(frozen=True)
 class Climber:
-    """Climbs `ladder` over `recipe`, which is what is measured, in pairs of runs; `say` hears how it goes.
+    """Measures `ladder` over `recipe`, in pairs of runs; `say` receives progress lines.
 
-    `prepare` makes data, `propose` looks for rungs above the last one. `root` is the folder that names of runs are
-    below.
+    `prepare` makes data, `propose` finds rungs above the last one, and run directories are named relative to `root`.
     """
 
     ladder: Ladder
@@ -101,7 +95,7 @@ class Climber:
     _charged: set[Form] = field(default_factory=set, init=False, repr=False)
 
     def climb(self) -> Climbed:
-        """Measure all rungs. Raise `TrialError` when the first fails: there is nothing to compare with then."""
+        """Measure all rungs. Raise `TrialError` if the first fails, as nothing can be compared then."""
         standing, result = self._first(self.ladder.rungs[0])
         rungs = [result]
         for rung in self.ladder.rungs[1:]:
@@ -110,57 +104,58 @@ class Climber:
         stopped = ""
         while self.ladder.goes_on and not stopped:
             recipe = resolve_batch(vary(self.recipe, standing.patch), standing.ranks)
-            found = self.propose(recipe, standing)
-            if isinstance(found, str):
-                stopped = found
+            proposed = self.propose(recipe, standing)
+            if isinstance(proposed, str):
+                stopped = proposed
                 self.say(f"no further: {stopped}")
                 continue
-            standing, result = self._next(found, len(rungs) + 1, standing)
-            standing = replace(standing, tried=(*standing.tried, found.name))
+            standing, result = self._next(proposed, len(rungs) + 1, standing)
+            standing = replace(standing, tried=(*standing.tried, proposed.name))
             rungs.append(result)
         return Climbed(tuple(rungs), standing, stopped)
 
     def run_turn(self, number: int, turn: int) -> tuple[Outcome, ...]:
-        """Run one turn of rung `number`, both from 1; judge nothing. Return its runs, none where it does not fit here.
+        """Run one turn of rung `number`, both counted from 1, without deciding; return its runs, () if it does not fit.
 
-        All rungs below that fit here are taken to be kept: where they are, `climb` finds these runs. Raise `TrialError`
-        where a run fails, unless it refuses the rung itself.
+        Raise `TrialError` if a run fails, unless it refuses the rung itself.
         """
         rung, (below, standing) = self.ladder.rungs[number - 1], self._assumed(number)
+        # Assume that all lower rungs that fit are kept: if they are, `climb` reuses these runs.
         if isinstance(standing, str):
             self.say(f"{rung.name}: left out: {standing}")
             return ()
-        here = partial(self._run, _trial(number, rung.name, standing, rung))
+        run_candidate = partial(self._run, _trial(number, rung.name, standing, rung))
         if number == 1:
-            made = {True: here(turn)}
+            outcomes = {True: run_candidate(turn)}
         else:
-            made = run_pair(partial(self._run, _trial(number, "below", below, rung)), here, turn)
-        for is_here, outcome in made.items():
-            is_refused = is_here and number > 1 and outcome.code == _REFUSED
+            outcomes = run_pair(partial(self._run, _trial(number, "below", below, rung)), run_candidate, turn)
+        for is_candidate, outcome in outcomes.items():
+            is_refused = is_candidate and number > 1 and outcome.code == _REFUSED
             if outcome.result is None and not is_refused:
                 raise self._failed(rung, outcome)
-        return tuple(made.values())
+        return tuple(outcomes.values())
 
     def _assumed(self, number: int) -> tuple[Standing, Standing | str]:
-        """Return what rung `number` is laid over if all below it are kept, and the rung, or why it does not fit."""
+        """Return the state below rung `number` if all lower rungs are kept, and the rung's state or why it does not
+        fit.
+        """
         below, standing, why = self._ground, self._ground, ""
         for rung in self.ladder.rungs[:number]:
             below, why = standing, ""
             try:
                 standing, _ = self._laid(rung, below, self._data(rung, below))
             except PacelineError as error:
-                if not below.name:  # the first, without which there is no ladder
+                if not below.name:  # the first rung, without which there is no ladder
                     raise self._lost(rung, str(error), error.exit_code) from None
                 why = str(error)
         return below, why or standing
 
     @property
     def _ground(self) -> Standing:
-        """What the first rung stands on."""
         return Standing("", Patch(), self.here.ranks, is_cold=False)
 
     def _first(self, rung: Rung) -> tuple[Standing, RungResult]:
-        """Measure what all others are compared with."""
+        """Measure the first rung, the baseline of all others."""
         try:
             made = self._data(rung, self._ground)
             standing, added = self._laid(rung, self._ground, made)
@@ -178,7 +173,7 @@ class Climber:
         return replace(standing, results=results_of(outcomes)), result
 
     def _next(self, rung: Rung, number: int, below: Standing) -> tuple[Standing, RungResult]:
-        """Measure a rung; return where the ladder stands then, and what came of it."""
+        """Measure a rung; return the new state and the rung's result."""
         made = Made()
         try:
             made = self._data(rung, below)
@@ -211,47 +206,47 @@ class Climber:
         return self._told(kept, result)
 
     def _data(self, rung: Rung, below: Standing) -> Made:
-        """Return the data that a rung has made for itself. Raise `PacelineError` where nothing of it fits here."""
+        """Return the data prepared for a rung. Raise `PacelineError` if the rung does not fit this machine."""
         _refuse_elsewhere(rung, rung.ranks or below.ranks, self.here, self.recipe)
         match rung.data:
             case "none" | "source":
                 return Made()
         prepared = self.prepare(rung.data)
-        seconds = 0.0 if rung.data in self._charged else prepared.seconds  # they were made once
+        seconds = 0.0 if rung.data in self._charged else prepared.seconds  # count the preparation once
         self._charged.add(rung.data)
         return Made(prepared.section, seconds)
 
     def _laid(self, rung: Rung, below: Standing, made: Made) -> tuple[Standing, Patch]:
-        """Return a rung laid over the one below, and what it adds.
+        """Return the state with a rung on top of `below`, and the patch it adds.
 
-        Raise `PacelineError` where it does not fit: the recipe, or what it stands on.
+        Raise `PacelineError` if it does not fit the recipe or `below`.
         """
         ranks = rung.ranks or below.ranks
         patch, added = stacked(self.recipe, below.patch, rung, made.section)
         recipe = vary(self.recipe, patch)
         divide_batch(resolve_batch(recipe, ranks), ranks)
-        laid = Standing(rung.name, patch, ranks, is_cold=rung.cache == "cold")
+        stacked_state = Standing(rung.name, patch, ranks, is_cold=rung.cache == "cold")
         is_same = recipe.hash == vary(self.recipe, below.patch).hash
-        if below.name and is_same and (laid.ranks, laid.is_cold) == (below.ranks, below.is_cold):
-            raise RecipeError(f"changes nothing: {below.name} has all of it here already")
-        return laid, added
+        if below.name and is_same and (stacked_state.ranks, stacked_state.is_cold) == (below.ranks, below.is_cold):
+            raise RecipeError(f"changes nothing: {below.name} already has all of it on this machine")
+        return stacked_state, added
 
     def _run(self, trial: Trial, repeat: int) -> Outcome:
-        """Run a trial with the seed of its pair, so that both sides of a pair train on the same samples."""
+        """Run a trial with the seed of its pair, so that both sides train on the same samples."""
         seed = self.recipe.seed + repeat - 1
         seeded = replace(trial, patch=lay(self.recipe, trial.patch, Patch((("seed", seed),))))
         try:
             outcome = self.runner.run(seeded, repeat)
-        except TrialError:  # somebody else is at it
+        except TrialError:  # another process writes this run
             raise
-        except PacelineError as error:  # what comes before a run: a cache that cannot be cold, data that are gone
-            place = RunDir(self.runner.place(seeded, repeat))
-            outcome = Outcome(seeded, repeat, place, None, str(error), error.exit_code)
+        except PacelineError as error:  # before the run: a cache that cannot be cold, or missing data
+            rundir = RunDir(self.runner.place(seeded, repeat))
+            outcome = Outcome(seeded, repeat, rundir, None, str(error), error.exit_code)
         self.say(_line(outcome, self.repeats))
         return outcome
 
     def _failed(self, rung: Rung, outcome: Outcome) -> TrialError:
-        if outcome.code == _BUG and outcome.said:  # of ours: its traceback is told too
+        if outcome.code == _BUG and outcome.said:  # an internal error: report its traceback, too
             self.say(outcome.said)
         return self._lost(rung, outcome.error, outcome.code)
 
@@ -264,10 +259,9 @@ class Climber:
 
 
 def stacked(recipe: Recipe, below: Patch, rung: Rung, section: Pack | Lmdb | None) -> tuple[Patch, Patch]:
-    """Return a rung over what is `below` it, and what it adds: its settings, and what reads the `section` made for it.
+    """Return a rung on top of `below`, and what it adds: its settings, and the `section` that reads its data.
 
-    Its batch is a multiple of that of `recipe`, whoever set that. Raise `RecipeError` where `below` does not fit
-    `recipe`.
+    Its batch size is a multiple of that of `recipe`. Raise `RecipeError` if `below` does not fit `recipe`.
     """
     base = below if rung.data == "none" else without(below, SOURCE)
     source = Patch() if section is None else reading(section)
@@ -278,11 +272,10 @@ def stacked(recipe: Recipe, below: Patch, rung: Rung, section: Pack | Lmdb | Non
     return lay(recipe, base, added), added
 
 
-def _refuse_elsewhere(rung: Rung, ranks: int, here: Here, recipe: Recipe) -> None:
-    """Raise `RecipeError` for a rung that this machine cannot show."""
-    gpus = 0 if recipe.parallel.device == "cpu" else here.gpus
+def _refuse_elsewhere(rung: Rung, ranks: int, hardware: Here, recipe: Recipe) -> None:
+    gpus = 0 if recipe.parallel.device == "cpu" else hardware.gpus
     where = (
-        "with a GPU, and there is none" if recipe.parallel.device != "cpu" else "with a GPU (parallel.device is cpu)"
+        "with a GPU, but there is none" if recipe.parallel.device != "cpu" else "with a GPU (parallel.device is cpu)"
     )
     if rung.on == "cuda" and not gpus:
         raise RecipeError(f"only helps {where}")
@@ -290,13 +283,13 @@ def _refuse_elsewhere(rung: Rung, ranks: int, here: Here, recipe: Recipe) -> Non
         raise RecipeError("only helps without a GPU")
     if rung.on == "ranks" and ranks == 1:
         raise RecipeError("only helps with more than one rank (add --ranks 2)")
-    there, noun = (gpus, "GPU") if gpus else (here.cores, "core")
-    if ranks > there:
-        raise RecipeError(f"needs {count(ranks, noun)} ({there} here)")
+    available, noun = (gpus, "GPU") if gpus else (hardware.cores, "core")
+    if ranks > available:
+        raise RecipeError(f"needs {count(ranks, noun)} ({available} here)")
 
 
 def _trial(number: int, name: str, standing: Standing, rung: Rung) -> Trial:
-    """Return the runs of one side of a rung; those of the side below are the rung's own too, and no other's."""
+    """Return the trial of one side of a rung. The baseline is run again for each rung, under the rung's number."""
     return Trial(
         f"{number:02} {name}",
         standing.patch,

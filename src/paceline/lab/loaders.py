@@ -1,8 +1,7 @@
-"""Measure loaders on a data set: images/s, and what they take of the machine for it, each in a process of its own.
+"""Benchmark data loaders: images/s, CPU time, disk reads and memory, each loader in its own process.
 
-What is measured is a window of a loader's steady state, with the files in memory; or, cold, one pass from its very
-start over files that the kernel has forgotten. Loaders take turns, so that what else the machine does falls on all of
-them alike. What the machine could do at most is measured beside them (`lab.floors`).
+Warm measurements are a window of the steady state, with files in memory. Cold ones are one pass from the start over
+files outside of the page cache. Loaders take turns, so that other load affects them equally.
 """
 
 import multiprocessing
@@ -30,12 +29,12 @@ from paceline.recipe.schema.data import Data
 Cache = Literal["warm", "cold"]
 _ENDLESS: Final = 1 << 40
 _LOOK_S: Final = 0.2
-"""How often memory is looked at, which takes a few milliseconds of a core."""
+"""Interval of memory readings, each of which takes a few milliseconds of a core."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """How long is measured, and batches of what: `num_images` samples, each as often as there is time for."""
+    """Seconds to measure, and the batches: `num_images` samples, repeated as often as needed."""
 
     seconds: float
     batch_size: int
@@ -45,10 +44,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement. `bytes_read` are what the source gave, `disk_bytes` what came from storage for that.
+    """One measurement. `bytes_read` came from the source, `disk_bytes` from storage.
 
-    `memory_bytes` is the most that was held beyond what the process had before, files' pages not counted. `lost_cpu` is
-    the share of the time that it wanted to run in which other processes held the cores.
+    `memory_bytes` is the peak above the process's initial memory, without the page cache. `lost_cpu` is the share of
+    its runnable time in which other processes used the cores.
     """
 
     images: int
@@ -61,26 +60,26 @@ class Measured:
 
 
 class Contender(Protocol):
-    """Something that gives images."""
+    """Something that yields images."""
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Label."""
         ...
 
     @property
     def cores(self) -> int:
-        """How many threads or processes work."""
+        """Number of working threads or processes."""
         ...
 
     def measure(self, window: Window, cache: Cache) -> Measured:
-        """Measure it in this process, which is left to it."""
+        """Measure it in this process."""
         ...
 
 
 @dataclass(frozen=True)
 class Loading:
-    """A loader of a source, as a run would have it on a host: `reads` says what, such as `pack`."""
+    """A loader of a source, configured as in a run; `reads` is the kind of source, such as `pack`."""
 
     loader: LoaderName
     reads: str
@@ -90,34 +89,34 @@ class Loading:
 
     @property
     def name(self) -> str:
-        """The loader, and what it reads."""
+        """Label: the loader and its kind of source."""
         return f"{self.loader}, {self.reads}"
 
     @property
     def cores(self) -> int:
-        """How many threads or processes work."""
+        """Number of working threads or processes."""
         return max(1, self.workers)
 
     def measure(self, window: Window, cache: Cache) -> Measured:
-        """Measure it in this process: from the start where the cache is cold, else in steady state."""
+        """Measure it in this process: from the start if the cache is cold, else in steady state."""
         order = TrainOrder(0, window.num_images, window.batch_size)
         options = LoaderOptions(self.workers, pin_memory=False, now=now_s, loader=self.loader)
         loader = build_train_loader(self.data, self.source, order, lambda step: window.image_size, options)
         batches = loader.batches(0, order.steps_per_epoch if cache == "cold" else _ENDLESS)
         try:
             images = (len(batch) for batch in batches)
-            counted = count_images(images, window.seconds, 0 if cache == "cold" else 2 * self.workers + 3)
+            counts = count_images(images, window.seconds, 0 if cache == "cold" else 2 * self.workers + 3)
             stats = loader.stats()
             assert stats is not None, "it was built with a clock"
-            read_bytes = round(stats.bytes_read / max(1, stats.images) * counted.images)
-            return counted.measured(read_bytes, _disk_bytes())
+            read_bytes = round(stats.bytes_read / max(1, stats.images) * counts.images)
+            return counts.measured(read_bytes, _disk_bytes())
         finally:
             batches.close()  # type: ignore[attr-defined]
             loader.close()
 
 
 class Counted(NamedTuple):
-    """Images, seconds and CPU seconds of a window, and the share of the time it wanted to run that others had."""
+    """Images, seconds, CPU seconds and lost CPU share of a window."""
 
     images: int
     wall_s: float
@@ -130,22 +129,19 @@ class Counted(NamedTuple):
 
 
 def count_images(batches: Iterator[int], seconds: float, num_warmup: int) -> Counted:
-    """Return what a window behind `num_warmup` batches came to, given the batches' sizes.
-
-    The window ends with a batch, or where there are no more.
-    """
+    """Measure a window after `num_warmup` batches, given the sizes of batches. It ends with a batch."""
     for _ in range(num_warmup):
         next(batches)
     cpu = build_cpu_timer()
     cpu.resume()
-    images, cpu_s, began_s = 0, taken(os.getpid()).cpu_s, now_s()
+    images, cpu_s, start_s = 0, taken(os.getpid()).cpu_s, now_s()
     for size in batches:
         images += size
-        if now_s() - began_s >= seconds:
+        if now_s() - start_s >= seconds:
             break
-    wall_s, cpu_s, times = now_s() - began_s, taken(os.getpid()).cpu_s - cpu_s, cpu.read()
-    found = None if times is None else contention([RankCpu(times, place=0, cores=usable_cores(), threads=1)])
-    return Counted(images, wall_s, cpu_s, 0.0 if found is None else found.share)
+    wall_s, cpu_s, times = now_s() - start_s, taken(os.getpid()).cpu_s - cpu_s, cpu.read()
+    lost = None if times is None else contention([RankCpu(times, place=0, cores=usable_cores(), threads=1)])
+    return Counted(images, wall_s, cpu_s, 0.0 if lost is None else lost.share)
 
 
 def _disk_bytes() -> int:
@@ -153,48 +149,48 @@ def _disk_bytes() -> int:
 
 
 def measure_apart(contender: Contender, window: Window, cache: Cache) -> Measured:
-    """Measure a contender in a forked process, whose memory is looked at from here. Raise `DataError` where it dies."""
+    """Measure in a forked process, whose memory this one polls. Raise `DataError` if the process dies."""
     fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe(duplex=False)
-    process = fork.Process(target=_measure_there, args=(contender, window, cache, theirs, os.getpid()))
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=_measure_there, args=(contender, window, cache, sender, os.getpid()))
     process.start()
-    theirs.close()
+    sender.close()
     assert process.pid is not None
-    first = most = memory_bytes(process.pid)
+    initial = peak = memory_bytes(process.pid)
     try:
-        while not ours.poll(_LOOK_S):
-            most = max(most, memory_bytes(process.pid))
-        found = ours.recv()
+        while not receiver.poll(_LOOK_S):
+            peak = max(peak, memory_bytes(process.pid))
+        reply = receiver.recv()
     except EOFError:
         process.join()
         raise DataError(
-            f"{contender.name}: ended with exit code {process.exitcode} while it was measured (see above)"
+            f"{contender.name}: exited with code {process.exitcode} during the measurement (see above)"
         ) from None
     finally:
         process.kill()
         process.join()
-        ours.close()
-    if isinstance(found, PacelineError):
-        raise found
-    return Measured(**{**asdict(found), "memory_bytes": max(0, most - first)})
+        receiver.close()
+    if isinstance(reply, PacelineError):
+        raise reply
+    return Measured(**{**asdict(reply), "memory_bytes": max(0, peak - initial)})
 
 
-def _measure_there(contender: Contender, window: Window, cache: Cache, mouth: Connection, parent: int) -> None:
+def _measure_there(contender: Contender, window: Window, cache: Cache, sender: Connection, parent: int) -> None:
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts the parent too, which ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, which kills this process
     try:
-        found: Measured | PacelineError = contender.measure(window, cache)
+        reply: Measured | PacelineError = contender.measure(window, cache)
     except PacelineError as error:
-        found = error
-    mouth.send(found)
+        reply = error
+    sender.send(reply)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a contender came to over n turns: medians, and the lowest and highest rate.
+    """Result of a contender over n turns: medians, and the lowest and highest rate.
 
-    `images_per_s_per_core` is a thread's or process's share, `cpu_ms` the CPU time of an image, and bytes are an
-    image's; `memory_bytes` and `lost_cpu` are the most of all turns. `kind` is loader or floor.
+    `images_per_s_per_core` is per thread or process, `cpu_ms` the CPU time per image, and bytes are per image.
+    `memory_bytes` and `lost_cpu` are maxima. `kind` is loader or floor.
     """
 
     name: str
@@ -212,12 +208,12 @@ class Row:
     lost_cpu: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, for JSON."""
+        """Return it as plain values for JSON."""
         return asdict(self)
 
 
 def summarise(contender: Contender, cache: Cache, turns: Sequence[Measured]) -> Row:
-    """Return what the turns of a contender came to."""
+    """Return the result of a contender over its turns."""
     rates = [turn.images / turn.wall_s for turn in turns]
     images = [max(1, turn.images) for turn in turns]
 
@@ -252,17 +248,17 @@ def take_turns(
     prepare: Callable[[Contender, Cache], None],
     told: Callable[[int, int, str], None],
 ) -> list[Row]:
-    """Measure all of `turns` in each of `rounds`, the second time from the last to the first; return them in order.
+    """Measure all of `turns` in each of `rounds`, every other round in reverse; return results in order.
 
-    `prepare` is called before each, to have files in memory or not; `told` hears how many are done, of how many, and
-    which one begins.
+    `prepare` is called before each measurement, to fill or empty the page cache. `told` gets the number done, the total
+    and the next name.
     """
-    found: dict[int, list[Measured]] = {index: [] for index in range(len(turns))}
+    measurements: dict[int, list[Measured]] = {index: [] for index in range(len(turns))}
     total = rounds * len(turns)
-    for number in range(rounds):
-        for index in list(found)[:: -1 if number % 2 else 1]:
+    for round_index in range(rounds):
+        for index in list(measurements)[:: -1 if round_index % 2 else 1]:
             contender, cache = turns[index]
-            told(sum(map(len, found.values())), total, contender.name)
+            told(sum(map(len, measurements.values())), total, contender.name)
             prepare(contender, cache)
-            found[index].append(measure_apart(contender, window, cache))
-    return [summarise(*turns[index], measured) for index, measured in found.items()]
+            measurements[index].append(measure_apart(contender, window, cache))
+    return [summarise(*turns[index], measured) for index, measured in measurements.items()]

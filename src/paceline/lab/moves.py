@@ -1,7 +1,7 @@
-"""What can be changed about a recipe to make it faster: one list of moves, each with the bottlenecks that it cures.
+"""Candidate changes that may make a recipe faster, each with the bottlenecks it addresses. Pure.
 
-Pure. Nothing here says that a move helps: that is measured, by `tune` and by the ladder `auto`. None of them asks for
-another network, other samples or fewer epochs; another batch size is proposed only where it is allowed.
+Whether a candidate helps is measured by `tune` and by the ladder `auto`. No candidate changes the model, the samples or
+the number of epochs; other batch sizes are proposed only if allowed.
 """
 
 import re
@@ -26,13 +26,13 @@ Need = Literal["any", "cuda", "cpu", "ranks"]
 Parity = Literal["same", "free"]
 
 WORTH: Final = 1.03
-"""Ceiling below which nothing is left to win that a few runs could tell from none."""
+"""Ceiling below which the possible gain is too small to measure in a few runs."""
 _PIXELS: Final = (Digits, Synthetic, Cifar10, Cifar100, FashionMnist)
-"""Sources that are pixels of one size in memory."""
+"""Sources that hold pixels of one size in memory."""
 _ADAPTIVE: Final = (Adam, Lamb, NovoGrad, RmsProp)
-"""Optimizers that divide by the size of the gradient, whose rate follows the root of the batch."""
+"""Optimizers that divide by the size of the gradient; their LR scales with the square root of the batch."""
 _NO_STEPS: Final = ("train.eval_every", "checkpoint.", "measure.")
-"""What a verdict advises on that is no part of a step."""
+"""Settings that the bottleneck advice may name but that do not change a step."""
 _CEILING: Final = re.compile(r"at most (\d+(?:\.\d+)?)x")
 
 _INPUT: Final = ("input-bound", "straggler-bound")
@@ -45,7 +45,7 @@ _STEP: Final = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a recipe is to run: on what `device`, over how many `ranks`, and the logical `cores` that each has."""
+    """Hardware that a recipe runs on: `device`, number of `ranks`, and logical `cores` per rank."""
 
     device: Literal["cpu", "cuda"]
     ranks: int
@@ -53,22 +53,22 @@ class Place:
 
     @classmethod
     def of(cls, result: RunResult) -> "Place":
-        """Return where a run has run; its ranks share the cores of one node."""
+        """Return the hardware of a run; its ranks share the cores of one node."""
         cores = int(result.provenance.get("logical_cores") or 1)
         device: Literal["cpu", "cuda"] = "cuda" if result.provenance.get("device") == "cuda" else "cpu"
         return cls(device, result.world_size, max(1, cores // result.world_size))
 
     def has(self, need: Need) -> bool:
-        """Return whether it has what a move needs."""
+        """Return whether the hardware fulfills a requirement."""
         return need == "any" or need == self.device or (need == "ranks" and self.ranks > 1)
 
 
 @dataclass(frozen=True)
 class Move:
-    """A change to a recipe, in a few words what it `explains`, the bottlenecks it `cures` and what it `needs`.
+    """A change to a recipe, what it `explains`, the bottlenecks it `cures` and what it `needs`.
 
-    `expects` are the stages that it is to shrink. `parity` is `same` where it has to train as before, and `free` where
-    it trains on other batches, so that losses of the same step say nothing.
+    `expects` are the stages that it should shrink. `parity` is `same` if it must train as before, and `free` if it
+    trains on other batches, whose losses cannot be compared.
     """
 
     name: str
@@ -81,16 +81,16 @@ class Move:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The dotted paths that it sets: two moves that share one exclude each other."""
+        """Dotted paths that it sets; candidates that share one exclude each other."""
         return frozenset(path for path, _ in self.patch.assignments)
 
 
 def moves_for(
     recipe: Recipe, place: Place, verdict: Mapping[str, str], *, allow_batch: bool = False
 ) -> tuple[Move, ...]:
-    """Return the moves that fit `recipe` and change it, those first that the verdict of its run calls for.
+    """Return the candidates that fit `recipe` and change it, the most promising first.
 
-    First is what the verdict itself advises, then what cures its bottleneck, then all others, in the order of the list.
+    The advice of `verdict` comes first, then what addresses its bottleneck, then all others, in list order.
     """
     listed = [move for move in _all(recipe, place) if place.has(move.needs)]
     if allow_batch:
@@ -105,14 +105,14 @@ def moves_for(
 
 
 def next_move(recipe: Recipe, place: Place, verdict: Mapping[str, str], tried: Collection[str]) -> Move | None:
-    """Return the first move that cures the bottleneck of `verdict` and whose name is not in `tried`; None without."""
+    """Return the first candidate for the bottleneck of `verdict` that is not in `tried`, or None."""
     bottleneck = verdict.get("bottleneck", "")
     left = (move for move in moves_for(recipe, place, verdict) if move.name not in tried)
     return next((move for move in left if bottleneck in move.cures), None)
 
 
 def ceiling_of(verdict: Mapping[str, str]) -> float | None:
-    """Return how many times as fast a run would be at most without its bottleneck; None where that is not known."""
+    """Return the largest possible speedup without the bottleneck, or None if unknown."""
     found = _CEILING.search(verdict.get("ceiling", ""))
     return float(found[1]) if found else None
 
@@ -124,7 +124,7 @@ def _rank(move: Move, verdict: Mapping[str, str], advised: Collection[tuple[str,
 
 
 def _advised(verdict: Mapping[str, str]) -> list[Move]:
-    """Return what the verdict advises, as a move, where it is about steps and no sentence, such as to pack images."""
+    """Return the advice of `verdict` as a candidate; none if it is prose or does not change a step."""
     try:
         patch = Patch.parse(shlex.split(verdict.get("try", "")))
     except ValueError:  # which a `RecipeError` is too
@@ -133,11 +133,11 @@ def _advised(verdict: Mapping[str, str]) -> list[Move]:
         return []
     name = "-".join(f"{path.rpartition('.')[2]}-{value}" for path, value in patch.assignments)
     word = re.sub(r"[^A-Za-z0-9.-]+", "-", name)[:40]
-    return [Move(word, "what the verdict advises", patch, (verdict.get("bottleneck", ""),))]
+    return [Move(word, "advice for the bottleneck", patch, (verdict.get("bottleneck", ""),))]
 
 
 def _reduced(recipe: Recipe, move: Move) -> Move | None:
-    """Return the move with those of its settings that change `recipe`; None without any, or where they do not fit."""
+    """Return the candidate reduced to settings that change `recipe`; None if there are none, or they do not fit."""
     try:
         changed = vary(recipe, move.patch)
     except RecipeError:
@@ -148,7 +148,7 @@ def _reduced(recipe: Recipe, move: Move) -> Move | None:
 
 
 def _all(recipe: Recipe, place: Place) -> Iterator[Move]:
-    """Yield every move there is, in the order in which they are tried where the verdict does not say: data first."""
+    """Yield all candidates, in the order in which they are tried without a verdict: data first."""
     yield from _loaders(recipe)
     yield from _workers(recipe, place)
     yield from _precision(recipe)
@@ -159,41 +159,43 @@ def _all(recipe: Recipe, place: Place) -> Iterator[Move]:
 
 
 def _loaders(recipe: Recipe) -> Iterator[Move]:
-    """Yield other makers of batches: all give the same samples, and `native` the same pixels but for rounding."""
+    """Yield other loaders: all give the same samples; `native` gives the same pixels up to rounding."""
     data = recipe.data
     crops = any(isinstance(section, RandomResizedCrop) for section in data.augment)
     if isinstance(data.source, _PIXELS) and not crops:
         beside = (("data.loader", "device"), ("data.workers", "auto"))
-        yield _move("loader-device", "keep the whole set beside the model", beside, _COPY, (DATA_WAIT, "h2d"))
+        yield _move("loader-device", "keep the whole dataset on the model's device", beside, _COPY, (DATA_WAIT, "h2d"))
     if isinstance(data.source, Pack):
         workers = (("data.workers", "auto"),) if data.workers == 0 else ()
         to_native = (("data.loader", "native"), *workers)
         yield _move("loader-native", "decode packs without Python", to_native, _INPUT, (DATA_WAIT,))
     if not isinstance(data.source, _PIXELS):
         to_threads = (("data.loader", "threads"),)
-        yield _move("loader-threads", "make batches with Python threads", to_threads, _INPUT, (DATA_WAIT,))
+        yield _move("loader-threads", "load batches with Python threads", to_threads, _INPUT, (DATA_WAIT,))
     if data.augment:
         on_device = (("data.augment_on", "device"),)
-        yield _move("augment-on-device", "change batches on the GPU", on_device, _INPUT, (DATA_WAIT,), needs="cuda")
+        yield _move("augment-on-device", "augment batches on the GPU", on_device, _INPUT, (DATA_WAIT,), needs="cuda")
 
 
 def _workers(recipe: Recipe, place: Place) -> Iterator[Move]:
-    """Yield numbers of workers: all cores but one, half of them, all, and none, but for what `auto` is here."""
+    """Yield numbers of workers other than the current one: all cores but one, half, all, and none."""
     data, cores = recipe.data, place.cores
     if data.loader == "device":
         return
     is_inline = data.loader == "auto" and isinstance(data.source, _PIXELS) and place.device == "cpu"
     least = 0 if data.loader == "auto" else 1
-    auto = 0 if is_inline else max(least, min(16, cores - 1))  # `data.choice` has these
+    auto = 0 if is_inline else max(least, min(16, cores - 1))  # as in `data.choice`
     now = auto if data.workers == "auto" else data.workers
     for workers in dict.fromkeys((cores - 1, cores // 2, cores, 0)):
-        explains = f"make batches with {count(workers, 'worker')}" if workers else "make batches in the rank itself"
+        explains = (
+            f"load batches with {count(workers, 'worker')}" if workers else "load batches in the rank's main process"
+        )
         if workers != now:
             yield _move(f"workers-{workers}", explains, (("data.workers", workers),), _INPUT, (DATA_WAIT,))
 
 
 def _precision(recipe: Recipe) -> Iterator[Move]:
-    """Yield 16 bits for those who compute in 32; fp64 is left alone: who asks for it wants its digits."""
+    """Yield 16-bit precisions for recipes in 32 bits; fp64 is left alone as a deliberate choice."""
     if recipe.train.precision not in ("fp32", "torch_default", "tf32"):
         return
     yield _precise("amp", "compute in 16 bits, by autocast", "cuda")
@@ -208,25 +210,25 @@ def _precise(name: str, explains: str, needs: Need) -> Move:
 
 
 def _compute(recipe: Recipe, place: Place) -> Iterator[Move]:
-    """Yield layouts, compiling and kernels.
-
-    Published gains: channels-last 1.21x and fused optimizer with cudnn.benchmark 1.16x (NERSC SC20 tutorial), compile
-    1.0x to 1.3x on ResNets (airbench, pytorch/pytorch#111182).
-    """
-    yield _move("channels-last", "lay channels last", (("model.memory_format", "auto"),), _COMPUTE, _STEP)
+    """Yield memory formats, compile modes and kernels."""
+    # Published gains: channels_last 1.21x, fused optimizer with cudnn.benchmark 1.16x (NERSC SC20 tutorial); compile
+    # 1.0x to 1.3x on ResNets (airbench, pytorch/pytorch#111182).
+    yield _move(
+        "channels-last", "use the channels_last memory format", (("model.memory_format", "auto"),), _COMPUTE, _STEP
+    )
     benchmark = (("train.cudnn_benchmark", "on"),)
-    yield _move("cudnn-benchmark", "let cuDNN time its algorithms", benchmark, _COMPUTE, _STEP, "cuda")
+    yield _move("cudnn-benchmark", "let cuDNN benchmark its algorithms", benchmark, _COMPUTE, _STEP, "cuda")
     if isinstance(recipe.optim, Sgd | Adam):
         kernels = (("optim.implementation", "auto"),)
-        yield _move("fused-optimizer", "move all weights in one kernel", kernels, _LAUNCH, ("optimizer",))
+        yield _move("fused-optimizer", "update all weights in one kernel", kernels, _LAUNCH, ("optimizer",))
     if recipe.train.compile == "off":
         yield _compiled("default", "compile the model", "any")
     if recipe.train.compile in ("off", "default"):
-        yield _compiled("reduce-overhead", "compile, and launch a step as one CUDA graph", "cuda")
+        yield _compiled("reduce-overhead", "compile, and launch each step as one CUDA graph", "cuda")
     captures = recipe.train.capture == "off" and recipe.train.compile not in ("reduce-overhead", "max-autotune")
     if captures and place.ranks == 1:
         whole = (("train.capture", "on"),)
-        yield _move("capture", "launch all of a step as one CUDA graph", whole, _LAUNCH, (*_STEP, "optimizer"), "cuda")
+        yield _move("capture", "launch the whole step as one CUDA graph", whole, _LAUNCH, (*_STEP, "optimizer"), "cuda")
     for threads in dict.fromkeys((place.cores // 2, place.cores - 1)):  # `auto` has all
         if threads:
             sets = (("parallel.threads", threads),)
@@ -240,63 +242,67 @@ def _compiled(mode: str, explains: str, needs: Need) -> Move:
 
 
 def _micro_batches(recipe: Recipe, place: Place) -> Iterator[Move]:
-    """Yield the batch in one piece, and on a CPU, whose caches are small, in more pieces.
-
-    Batch norms then see other images at once, so that whether it still trains alike is for losses to say.
-    """
+    """Yield one micro-batch, and on a CPU, whose caches are small, more micro-batches."""
+    # BatchNorm then sees other images at once, so the loss has to show whether it trains alike.
     now = recipe.train.accumulate
     for pieces in dict.fromkeys((1, 2 * now, 4 * now)):
         fits = recipe.data.global_batch_size % (place.ranks * pieces) == 0
         if pieces == now or not fits:
             continue
-        explains = f"compute a batch in {pieces} pieces" if pieces > 1 else "compute a batch in one piece"
+        explains = f"compute a batch in {pieces} micro-batches" if pieces > 1 else "compute a batch at once"
         sets = (("train.accumulate", pieces),)
         needs: Need = "cpu" if pieces > now else "any"
         yield _move(f"accumulate-{pieces}", explains, sets, _LAUNCH, _STEP, needs)
 
 
 def _communication(recipe: Recipe) -> Iterator[Move]:
-    """Yield fewer, smaller or larger messages between the ranks of ddp, and ddp in place of what sends more."""
+    """Yield fewer, smaller or larger messages between ranks of DDP, and DDP instead of FSDP."""
     if recipe.parallel.strategy == "fsdp":
-        whole = (("parallel.strategy", "ddp"), ("parallel.reshard", False))
-        yield _move("ddp", "keep a replica on every rank", whole, _WIRE, (EXPOSED, *_STEP), "ranks")
+        to_ddp = (("parallel.strategy", "ddp"), ("parallel.reshard", False))
+        yield _move("ddp", "keep a replica on every rank", to_ddp, _WIRE, (EXPOSED, *_STEP), "ranks")
     if recipe.parallel.strategy != "ddp":
         return
     in_16_bits = recipe.train.precision.endswith(("_master", "_pure"))
     if not in_16_bits and recipe.parallel.compression == "off":
-        shorter = (("parallel.compression", "bf16"),)
-        yield _move("compression-bf16", "send gradients in 16 bits", shorter, _WIRE, (EXPOSED,), "ranks")
+        to_bf16 = (("parallel.compression", "bf16"),)
+        yield _move("compression-bf16", "send gradients in 16 bits", to_bf16, _WIRE, (EXPOSED,), "ranks")
     for megabytes in (10.0, 50.0, 100.0):
         sets = (("parallel.bucket_mb", megabytes),)
         name, explains = f"buckets-{megabytes:.0f}", f"send {megabytes:.0f} MiB of gradients at once"
         yield _move(name, explains, sets, _WIRE, (EXPOSED,), "ranks")
-    view = (("parallel.bucket_view", True),)
-    yield _move("bucket-view", "make gradients views of what is sent", view, (*_WIRE, *_LAUNCH), ("backward",), "ranks")
+    as_view = (("parallel.bucket_view", True),)
+    yield _move(
+        "bucket-view",
+        "make gradients views of the communication buckets",
+        as_view,
+        (*_WIRE, *_LAUNCH),
+        ("backward",),
+        "ranks",
+    )
     if recipe.train.accumulate == 1:
         static = (("parallel.static_graph", True),)
-        yield _move("static-graph", "promise the same graph in every step", static, _WIRE, (EXPOSED,), "ranks")
+        yield _move("static-graph", "promise DDP a static graph", static, _WIRE, (EXPOSED,), "ranks")
 
 
 def _books(recipe: Recipe) -> Iterator[Move]:
-    """Yield rarer records, which a step of a millisecond notices."""
+    # Logging matters for steps of about a millisecond.
     if recipe.log.samples:
         none = (("log.samples", False),)
-        yield _move("no-samples", "write down no samples", none, (*_INPUT, "unknown"), (DATA_WAIT, OTHER))
+        yield _move("no-samples", "record no sample indices", none, (*_INPUT, "unknown"), (DATA_WAIT, OTHER))
     if recipe.log.every.unit == "st" and recipe.log.every.value < 10:  # which is the default
         yield _move("log-rarely", "log every tenth step", (("log.every", "10st"),), ("unknown",), (OTHER,))
 
 
 def _batches(recipe: Recipe) -> Iterator[Move]:
-    """Yield larger batches."""
     now = recipe.data.global_batch_size
     yield from (batch_move(recipe, factor * now) for factor in (2, 4))
 
 
 def batch_move(recipe: Recipe, batch_size: int) -> Move:
-    """Return the move to another batch, with a learning rate that follows, by the recipe's own rule where it has one.
+    """Return the candidate of another batch size, with the learning rate scaled by the recipe's rule if it has one.
 
-    Otherwise it grows in proportion (Goyal et al. 2017, arXiv 1706.02677), or by the root of it for optimizers that
-    divide by the size of the gradient (Malladi et al. 2022, arXiv 2205.10287).
+    Otherwise the rate scales linearly (Goyal et al. 2017, arXiv 1706.02677), or by the square root for adaptive
+    optimizers (Malladi et al. 2022, arXiv 2205.10287).
     """
     now, optim = recipe.data.global_batch_size, recipe.optim
     rule = optim.lr_scaling
@@ -304,17 +310,17 @@ def batch_move(recipe: Recipe, batch_size: int) -> Move:
     if rule == "none":
         rule = "sqrt" if isinstance(optim, _ADAPTIVE) else "linear"
         sets += (("optim.lr_scaling", rule), ("optim.base_batch_size", now))
-    explains = f"a batch of {batch_size} in place of {now}, its learning rate by the {rule} rule"
+    explains = f"batch size {batch_size} instead of {now}, learning rate scaled by the {rule} rule"
     cures = (*_LAUNCH, *_WIRE, "straggler-bound")
     return _move(f"batch-{batch_size}", explains, sets, cures, _STEP, parity="free")
 
 
 def named(recipe: Recipe, path: str, value: Any) -> Move | None:
-    """Return the move that sets what a person has asked for; None where `recipe` has it so, or does not take it."""
+    """Return the candidate that sets a field to the user's value; None if `recipe` has that value or rejects it."""
     if path == "data.batch_size":
         return _reduced(recipe, batch_move(recipe, value))
     patch = Patch(((path, value),))
-    return _reduced(recipe, Move(words_of(patch)[0], "as asked", patch, ()))
+    return _reduced(recipe, Move(words_of(patch)[0], "requested by --vary", patch, ()))
 
 
 def _move(

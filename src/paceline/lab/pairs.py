@@ -1,8 +1,4 @@
-"""Pairs of runs: a setting and what it is compared with, one right after the other, on the same samples.
-
-How a pair is made, what tells whether both train alike, and how a run that has failed is called, for ladders and
-searches alike. What is kept for it is said by them.
-"""
+"""Run pairs of a setting and its baseline, one right after the other, on the same samples."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,12 +17,12 @@ _NO_ROOM: Final = re.compile(
     r"CUBLAS_STATUS_ALLOC_FAILED|signal 9\b|SIGKILL",
     re.I,
 )
-"""What torch, C++, Python and cuBLAS say, and how a process ends that the kernel has ended for its memory."""
+"""Out-of-memory messages of torch, C++, Python and cuBLAS, and how a process ends that the kernel has killed."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A run of a setting and one of what it is compared with, made one right after the other with the same seed."""
+    """A run of a setting (`here`) and one of its baseline (`below`), made back to back with the same seed."""
 
     here: Outcome
     below: Outcome
@@ -34,7 +30,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs whose runs all have a result, and the run that `failed`, which ended them; `is_here` says on which side."""
+    """Pairs in which both runs have a result, and the run that `failed`; `is_here` if that was the setting's."""
 
     whole: tuple[Pair, ...]
     failed: Outcome | None = None
@@ -42,71 +38,71 @@ class Pairs:
 
     @property
     def here(self) -> tuple[Outcome, ...]:
-        """The runs of the setting."""
+        """Runs of the setting."""
         return tuple(pair.here for pair in self.whole)
 
     @property
     def below(self) -> tuple[Outcome, ...]:
-        """The runs of what it is compared with."""
+        """Runs of the baseline."""
         return tuple(pair.below for pair in self.whole)
 
     @property
     def ratio(self) -> Interval:
-        """How many times as fast the setting is, of at least one pair."""
+        """Speedup of the setting over the baseline, of at least one pair."""
         return ratio_of(rates(results_of(self.here)), rates(results_of(self.below)))
 
     def parity(self, after: int) -> ParityResult | None:
-        """Return whether both train alike after step `after`; None unless each pair has losses of the same steps."""
+        """Return whether both train alike after step `after`; None if a pair lacks losses of the same steps."""
         losses = [losses_of(pair.here.rundir, pair.below.rundir, after) for pair in self.whole]
         known = [each for each in losses if each is not None]
         if len(known) < len(losses):
             return None
-        return parity_of([here for here, _ in known], [below for _, below in known])
+        return parity_of([candidate for candidate, _ in known], [baseline for _, baseline in known])
 
 
-def run_pairs(below: Callable[[int], Outcome], here: Callable[[int], Outcome], repeats: int) -> Pairs:
-    """Run pairs 1 to `repeats`, `below` first in the odd ones: what the first run leaves warm then helps either.
-
-    The first run that fails ends it.
-    """
+def run_pairs(baseline: Callable[[int], Outcome], candidate: Callable[[int], Outcome], repeats: int) -> Pairs:
+    """Run pairs 1 to `repeats`, in alternating order. The first run that fails ends it."""
     whole: list[Pair] = []
-    for turn in range(1, repeats + 1):
-        made = run_pair(below, here, turn)
-        for is_here, outcome in made.items():
+    for repeat in range(1, repeats + 1):
+        # Alternate the order, so that caches warmed by the first run favor neither side.
+        outcomes = run_pair(baseline, candidate, repeat)
+        for is_candidate, outcome in outcomes.items():
             if outcome.result is None:
-                return Pairs(tuple(whole), outcome, is_here)
-        whole.append(Pair(here=made[True], below=made[False]))
+                return Pairs(tuple(whole), outcome, is_candidate)
+        whole.append(Pair(here=outcomes[True], below=outcomes[False]))
     return Pairs(tuple(whole))
 
 
-def run_pair(below: Callable[[int], Outcome], here: Callable[[int], Outcome], turn: int) -> dict[bool, Outcome]:
-    """Run pair `turn`, from 1; return its runs as they were made, by whether they are `here`.
+def run_pair(
+    baseline: Callable[[int], Outcome], candidate: Callable[[int], Outcome], repeat: int
+) -> dict[bool, Outcome]:
+    """Run pair `turn`, counted from 1; return its runs in order, by whether they are `here`.
 
-    The second run is not made where the first has failed.
+    The second run is skipped if the first fails.
     """
-    made: dict[bool, Outcome] = {}
-    for is_here in there_and_back((False, True), turn):
-        made[is_here] = (here if is_here else below)(turn)
-        if made[is_here].result is None:
+    outcomes: dict[bool, Outcome] = {}
+    for is_candidate in there_and_back((False, True), repeat):
+        outcomes[is_candidate] = (candidate if is_candidate else baseline)(repeat)
+        if outcomes[is_candidate].result is None:
             break
-    return made
+    return outcomes
 
 
 def has_no_room(outcome: Outcome) -> bool:
-    """Return whether a run that has failed did so for want of memory."""
+    """Return whether a run failed because it was out of memory."""
     return _NO_ROOM.search(f"{outcome.error}\n{outcome.said}") is not None
 
 
 def complaint_of(outcome: Outcome) -> str:
-    """Return in a line why a run has failed."""
+    """Return the reason of a failed run, in one line."""
     return "out of memory" if has_no_room(outcome) else outcome.error
 
 
 def results_of(outcomes: Sequence[Outcome]) -> tuple[RunResult, ...]:
-    """Return the results of those that have one."""
+    """Return the results of the outcomes that have one."""
     return tuple(outcome.result for outcome in outcomes if outcome.result is not None)
 
 
 def rates(results: Sequence[RunResult]) -> list[float]:
-    """Return images/s of runs."""
+    """Return the images/s of runs."""
     return [result.throughput.images_per_s for result in results]

@@ -1,6 +1,4 @@
-"""Does a change of settings train as before? Losses of pairs of runs, on the same samples in the same order. Pure but
-for reading `steps.jsonl`. It knows nothing of speed.
-"""
+"""Compare training losses of pairs of runs on the same samples in the same order. Pure, but reads `steps.jsonl`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,73 +12,74 @@ from paceline.core.rundir import RunDir, read_lines
 from paceline.core.units import count
 
 TOLERANCE: Final = 0.02
-"""Relative difference of the mean loss that counts as none.
+"""Relative difference of the mean loss that counts as equal.
 
-A change that is exact on paper, such as another layout, sums in another order, and arithmetic in 16 bits rounds on top;
-what follows drifts apart, more so with small batches. Measured by `paceline ladder` at a tenth of the learning rate:
-another number of threads moves the loss by 0.2 % in eight steps of CIFAR-10 at batch 128, and by 1.4 % in ten of digits
-at batch 32, where bfloat16 does by 1.5 %, and Adam in the place of SGD by 1 to 10 %.
+Even an exact change, such as another memory format, sums in another order, and 16-bit arithmetic rounds on top; runs
+then drift apart, more so with small batches. Measured by `paceline ladder` at a tenth of the learning rate: another
+number of threads moves the loss by 0.2 % in eight steps of CIFAR-10 at batch 128 and by 1.4 % in ten steps of digits at
+batch 32, where bfloat16 moves it by 1.5 % and Adam instead of SGD by 1 to 10 %.
 """
 _UNPROVED: Final = "not proved to train alike"
 _NO_LOSSES: Final = "no losses of the same steps were recorded after the warm-up (set log.every lower)"
 
 
-def losses_of(here: RunDir, below: RunDir, after: int) -> tuple[float, float] | None:
-    """Return the mean training losses of two runs, over the same steps, all after step `after`.
+def losses_of(candidate: RunDir, baseline: RunDir, after: int) -> tuple[float, float] | None:
+    """Return the mean training losses of two runs over the same steps, all after step `after`.
 
-    A record of `steps.jsonl` is the mean since the one before it, and how often there is one may be what differs
-    between the two: the steps are those between the first and the last that both have a record at. None where there
-    are none, or where a loss is no number.
+    None if there are no such steps, or if a loss is NaN or infinite.
     """
-    records = _records(here), _records(below)
+    # A record is the mean since the previous one, and the two runs may log at different steps, so compare between the
+    # first and last step at which both have a record.
+    records = _records(candidate), _records(baseline)
     shared = sorted(step for step in {0, *records[0]} & {0, *records[1]} if step >= after)
     if len(shared) < 2:
         return None
-    one, other = (_mean(each, shared[0], shared[-1]) for each in records)
-    return (one, other) if math.isfinite(one) and math.isfinite(other) and other else None
+    first, second = (_mean(each, shared[0], shared[-1]) for each in records)
+    return (first, second) if math.isfinite(first) and math.isfinite(second) and second else None
 
 
 def forbids(parity: ParityResult) -> bool:
-    """Return whether losses speak against a setting: they differ, or their mean does as far as pairs can tell."""
+    """Return whether losses rule out a setting: they differ, or their mean difference exceeds the tolerance."""
     return parity.verdict == "differs" or abs(parity.gap.value) > parity.tolerance
 
 
 def doubt(parity: ParityResult | None) -> str:
-    """Return what is to be added to the reason for a setting that losses do not forbid; "" where they train alike."""
+    """Return a caveat to append to the reason for a setting; "" if both train alike."""
     if parity is None:
         return f"; {_UNPROVED}: {_NO_LOSSES}"
     return "" if parity.verdict == "same" else f"; {_UNPROVED}"
 
 
 def _records(rundir: RunDir) -> dict[int, float]:
-    """Return the losses of a run by the step that their record ends with; none where it was cut off, or is not ours."""
+    """Return the losses of a run by the last step of each record; empty if the file is truncated or invalid."""
     try:
         return {int(record["step"]): float(record["loss"]) for record in read_lines(rundir.steps)}
     except (PacelineError, OSError, KeyError, TypeError, ValueError):
         return {}
 
 
-def _mean(records: Mapping[int, float], begun: int, end: int) -> float:
-    """Return the mean over steps `begun` + 1 to `end`, at both of which a record ends."""
+def _mean(records: Mapping[int, float], start: int, end: int) -> float:
+    """Return the mean loss over steps `begun` + 1 to `end`, at both of which a record ends."""
     total = 0.0
     for before, step in pairwise(sorted({0, *records})):
-        if begun <= before and step <= end:
+        if start <= before and step <= end:
             total += (step - before) * records[step]
-    return total / (end - begun)
+    return total / (end - start)
 
 
-def parity_of(here: Sequence[float], below: Sequence[float]) -> ParityResult:
-    """Judge losses of at least one pair of runs; both of a pair trained on the same samples, and all are positive.
+def parity_of(candidates: Sequence[float], baselines: Sequence[float]) -> ParityResult:
+    """Assess the positive losses of at least one pair of runs, both on the same samples.
 
-    Two settings are equivalent where the whole interval of their difference is small (Schuirmann 1987, doi
-    10.1007/BF01068419), and not where no difference is significant: few runs would then be proof.
+    Two settings are equivalent if the whole interval of their difference is small (Schuirmann 1987, doi
+    10.1007/BF01068419).
     """
-    assert len(here) == len(below), f"{len(here)} and {len(below)} losses are no pairs"
-    gap = mean_of([one / other - 1 for one, other in zip(here, below, strict=True)])
+    assert len(candidates) == len(baselines), f"{len(candidates)} and {len(baselines)} losses are no pairs"
+    # A non-significant difference is no proof of equivalence: few runs would then prove anything.
+    gap = mean_of([candidate / baseline - 1 for candidate, baseline in zip(candidates, baselines, strict=True)])
     verdict = _verdict(gap)
     return ParityResult(
-        loss=math.fsum(here) / len(here),
-        loss_below=math.fsum(below) / len(below),
+        loss=math.fsum(candidates) / len(candidates),
+        loss_below=math.fsum(baselines) / len(baselines),
         gap=gap,
         tolerance=TOLERANCE,
         verdict=verdict,
@@ -99,11 +98,11 @@ def _verdict(gap: Interval) -> Literal["same", "differs", "open"]:
 def _why(gap: Interval, verdict: str) -> str:
     pairs = count(gap.n, "pair")
     if gap.low is None or gap.high is None:
-        return f"loss {gap.value:+.2%} in one pair, which does not tell how much that scatters"
-    found = f"loss {gap.value:+.2%} ({gap.low:+.2%} to {gap.high:+.2%}) in {pairs}"
+        return f"loss {gap.value:+.2%} in one pair, so its scatter is unknown"
+    measured = f"loss {gap.value:+.2%} ({gap.low:+.2%} to {gap.high:+.2%}) in {pairs}"
     match verdict:
         case "same":
-            return f"{found}: within {TOLERANCE:.0%}"
+            return f"{measured}: within {TOLERANCE:.0%}"
         case "differs":
-            return f"{found}: beyond {TOLERANCE:.0%}"
-    return f"{found}: too few to tell whether within {TOLERANCE:.0%}"
+            return f"{measured}: beyond {TOLERANCE:.0%}"
+    return f"{measured}: too few to decide whether within {TOLERANCE:.0%}"

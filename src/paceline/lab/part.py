@@ -1,4 +1,4 @@
-"""Some samples of a source as a source of their own, so that all loaders are measured on the same ones."""
+"""Use a subset of a source as a source, so that all loaders are measured on the same samples."""
 
 from dataclasses import dataclass, replace
 
@@ -17,23 +17,23 @@ class Part:
 
     @property
     def info(self) -> DatasetInfo:
-        """The facts of the split, with as many images as there are."""
+        """Facts of the split, with the number of images of the subset."""
         return replace(self.source.info, num_images=len(self))
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def read(self, index: int) -> Sample:
-        """Return what `source` does."""
+        """Return a sample, as `source.read` does."""
         return self.source.read(int(self.indices[index]))
 
     def name_of(self, index: int) -> str:
-        """Return what `source` calls the sample."""
+        """Return the name of a sample, as `source.name_of` does."""
         return self.source.name_of(int(self.indices[index]))
 
 
 def part_of(source: Source, indices: NDArray[np.int64]) -> Source:
-    """Return the samples `indices` of `source`; pixels in memory stay pixels in memory."""
+    """Return the samples `indices` of `source`; in-memory pixels stay in-memory pixels."""
     if len(indices) == len(source):
         return source
     if isinstance(source, ArraySource):

@@ -1,8 +1,7 @@
-"""Data that trials read in another form than the recipe's: made once, before the first of them, and timed.
+"""Convert the dataset of a recipe to another format once, for all trials that read it, and time the conversion.
 
-They lie in a folder of the experiment, which removes it at its end. An experiment that is gone on with uses what is
-whole there; what is not is made anew, so that the seconds are those of all of it. Of several processes that want the
-same, such as tasks of one experiment, the first makes it, and the others wait.
+The data lie in a folder of the experiment, which removes it at its end. A resumed experiment reuses complete data and
+converts again what is incomplete. Of several processes that need the same data the first converts, and the others wait.
 """
 
 import contextlib
@@ -31,20 +30,18 @@ from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Lmdb, Pack
 
 Form = Literal["pack", "pack-256", "lmdb"]
-"""What data are made into: packed as they are; packed with short sides of 256 px at most, at JPEG quality 90; an LMDB
-of the files as they are.
-"""
+"""Formats: a pack; a pack with short sides of at most 256 px at JPEG quality 90; an LMDB of the original files."""
 _NAMES: Final[dict[Form, str]] = {"pack": "source.pack", "pack-256": "source-256.pack", "lmdb": "source.lmdb"}
 _SHORT_SIDE, _QUALITY = 256, 90
 _ROOM: Final = 1.2
-"""Of the source's bytes: an index of the places in a JPEG, and a B-tree's half-full pages, take some more."""
+"""Space as a multiple of the source's bytes: JPEG indexes and half-full B-tree pages need extra space."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data that were made: the section that reads them, the seconds that took, and their bytes.
+    """Prepared data: the section that reads them, the seconds of the conversion, and their bytes.
 
-    `is_known` says that they were there already, made in those seconds then.
+    `is_known` if they existed already; `seconds` are then those of the earlier conversion.
     """
 
     section: Pack | Lmdb
@@ -54,7 +51,7 @@ class Prepared:
 
 
 def _quiet(*told: object) -> None:
-    """Say nothing of how far it is, or that another process is waited for."""
+    """Ignore progress."""
 
 
 def prepare(
@@ -67,11 +64,11 @@ def prepare(
     progress: Callable[[int, int], None] = _quiet,
     waits: Callable[[], None] = _quiet,
 ) -> Prepared:
-    """Make `data.source` into another form in `folder`, with `workers` threads; or return what is there, and whole.
+    """Convert `data.source` in `folder` with `workers` threads, or return existing complete data.
 
-    `now` gives seconds; `progress` is told images done, and of how many; `waits` is called where another process is at
-    work in `folder`. Raise `DataError` where the source cannot be read or there is no room for more, and `RecipeError`
-    where the form is nothing for it.
+    `now` returns seconds, `progress` gets the images done and in all, and `waits` is called if another process is
+    converting. Raise `DataError` if the source cannot be read or the disk is too full, and `RecipeError` if the format
+    does not apply to the source.
     """
     skip_bad = data.on_bad_image == "skip"
     datasets = build_datasets(data.source, may_download=True, skip_bad=skip_bad)
@@ -80,19 +77,24 @@ def prepare(
     section = Lmdb(root=str(out)) if form == "lmdb" else Pack(root=str(out))
     digest = dataset_digest(datasets)
     folder.mkdir(parents=True, exist_ok=True)
-    # Nothing is looked for before: on a network file system, what was not there a moment ago may seem not to be now.
+    # Look for existing data under the lock only: network file systems cache that a file does not exist.
     with alone_with(folder / LOCK, waits):
         known = _known(section, digest)
         if known is not None:
             return known
         _clear(out)
         _check_room(datasets, folder)
-        began_s = now()
+        start_s = now()
         _make(form, datasets, out, progress, skip_bad=skip_bad, workers=workers)
-        made = Prepared(section, now() - began_s, _bytes_of(out))
-        record = {"made_from": digest, "digest": _digest_of(section), "seconds": made.seconds, "bytes": made.num_bytes}
+        prepared = Prepared(section, now() - start_s, _bytes_of(out))
+        record = {
+            "made_from": digest,
+            "digest": _digest_of(section),
+            "seconds": prepared.seconds,
+            "bytes": prepared.num_bytes,
+        }
         write_atomic(_record_of(out), json.dumps(record) + "\n")
-        return made
+        return prepared
 
 
 def _make(
@@ -117,19 +119,16 @@ def _options(form: Form, *, skip_bad: bool) -> PackOptions:
 
 
 def _check_form(form: Form, data: Data, datasets: Datasets) -> None:
-    """Refuse to make what would be the same again."""
     if isinstance(datasets.train, ArraySource):
         raise RecipeError(
-            f"data.source.name: {data.source.name} is pixels in memory however it is read, so a ladder has nothing to "
-            f"make of it for {form} (name a folder of image files)"
+            f"data.source.name: {data.source.name} is held in memory as pixels, so a ladder cannot convert it to "
+            f"{form} (use a folder of image files)"
         )
 
 
 def _known(section: Pack | Lmdb, digest: str) -> Prepared | None:
-    """Return what was made before, where its maker was done with it and it is of this source; else None.
-
-    A writer gives a file its name when it is whole; the record of it is written after that.
-    """
+    """Return existing data of this source if they are complete, else None."""
+    # A writer renames its file when complete, and the record is written after that.
     out = Path(section.root)
     try:
         record: dict[str, Any] = read_json(_record_of(out))
@@ -141,12 +140,11 @@ def _known(section: Pack | Lmdb, digest: str) -> Prepared | None:
 
 
 def _digest_of(section: Pack | Lmdb) -> str:
-    """Return the digest that what was made carries: the source's own, unless images were changed."""
+    """Return the digest of prepared data: the source's own, unless images were changed."""
     return dataset_digest(build_datasets(section, may_download=False))
 
 
 def _clear(out: Path) -> None:
-    """Remove what is there under this name, whole or begun."""
     for path in (out, _record_of(out), *(out.with_name(f".{out.name}.{end}") for end in ("part", "partial"))):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -157,7 +155,7 @@ def _check_room(datasets: Datasets, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise DataError(
-            f"{printable(folder)}: has {size(free)} free, and another form of the data takes up to {size(needed)} "
+            f"{printable(folder)}: has {size(free)} free, and another format of the data takes up to {size(needed)} "
             f"(make room, or name a --run-dir on another disk)"
         )
 

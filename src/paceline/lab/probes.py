@@ -1,4 +1,4 @@
-"""Probes: a few steps of a recipe, and the same with a part of the work for free. Pure: what to measure, as patches."""
+"""Probes of a profile: the same short run with part of its work removed. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,26 +25,26 @@ _OF_MODEL: Final = ("norm", "width", "zero_init_residual", "drop_path", "weights
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A probe that does not fit the recipe or has failed, and why in one line."""
+    """A probe that did not fit or failed, and the reason in one line."""
 
     name: str
     reason: str
 
 
 def base_trial(repeats: int) -> Trial:
-    """Return the run that all others are compared with. As in them, nothing is measured in it but its stages."""
+    """Return the base run, which measures nothing but its stages."""
     return Trial(BASE, repeats=repeats)
 
 
-def aside_trials(recipe: Recipe, ranks: int, steps: int, said: Patch, *, trace: bool) -> list[Trial]:
-    """Return the run that is compared with none, as it is slower for what is measured in it; often there is no such.
+def aside_trials(recipe: Recipe, ranks: int, steps: int, user_patch: Patch, *, trace: bool) -> list[Trial]:
+    """Return the instrumented run, which is slower and not compared with others, or no run.
 
-    It is traced where `trace` or the recipe, which is the one that was asked for, wants it; a length that it sets
-    stands. Between ranks of ddp buckets are timed in the same run, unless a user has `said` that they are not to be.
+    It is traced if `trace` or the recipe asks for it. Buckets of DDP are timed in the same run, unless the user
+    (`said`) turned that off.
     """
     measure, trials = recipe.measure, []
-    is_said = any(path == "measure.communication" for path, _ in said.assignments)
-    is_timed = _averages(recipe, ranks) and (measure.communication == "on" or not is_said)
+    is_set_by_user = any(path == "measure.communication" for path, _ in user_patch.assignments)
+    is_timed = _averages(recipe, ranks) and (measure.communication == "on" or not is_set_by_user)
     timed: tuple[Assignment, ...] = (("measure.communication", "on"),) if is_timed else ()
     if trace or measure.trace != "off":
         length = steps if measure.trace == "off" else measure.trace
@@ -70,21 +70,23 @@ def probes_of(recipe: Recipe, ranks: int, repeats: int) -> tuple[list[Trial], li
 
 
 def _probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[Assignment]]]:
-    """Yield name, what is free, and the assignments: the first makes it so, the others have no effect beside it."""
-    for name, place, explains in (
+    """Yield name, explanation and settings of each probe: the first setting removes work, the others only clean up."""
+    for name, replay, explains in (
         (FREE_DATA, "host", "making batches on the host"),
         (FREE_COPY, "device", "making and copying batches"),
     ):
-        if recipe.data.replay not in (place, "device"):
-            yield name, explains, [("data.replay", place), ("log.samples", False)]
+        if recipe.data.replay not in (replay, "device"):
+            yield name, explains, [("data.replay", replay), ("log.samples", False)]
     if _averages(recipe, ranks):
-        needless = defaults(recipe, "parallel", _OF_SYNC)
-        yield FREE_COMMUNICATION, "averaging gradients", [("parallel.sync_gradients", False), *needless]
+        cleanup = defaults(recipe, "parallel", _OF_SYNC)
+        yield FREE_COMMUNICATION, "averaging gradients", [("parallel.sync_gradients", False), *cleanup]
     if recipe.model.name != "empty":
-        needless = [("train.compile", "off"), *defaults(recipe, "model", _OF_MODEL), *_simple_optimizer(recipe)]
+        cleanup = [("train.compile", "off"), *defaults(recipe, "model", _OF_MODEL), *_simple_optimizer(recipe)]
         if recipe.model.memory_format == "channels_last":
-            needless.append(("model.memory_format", "auto"))  # which is the same, and no claim
-        yield FREE_MODEL, "computing: what is left is data and the loop", [("model.name", "empty"), *needless]
+            cleanup.append(
+                ("model.memory_format", "auto")
+            )  # the same format, without the error for a model without convolutions
+        yield FREE_MODEL, "computing: what is left is data and the loop", [("model.name", "empty"), *cleanup]
 
 
 def _averages(recipe: Recipe, ranks: int) -> bool:
@@ -92,7 +94,7 @@ def _averages(recipe: Recipe, ranks: int) -> bool:
 
 
 def _simple_optimizer(recipe: Recipe) -> list[Assignment]:
-    """Return what an optimizer asks of its model that an empty one does not have: matrices, norms, biases, layers."""
+    """Return settings that make the optimizer fit the empty model, without matrices, norms, biases or layers."""
     layers: list[Assignment] = [] if recipe.optim.layer_decay == "off" else [("optim.layer_decay", "off")]
     if isinstance(recipe.optim, Muon):
         return [("optim.name", "sgd"), ("optim.lr", recipe.optim.lr), *layers]

@@ -1,4 +1,4 @@
-"""What a profile amounts to: the rates of a run and of its probes in images/s, and `profile.json`."""
+"""Build a profile from a base run and its probes: throughput, ceilings, efficiency, and `profile.json`."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,16 +25,16 @@ from paceline.train.meter import trace_name
 
 SCHEMA_VERSION: Final = 1
 _ASIDE: Final = (TRACE, BUCKETS)
-"""Runs that are slower for what is measured in them, and no probes."""
+"""Instrumented runs, which are slower and are not probes."""
 
 Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Global images/s of `n` runs: their median, and in `spread` the lowest and the highest.
+    """Median images/s of `n` runs over all ranks, and in `spread` the lowest and highest.
 
-    The spread of a single run is that of its windows, the 10th and 90th percentile (`ThroughputResult`).
+    The spread of a single run is the 10th and 90th percentile of its windows (`ThroughputResult`).
     """
 
     images_per_s: float
@@ -43,7 +43,7 @@ class Rate:
 
     @classmethod
     def of(cls, results: Sequence[RunResult]) -> "Rate":
-        """Return the rate of at least one run."""
+        """Return the summary of at least one run."""
         rates = [result.throughput.images_per_s for result in results]
         spread = results[0].throughput.spread if len(results) == 1 else (min(rates), max(rates))
         return cls(median(rates), spread, len(rates))
@@ -51,12 +51,9 @@ class Rate:
 
 @dataclass(frozen=True)
 class Probed:
-    """A probe that was measured: how many times as fast as the base it is, the median over turns, and their range.
+    """A measured probe: its median speedup over the base, and the range over turns (None for one turn).
 
-    A run is compared with the run of the base in the same turn, so that what changes about the machine meanwhile meets
-    both. The range is None where there was one turn. `may_be_none` says that there may be no difference: it was not
-    faster in every turn, or, in a single one, not in all of its windows. Less work takes no longer, so that a probe
-    that was slower shows no more than one that is like the base.
+    `may_be_none` if the probe may be no faster: it was not faster in every turn, or in every window of a single turn.
     """
 
     trial: Trial
@@ -67,7 +64,8 @@ class Probed:
 
     @classmethod
     def of(cls, runs: dict[int, RunResult], base: dict[int, RunResult], trial: Trial) -> "Probed":
-        """Compare runs with those of the base, both by turn; there is a turn in which both were measured."""
+        """Compare runs with those of the base, both by turn, with at least one turn in common."""
+        # Compare runs of the same turn only, so that drift of the machine affects both.
         ratios = [
             runs[turn].throughput.images_per_s / base[turn].throughput.images_per_s
             for turn in sorted({*runs} & {*base})
@@ -78,7 +76,7 @@ class Probed:
         return cls(trial, rate, median(ratios), spread, may_be_none=lowest <= 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its entry in `profile.json`."""
+        """Return the entry in `profile.json`."""
         return {
             "name": self.trial.name,
             "patch": words_of(self.trial.patch),
@@ -96,13 +94,12 @@ def _lowest_of_windows(rate: Rate, base: Rate) -> float:
 
 @dataclass(frozen=True)
 class Profile:
-    """All that a profile has found.
+    """Results of a profile.
 
-    `recipe` is the hash of the recipe that was asked for, `steps` those that were counted in each run, and `result`
-    that of the first run of the base. `cost` is empty where the cost of the model is not known. `communication` is what
-    the base waits for, with its buckets as they were in the run called `timed_run`, "" where they were not timed.
-    `trace_share` is the seconds of a trace's stages over the clock's, None without a trace of all counted steps.
-    `starved` says in how many of the runs other processes held the cores, "" where in none.
+    `recipe` is the hash of the user's recipe, `steps` the measured steps per run, and `result` that of the first base
+    run. `cost` is empty if the model's cost is unknown. `timed_run` is the run whose bucket timings are in
+    `communication`, "" if none. `trace_share` is the seconds of a trace's stages over the clock's. `starved` is a note
+    if other processes used the cores, "" if not.
     """
 
     recipe: str
@@ -121,18 +118,18 @@ class Profile:
 
     @property
     def verdict(self) -> dict[str, str]:
-        """The verdict of the base, with the ceilings that probes have measured in place of its estimate.
+        """Bottleneck of the base, with measured ceilings instead of the estimated one.
 
-        Where other processes held the cores in a run there are neither ceilings nor advice.
+        Without ceiling or advice if other processes used the cores.
         """
         if self.starved:
-            evidence = f"{self.starved[0].upper()}{self.starved[1:]}. Profile again when nothing else runs here."
+            evidence = f"{self.starved[0].upper()}{self.starved[1:]}. Profile again on an idle machine."
             return {"bottleneck": CPU_STARVED, "evidence": evidence, "ceiling": "", "try": ""}
         measured = str(self.ceilings)
         if not measured:
             return self.result.verdict
         unsure = ", ".join(probe.trial.name for probe in self.probes if probe.may_be_none)
-        doubt = f" (not to be told from 1.0x here: {unsure})" if unsure else ""
+        doubt = f" (not distinguishable from 1.0x: {unsure})" if unsure else ""
         return {**self.result.verdict, "ceiling": f"{measured}{doubt}"}
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,9 +157,9 @@ class Profile:
 def put_together(
     outcomes: Sequence[Outcome], recipe: Recipe, *, recipe_hash: str, steps: int, left_out: Sequence[LeftOut]
 ) -> Profile:
-    """Return what runs of a base and its probes came to; every run of the base has a result.
+    """Return the profile of a base and its probes; every base run has a result.
 
-    `recipe` is what was measured and `recipe_hash` that of the one it was made of; probes in `left_out` did not fit it.
+    `recipe` is the measured one, and `recipe_hash` that of the user's; `left_out` are probes that did not fit.
     """
     runs: dict[str, dict[int, RunResult]] = {}
     for outcome in outcomes:
@@ -179,8 +176,8 @@ def put_together(
     rate = Rate.of([base[turn] for turn in sorted(base)])
     cost, uncounted = _cost(outcomes, recipe, rate)
     starved = starved_note(outcome.result for outcome in outcomes if outcome.result is not None)
-    aside = next((name for name in _ASIDE if name in runs), "")
-    found = communication(base[1], runs[aside][1] if aside else None)
+    instrumented = next((name for name in _ASIDE if name in runs), "")
+    merged = communication(base[1], runs[instrumented][1] if instrumented else None)
     return Profile(
         recipe=recipe_hash,
         steps=steps,
@@ -191,15 +188,15 @@ def put_together(
         left_out=(*left_out, *failed, *uncounted),
         ceilings=Ceilings() if starved else _ceilings(probes),
         cost=cost,
-        communication=found,
-        timed_run=aside if found and found.wire_s is not None else "",
+        communication=merged,
+        timed_run=instrumented if merged and merged.wire_s is not None else "",
         trace_share=_trace_share(outcomes, recipe),
         starved=starved,
     )
 
 
 def _trace_share(outcomes: Sequence[Outcome], recipe: Recipe) -> float | None:
-    """Return how much of the clock's time is in the trace, which lies with the base."""
+    """Return the trace share of the traced run; its trace lies in the base's folder."""
     folder = outcomes[0].rundir.trace
     for outcome in outcomes:
         if outcome.trial.name == TRACE and outcome.result is not None:
@@ -209,12 +206,12 @@ def _trace_share(outcomes: Sequence[Outcome], recipe: Recipe) -> float | None:
 
 
 def _cost(outcomes: Sequence[Outcome], recipe: Recipe, rate: Rate) -> tuple[dict[str, Any], list[LeftOut]]:
-    """Return the cost of the model; for a network that cannot be counted nothing, and the reason in one line."""
+    """Return the efficiency; empty, with the reason, if the model cannot be counted."""
     base = next(outcome for outcome in outcomes if outcome.trial.name == BASE)
     assert base.result is not None
     try:
         return efficiency(recipe, base.rundir, base.result, rate.images_per_s), []
-    except Exception as error:  # whatever a network of somebody else's raises without data
+    except Exception as error:  # a plugin may raise anything on the meta device
         reason = " ".join(str(error).split())[:160]
         return {}, [LeftOut("cost", f"{recipe.model.name} cannot be counted: {type(error).__name__}: {reason}")]
 

@@ -1,4 +1,4 @@
-"""The next rung of the ladder `auto`: the first move that cures what the verdict of the best rung names. Pure."""
+"""Propose the next rung of the ladder `auto`: the first candidate that addresses the best rung's bottleneck. Pure."""
 
 from paceline.core.results import starved_note
 from paceline.core.units import share
@@ -9,25 +9,24 @@ from paceline.recipe.schema import Recipe
 
 
 def propose(recipe: Recipe, standing: Standing) -> Rung | str:
-    """Return the next rung above one that stands, whose recipe is `recipe`; or, in words, why there is none.
+    """Return the next rung on top of `standing`, whose recipe is `recipe`, or the reason why there is none.
 
-    The ladder ends where what the verdict bounds is too little to be told from nothing, and where no move is left that
-    cures its bottleneck. A run that computes all the time has no such bound, and ends by the latter alone.
+    The ladder ends if the ceiling of the bottleneck is too low to measure, or if no candidate addresses the bottleneck.
     """
     result = standing.results[-1]
     verdict = result.verdict
     if starved := starved_note(standing.results):
-        return f"{starved} as {standing.name} was measured, so nothing follows from it"
+        return f"{starved} as {standing.name} was measured, so its bottleneck is unknown"
     bottleneck, ceiling = verdict["bottleneck"], ceiling_of(verdict)
     if ceiling is not None and ceiling < WORTH:
-        return f"{standing.name} is {bottleneck}, and without that there are less than {share(WORTH - 1)} to win"
-    move = next_move(recipe, Place.of(result), verdict, standing.tried)
-    if move is None:
+        return f"{standing.name} is {bottleneck}, and removing that would gain less than {share(WORTH - 1)}"
+    candidate = next_move(recipe, Place.of(result), verdict, standing.tried)
+    if candidate is None:
         return f"{standing.name} is {bottleneck}, and no setting is left that may help"
     return Rung(
-        name=move.name,
-        explains=move.explains,
-        set=dict(move.patch.assignments),
-        expects=move.expects,
-        parity=move.parity,
+        name=candidate.name,
+        explains=candidate.explains,
+        set=dict(candidate.patch.assignments),
+        expects=candidate.expects,
+        parity=candidate.parity,
     )

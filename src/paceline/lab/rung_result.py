@@ -1,6 +1,4 @@
-"""What the runs of a rung come to: its speed, its stages, its memory, and whether it is kept, and why. Pure but for
-reading the losses of runs. It runs nothing.
-"""
+"""Build the result of a rung from its runs, and decide whether the rung is kept. Runs nothing; reads losses."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ from paceline.recipe.patch import Patch
 from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
-_FIRST: Final = "the first, which all others stand on"
+_FIRST: Final = "the first, the baseline of all others"
 
 
 def unmeasured(
@@ -32,7 +30,7 @@ def unmeasured(
     *,
     prepare_s: float = 0.0,
 ) -> RungResult:
-    """Return a rung that nothing was measured of."""
+    """Return the result of a rung without measurements."""
     return RungResult(
         name=rung.name,
         explains=rung.explains,
@@ -48,7 +46,7 @@ def unmeasured(
 def first_result(
     rung: Rung, added: Patch, outcomes: Sequence[Outcome], *, prepare_s: float, root: Path, recipe: Recipe
 ) -> RungResult:
-    """Return what the first rung came to; all of its runs have a result."""
+    """Return the result of the first rung; all of its runs have a result."""
     results = results_of(outcomes)
     return RungResult(
         name=rung.name,
@@ -75,16 +73,16 @@ def judged(
     root: Path,
     recipe: Recipe,
 ) -> RungResult:
-    """Return what a rung came to in at least one pair of runs, all of which have a result.
+    """Return the result of a rung from at least one pair of completed runs.
 
-    `below` is the name of the rung below, `ratios` those of the rungs up to it, and `recipe` what the rung trains.
+    `below` is the baseline's name, `ratios` those of the rungs up to it, and `recipe` what the rung trains.
     """
-    here, under = results_of(pairs.here), results_of(pairs.below)
+    candidates, baselines = results_of(pairs.here), results_of(pairs.below)
     ratio = pairs.ratio
     parity = pairs.parity(recipe.measure.warmup_steps) if rung.parity == "same" else None
-    starved = starved_note((*here, *under))
+    starved = starved_note((*candidates, *baselines))
     is_kept, why = _decide(rung, ratio, parity, starved)
-    stages, stages_below = _stages(here), _stages(under)
+    stages, stages_below = _stages(candidates), _stages(baselines)
     return RungResult(
         name=rung.name,
         explains=rung.explains,
@@ -100,37 +98,38 @@ def judged(
         parity=parity,
         prepare_s=prepare_s,
         runs=_folders([each for pair in pairs.whole for each in (pair.below, pair.here)], root),
-        **_measured(here, recipe),
+        **_measured(candidates, recipe),
     )
 
 
 def _decide(rung: Rung, ratio: Interval, parity: ParityResult | None, starved: str) -> tuple[bool, str]:
-    """Return whether a rung is kept, and why; `starved` says that others had the cores, in which case none has won."""
-    found = f"{times(ratio)} in {count(ratio.n, 'pair')}"
+    """Return whether a rung is kept, and why; `starved` is a note if other processes used the cores, "" if not."""
+    measured = f"{times(ratio)} in {count(ratio.n, 'pair')}"
     if parity is not None and forbids(parity):
-        return False, f"trains otherwise: {parity.why} ({found})"
+        return False, f"trains differently: {parity.why} ({measured})"
     unproved = doubt(parity) if rung.parity == "same" else ""
+    # Nothing wins while other processes use the cores.
     if starved:
-        again = "run it again when nothing else runs here"
-        always = ", and kept however fast it is" if rung.keep == "always" else ""
-        return rung.keep == "always", f"not to be told{always}: {starved} ({again}; {found})"
+        advice = "run it again on an idle machine"
+        kept_note = ", and kept at any speed" if rung.keep == "always" else ""
+        return rung.keep == "always", f"unknown{kept_note}: {starved} ({advice}; {measured})"
     if ratio.is_above(1):
-        return True, f"faster: {found}{unproved}"
+        return True, f"faster: {measured}{unproved}"
     what, more = _no_gain(ratio)
     if rung.keep == "always":
-        return True, f"{what}, and kept however fast it is: {found}{unproved}"
-    return False, f"{what}: {found}{more}"
+        return True, f"{what}, and kept at any speed: {measured}{unproved}"
+    return False, f"{what}: {measured}{more}"
 
 
 def _no_gain(ratio: Interval) -> tuple[str, str]:
-    """Return what a ratio shows that is no gain, and what would tell more."""
+    """Return a description of a ratio that is no gain, and advice to learn more."""
     if ratio.n == 1:
         return "one pair proves nothing", " (ask for --repeats 3)"
-    return "slower" if ratio.is_below(1) else "no gain to be told", ""
+    return "slower" if ratio.is_below(1) else "no measurable gain", ""
 
 
 def _measured(results: Sequence[RunResult], recipe: Recipe) -> "_Figures":
-    """Return what runs of a rung have measured, as fields of its result."""
+    """Return the measurements of a rung as fields of its result."""
     speeds = rates(results)
     images_per_s = mean_of(speeds)
     memory = [result.memory for result in results if result.memory is not None]
@@ -152,7 +151,7 @@ def _measured(results: Sequence[RunResult], recipe: Recipe) -> "_Figures":
 
 
 class _Figures(TypedDict):
-    """Fields of `RungResult` that are measured."""
+    """Measured fields of `RungResult`."""
 
     images_per_s: Interval
     spread: tuple[float, float]
@@ -168,7 +167,7 @@ class _Figures(TypedDict):
 
 
 def _stages(results: Sequence[RunResult]) -> dict[str, float]:
-    """Return the stages in device seconds of a step: means over runs that counted steps."""
+    """Return the device seconds per step of each stage: means over runs that measured steps."""
     counted = [(result.stages, result.account.counted_steps) for result in results if result.account is not None]
     counted = [(stages, num_steps) for stages, num_steps in counted if num_steps]
     names = dict.fromkeys(name for stages, _ in counted for name in stages)

@@ -1,7 +1,6 @@
-"""Read and write a ladder: a YAML file of settings that are laid one over the other, not of how they are measured.
+"""Read and write ladders: YAML files of settings that are applied cumulatively.
 
-A ladder is a shipped one's name or a file. Its first comment line is what `--list` says of it; keys that nobody knows
-are errors, in one line with the file and the line, as in recipes.
+The first comment line of a file is its summary in `--list`. Unknown keys are errors with file and line, as in recipes.
 """
 
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ _SUFFIXES: Final = (".yaml", ".yml")
 
 def _stage(name: str) -> str:
     if name not in STAGES:
-        raise ValueError(f"{name!r} is no stage{near_miss(name, STAGES)} (write some of {', '.join(STAGES)})")
+        raise ValueError(f"{name!r} is not a stage{near_miss(name, STAGES)} (use some of {', '.join(STAGES)})")
     return name
 
 
@@ -33,38 +32,40 @@ Made = Literal["none", "source", "pack", "pack-256", "lmdb"]
 
 
 class Rung(Section):
-    """A rung: settings over the last rung that was kept."""
+    """One rung: settings on top of the last rung kept."""
 
     name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][ -~]*$")
-    """What tables call it."""
+    """Name in tables."""
     explains: str = ""
-    """What it changes and why that may help, in a sentence."""
+    """The change and why it may help, in a sentence."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings of a recipe by dotted path."""
     batch_factor: PositiveInt | None = None
-    """Images per step over all ranks, as a multiple of the recipe's on one rank; as many as below without it."""
+    """Images per step over all ranks, as a multiple of the recipe's on one rank; unset: as below."""
     expects: tuple[Annotated[str, AfterValidator(_stage)], ...] = ()
-    """Stages of a step that it is to shrink."""
+    """Stages of a step that it should shrink."""
     on: Literal["any", "cuda", "cpu", "ranks"] = "any"
-    """Where it can help: with a GPU, without one, or with more than one rank; elsewhere it is left out."""
+    """Hardware it needs: a GPU, no GPU, or several ranks; it is left out elsewhere."""
     ranks: PositiveInt | None = None
-    """On how many ranks it runs, as do the rungs above it until another says; as many as asked for without it."""
+    """Number of ranks, also for the rungs above until another sets it; unset: as requested."""
     keep: Literal["if-faster", "always"] = "if-faster"
-    """Whether the rungs above stand on it: when it is faster, or however fast it is."""
+    """Keep it if it is faster, or always."""
     data: Made = "none"
-    """Data made once from the recipe's own source, for this rung and those above it; `source` goes back to that."""
+    """Data prepared from the recipe's source, for this rung and those above; `source` returns to the source itself."""
     cache: Literal["warm", "cold"] = "warm"
-    """Whether its files may be in memory when a run starts."""
+    """Whether its files may be in the page cache when a run starts."""
     parity: Literal["same", "free"] = "same"
-    """`same` has it train as the rung below does; `free` is for what trains otherwise on purpose, and is not judged."""
+    """`same` requires it to train like the rung below; `free` is for deliberate changes and is not checked."""
 
     @model_validator(mode="after")
     def _leaves_the_rate(self) -> Self:
-        """Refuse another learning rate: a ladder measures at a small and constant one, to tell what trains alike."""
+        """Refuse another learning rate with `parity: same`, as a ladder measures at a small constant one."""
         paths = (path for path, _ in self.patch.assignments)
         path = next((path for path in paths if path == "optim.lr" or path.startswith("schedule.")), "")
         if path and self.parity == "same":
-            raise ValueError(f"set: {path} trains otherwise than the rung below (leave it out, or add `parity: free`)")
+            raise ValueError(
+                f"set: {path} trains differently from the rung below (leave it out, or add `parity: free`)"
+            )
         return self
 
     @property
@@ -74,20 +75,20 @@ class Rung(Section):
 
 
 class _File(Section):
-    """What stands in a ladder file."""
+    """Content of a ladder file."""
 
     recipe: str
     """Preset, recipe file or run directory that the rungs vary."""
     steps: PositiveInt = 50
-    """Steps that are counted in each run."""
+    """Measured steps per run."""
     warmup_steps: NonNegativeInt | None = None
-    """Steps before them; as many as the recipe has without it."""
+    """Warm-up steps before them; unset: the recipe's."""
     repeats: PositiveInt = 3
-    """Pairs of runs that a rung is judged by."""
+    """Pairs of runs per rung."""
     rungs: tuple[Rung, ...] = Field(min_length=1)
-    """From the first up."""
+    """Rungs from the first up."""
     then: Literal["stop", "auto"] = "stop"
-    """Above the last rung: nothing, or what the verdict of the best one asks for, for as long as it does."""
+    """After the last rung: stop, or add rungs for the best one's bottleneck while that helps."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -102,8 +103,8 @@ class _File(Section):
 class Ladder:
     """A ladder: its `name` and `summary`, the `recipe` it varies, and its rungs from the first up.
 
-    A run has `warmup_steps` (None: the recipe's) and then `steps` that are counted; a rung is judged by `repeats` pairs
-    of runs. With `goes_on` rungs are looked for above the last one.
+    Each run has `warmup_steps` (None: the recipe's) and then `steps` measured steps; each rung has `repeats` pairs of
+    runs. With `goes_on`, rungs are added above the last one.
     """
 
     name: str
@@ -117,7 +118,7 @@ class Ladder:
 
 
 def require_consent_to_rungs(chosen: Ladder, place: str, *, own_code: bool) -> None:
-    """Raise `RecipeError` for code that a rung of a ladder's file names, unless `own_code` says that it may run."""
+    """Raise `RecipeError` for plugin code that a rung names, unless `own_code` allows it."""
     for rung in chosen.rungs:
         require_consent_to_settings(rung.patch.values(), f"{place}: rung {rung.name!r}", own_code=own_code)
 
@@ -128,7 +129,7 @@ def ladder_names() -> list[str]:
 
 
 def load_ladder(name: str) -> Ladder:
-    """Return the shipped ladder, or that in file `name`. Raise `RecipeError` as `file:line: field: what is wrong`."""
+    """Load a shipped ladder, or a file. Raise `RecipeError` as `file:line: field: message`."""
     path = _find(name)
     document = read_file(path)
     try:
@@ -148,7 +149,7 @@ def load_ladder(name: str) -> Ladder:
 
 
 def ladder_text(ladder: Ladder) -> str:
-    """Return a ladder as a file from which `load_ladder` reads the same one, where that has the ladder's name."""
+    """Return a ladder as YAML, from which `load_ladder` reads an equal one."""
     file = _File(
         recipe=ladder.recipe,
         steps=ladder.steps,
@@ -168,32 +169,31 @@ def _find(name: str) -> Path:
     if path.suffix not in _SUFFIXES:
         known = ", ".join(ladder_names())
         hint = near_miss(name, ladder_names()) or " (the ladder comes before the recipe)"
-        raise RecipeError(f"{name!r}: is no ladder{hint}: it is one of {known}, or a .yaml file")
+        raise RecipeError(f"{name!r}: is not a ladder{hint}: use one of {known}, or a .yaml file")
     if not path.is_file():
         raise RecipeError(f"{path}: no such ladder file (see `paceline ladder --list`)")
     return path
 
 
 def _summary(path: Path) -> str:
-    """Return the first line of the file, where that is a comment."""
     with path.open(encoding="utf-8") as file:
         first = file.readline().strip()
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
 def _recipe(name: str, path: Path) -> str:
-    """Return the recipe's name; a file is looked for beside the ladder."""
+    """Return the recipe's name; file paths are relative to the ladder."""
     beside = path.parent / Path(name).expanduser()
     return str(beside) if beside.suffix in _SUFFIXES else name
 
 
 def _explain(error: ValidationError, path: Path, document: Document) -> str:
-    """Return one line about the first field that does not fit; an unknown key, which explains others, comes first."""
+    """Return one line about the first invalid field; unknown keys come first, as they explain other errors."""
     details = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
     first = details[0]
     location, value = [str(part) for part in first["loc"]], first["input"]
     rung = int(location[1]) if location[0:1] == ["rungs"] and len(location) > 1 else None
-    where = ".".join(location) if rung is None else ".".join([f"rungs[{rung}]", *location[2:]])
+    field = ".".join(location) if rung is None else ".".join([f"rungs[{rung}]", *location[2:]])
     known = list((_File if rung is None else Rung).model_fields)
     match first["type"]:
         case "extra_forbidden":
@@ -211,11 +211,11 @@ def _explain(error: ValidationError, path: Path, document: Document) -> str:
         case _:
             message = f"{value!r} should be {first['msg'].removeprefix('Input should be ').removeprefix('a valid ')}"
     line = _line(path, document, location)
-    return f"{path}:{line}: {where + ': ' if where else ''}{message}"
+    return f"{path}:{line}: {field + ': ' if field else ''}{message}"
 
 
 def _line(path: Path, document: Document, location: list[str]) -> int:
-    """Return the line of a key, of the key around it, or of the rung that it is in."""
+    """Return the line of a key, of its parent, or of its rung."""
     if location[0:1] != ["rungs"] or len(location) < 2:
         return document.lines.get(location[0], 1) if location else 1
     from ruamel.yaml import YAML

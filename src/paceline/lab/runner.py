@@ -1,4 +1,4 @@
-"""Run a trial: a process at a time, read from its run directory, and none left behind, whatever happens."""
+"""Run trials one at a time in child processes, and leave none behind."""
 
 import contextlib
 import shutil
@@ -24,7 +24,7 @@ _ENDED: Final = ("completed", "target_reached")
 
 
 class TrialError(PacelineError):
-    """A trial that nothing can be said without has failed; the process ends with the exit code that its own had."""
+    """A trial that the experiment cannot do without has failed; paceline exits with the trial's exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -37,13 +37,12 @@ def _nothing(trial: Trial, repeat: int) -> None:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs trials over the recipe in `recipe_file`, on `ranks` where a trial does not say on how many.
+    """Runs trials of the recipe in `recipe_file`, on `ranks` ranks unless the trial sets its own number.
 
-    `place` says in which folder a run of a trial is written; `begins` is called before it, and is where a cache is
-    emptied. With `earlier`, a run whose result is in its folder is not made again where it still counts, and what a
-    killed one has left there is removed. A run that takes longer than `limit_s` seconds is ended, and has failed. So
-    has one that counted no step where it `needs_speed`: a whole run has an accuracy too. `oversubscribe` lets a trial
-    have more ranks than a machine is otherwise given.
+    `place` returns the run directory of a repeat, and `begins` is called before each run, for example to prepare the
+    page cache. With `earlier`, existing runs are reused if they are still valid, and leftovers of killed runs are
+    removed. A run fails if it takes longer than `limit_s` seconds, or if it has no measured steps while `needs_speed`
+    is set. `oversubscribe` allows more ranks than the machine would normally get.
     """
 
     recipe: Recipe
@@ -58,11 +57,10 @@ class Runner:
     oversubscribe: bool = False
 
     def run(self, trial: Trial, repeat: int) -> Outcome:
-        """Run a trial once, and return how it has ended.
+        """Run a trial once and return its outcome.
 
-        An exception that comes meanwhile, such as that of Ctrl-C, ends the process that runs.
-        Raise `TrialError` where another process is still writing what is to be run again, and where it cannot be told
-        whether a run that is there still counts.
+        Terminates the child process if interrupted. Raise `TrialError` if another process is still writing the run, or
+        if an existing run cannot be checked for validity.
         """
         if self.earlier is not None:
             known = self._still_counts(self.earlier, trial, repeat)
@@ -75,7 +73,7 @@ class Runner:
         return self._run(trial, repeat, rundir, command)
 
     def known(self, trial: Trial, repeat: int) -> Outcome | None:
-        """Return how a run ended that is there already: of the same recipe, on as many ranks, wherever it was made."""
+        """Return the outcome of a completed run that exists, of the same recipe and number of ranks, or None."""
         rundir = RunDir(self.place(trial, repeat))
         try:
             result = rundir.read_result()
@@ -83,30 +81,30 @@ class Runner:
             return None
         ranks = self.ranks_of(trial)
         recipe = resolve_batch(vary(self.recipe, trial.patch), ranks)
-        is_it = result.recipe_hash == recipe.hash and result.world_size == ranks
-        is_whole = result.status in _ENDED and not self._lacks_speed(result)
-        return Outcome(trial, repeat, rundir, result, is_known=True) if is_it and is_whole else None
+        is_same = result.recipe_hash == recipe.hash and result.world_size == ranks
+        is_complete = result.status in _ENDED and not self._lacks_speed(result)
+        return Outcome(trial, repeat, rundir, result, is_known=True) if is_same and is_complete else None
 
     def _still_counts(self, earlier: Earlier, trial: Trial, repeat: int) -> Outcome | None:
-        """Return how a run ended that is there and counts; make room for another where there is none."""
+        """Return the outcome of a valid existing run; otherwise make room for a new one and return None."""
         known = self.known(trial, repeat)
         with _no_verdict():
-            others = [] if known is None else earlier.others(known, self.recipe, self.ranks_of(trial), self.start)
-        if known is not None and not others:
+            reasons = [] if known is None else earlier.others(known, self.recipe, self.ranks_of(trial), self.start)
+        if known is not None and not reasons:
             return known
         rundir = RunDir(self.place(trial, repeat))
         if rundir.path.exists():
             with _no_verdict():
                 with rundir.lock():
-                    pass  # an open file, such as the lock, would keep its folder on NFS
+                    pass  # release it before moving: on NFS an open file keeps its folder
                 if known is not None:
-                    earlier.put_away(known, others)
+                    earlier.put_away(known, reasons)
             if known is None:
                 shutil.rmtree(rundir.path)
         return None
 
     def ranks_of(self, trial: Trial) -> int:
-        """Return on how many ranks a trial is run."""
+        """Return the number of ranks of a trial."""
         return self.ranks if trial.ranks is None else trial.ranks
 
     def _lacks_speed(self, result: RunResult) -> bool:
@@ -115,28 +113,28 @@ class Runner:
     def _run(self, trial: Trial, repeat: int, rundir: RunDir, command: Sequence[str]) -> Outcome:
         process = self.start(command)
         try:
-            said = process.communicate(timeout=self.limit_s)[1] or ""
+            stderr = process.communicate(timeout=self.limit_s)[1] or ""
         except subprocess.TimeoutExpired:
-            why = f"was ended after {self.limit_s:,.0f} s"
+            why = f"was terminated after {self.limit_s:,.0f} s"
             return Outcome(trial, repeat, rundir, None, why, _FAILED)
         finally:
             end(process)
         code = process.returncode
         if code:
-            return Outcome(trial, repeat, rundir, None, complaint(said, code), code if code > 0 else _FAILED, said)
+            return Outcome(trial, repeat, rundir, None, complaint(stderr, code), code if code > 0 else _FAILED, stderr)
         try:
             result = rundir.read_result()
         except PacelineError as error:
-            return Outcome(trial, repeat, rundir, None, str(error), _FAILED, said)
+            return Outcome(trial, repeat, rundir, None, str(error), _FAILED, stderr)
         if self._lacks_speed(result):
-            why = "no step was counted behind those of measure.warmup_steps (train for longer, or set fewer)"
-            return Outcome(trial, repeat, rundir, None, why, _FAILED, said)
-        return Outcome(trial, repeat, rundir, result, said=said)
+            why = "no step was measured after the first measure.warmup_steps (train for longer, or set fewer)"
+            return Outcome(trial, repeat, rundir, None, why, _FAILED, stderr)
+        return Outcome(trial, repeat, rundir, result, said=stderr)
 
 
 @contextlib.contextmanager
 def _no_verdict() -> Iterator[None]:
-    """Return a context whose errors are `TrialError`s: they say nothing of the trial, and may be gone the next time."""
+    """Context manager: convert errors to `TrialError`, as they say nothing about the trial and may be transient."""
     try:
         yield
     except PacelineError as error:
@@ -145,14 +143,14 @@ def _no_verdict() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
-    """Return a context in which these signals interrupt as Ctrl-C does, so that no child is left behind."""
+    """Context manager: make these signals interrupt like Ctrl-C, so that child processes are terminated."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

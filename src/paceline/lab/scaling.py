@@ -1,7 +1,7 @@
-"""Scaling: the same recipe on more ranks, and what each of them still gives. Pure: cases before, points after.
+"""Scaling studies: plan runs on increasing numbers of ranks, and compute speedup and efficiency. Pure.
 
-Weak scaling keeps the batch of a rank, strong scaling the whole batch (Gustafson 1988, doi 10.1145/42411.42415; Amdahl
-1967, doi 10.1145/1465482.1465560).
+Weak scaling keeps the batch size per rank, strong scaling the global batch size (Gustafson 1988, doi
+10.1145/42411.42415; Amdahl 1967, doi 10.1145/1465482.1465560).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,30 +23,30 @@ from paceline.recipe.schema import Recipe
 
 Mode = Literal["weak", "strong"]
 ByRanks = Mapping["Ranks", Mapping[int, RunResult]]
-"""Results by turn, of each number of ranks."""
+"""Results by turn, for each number of ranks."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """So many ranks in all, over `nodes` nodes of an allocation (0: here), as many on each."""
+    """A number of ranks in all, evenly distributed over `nodes` nodes of an allocation (0: this machine)."""
 
     ranks: int
     nodes: int = 0
 
     @property
     def a_node(self) -> int:
-        """Ranks that share a node."""
+        """Ranks per node."""
         return self.ranks // max(1, self.nodes)
 
     @property
     def name(self) -> str:
-        """What they are called: `8 ranks on 2 nodes`."""
+        """Label such as `8 ranks on 2 nodes`."""
         return count(self.ranks, "rank") + (f" on {count(self.nodes, 'node')}" if self.nodes else "")
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Ranks and the batch they share; `error` says why the recipe does not run so, and `case` is None then."""
+    """Ranks and their global batch size; `error` explains a point that cannot run, whose `case` is None."""
 
     ranks: Ranks
     batch_size: int
@@ -55,23 +55,24 @@ class Planned:
 
 
 def ranks_over(a_node: Sequence[int], nodes: Sequence[int]) -> list[Ranks]:
-    """Return what is measured: on one node each number of ranks, on more of them the largest on each.
+    """Return the layouts to measure: each number of ranks on one node, and the largest on several nodes.
 
-    Without `nodes` it is here. Points on one node tell what ranks cost one another, those beyond it the network.
+    Without `nodes`, this machine is used.
     """
     if not nodes:
         return [Ranks(ranks) for ranks in sorted({*a_node})]
-    alone = [Ranks(ranks, 1) for ranks in sorted({*a_node})] if 1 in nodes else []
-    return [*alone, *(Ranks(max(a_node) * num, num) for num in sorted({*nodes}) if num > 1)]
+    # Points on one node show the cost of ranks sharing a node, the others that of the network.
+    on_one_node = [Ranks(ranks, 1) for ranks in sorted({*a_node})] if 1 in nodes else []
+    return [*on_one_node, *(Ranks(max(a_node) * num, num) for num in sorted({*nodes}) if num > 1)]
 
 
 def plan_points(
     recipe: Recipe, mode: Mode, places: Sequence[Ranks], length: Patch, first_seed: int | None
 ) -> list[Planned]:
-    """Return what is to be run on each of `places`, `length` being the patch of a short run or of a whole one.
+    """Return what to run on each of `places`; `length` is the patch of a short or a full run.
 
-    The smallest number of ranks has the recipe's batch, and in weak scaling the others as much a rank. Raise
-    `RecipeError` where none of them fits, or the smallest does not, which the others are measured by.
+    The smallest number of ranks has the recipe's batch size; weak scaling keeps its size per rank. Raise `RecipeError`
+    if no point fits, or the smallest does not.
     """
     smallest = min(place.ranks for place in places)
     if mode == "weak":
@@ -98,15 +99,13 @@ def _batch(recipe: Recipe, batch_size: int) -> list[tuple[str, int]]:
 
 
 def to_points(planned: Sequence[Planned], outcomes: Sequence[Outcome]) -> tuple[ScalePoint, ...]:
-    """Return what was measured on each number of ranks; efficiency and accuracy are over the smallest that has them.
-
-    A whole run of few steps may have counted none of them, and has no speed.
-    """
+    """Return the measurement of each point, with efficiency and accuracy relative to the smallest measured one."""
     measured = {point.ranks: results_of(point.case.name, outcomes) for point in planned if point.case is not None}
-    paced = {
-        ranks: {turn: each for turn, each in found.items() if _has_speed(each)} for ranks, found in measured.items()
+    # A full run with few steps may have no measured steps, and so no speed.
+    timed = {
+        ranks: {turn: each for turn, each in results.items() if _has_speed(each)} for ranks, results in measured.items()
     }
-    return tuple(_point(point, measured, paced, outcomes) for point in planned)
+    return tuple(_point(point, measured, timed, outcomes) for point in planned)
 
 
 def _has_speed(result: RunResult) -> bool:
@@ -114,13 +113,12 @@ def _has_speed(result: RunResult) -> bool:
 
 
 def _smallest(measured: ByRanks) -> Ranks | None:
-    """Return the smallest number of ranks of which there are results."""
-    return min((ranks for ranks, found in measured.items() if found), key=lambda ranks: ranks.ranks, default=None)
+    return min((ranks for ranks, results in measured.items() if results), key=lambda ranks: ranks.ranks, default=None)
 
 
-def _point(point: Planned, measured: ByRanks, paced: ByRanks, outcomes: Sequence[Outcome]) -> ScalePoint:
+def _point(point: Planned, measured: ByRanks, timed: ByRanks, outcomes: Sequence[Outcome]) -> ScalePoint:
     ranks, results = point.ranks, measured.get(point.ranks, {})
-    bare = ScalePoint(
+    empty_point = ScalePoint(
         ranks=point.ranks.ranks,
         nodes=max(1, point.ranks.nodes),
         batch_size=point.batch_size,
@@ -129,19 +127,19 @@ def _point(point: Planned, measured: ByRanks, paced: ByRanks, outcomes: Sequence
         runs=runs_of(point.ranks.name, outcomes),
     )
     if not results:
-        return bare
-    found = _ended(list(results.values()), point) | _pace(list(paced[ranks].values()), point)
-    base, paced_base = _smallest(measured), _smallest(paced)
-    if paced_base not in (None, ranks):
-        efficiency = _efficiency(ranks, paced[ranks], paced_base, paced[paced_base])
-        found |= {"efficiency": efficiency, "speedup": _times(efficiency, ranks.ranks)}
+        return empty_point
+    fields = _ended(list(results.values()), point) | _pace(list(timed[ranks].values()), point)
+    base, timed_base = _smallest(measured), _smallest(timed)
+    if timed_base not in (None, ranks):
+        efficiency = _efficiency(ranks, timed[ranks], timed_base, timed[timed_base])
+        fields |= {"efficiency": efficiency, "speedup": _times(efficiency, ranks.ranks)}
     if base not in (None, ranks) and _is_whole(point):
-        found["top1_gap"] = _gap(results, measured[base])
-    return bare.model_copy(update=found)
+        fields["top1_gap"] = _gap(results, measured[base])
+    return empty_point.model_copy(update=fields)
 
 
 def _ended(results: Sequence[RunResult], point: Planned) -> dict[str, object]:
-    """Return what each run of one number of ranks has, in the middle, by the names of `ScalePoint`."""
+    """Return medians over the runs of one point, by field of `ScalePoint`."""
     return {
         "startup_s": median(result.time.startup_s for result in results),
         "wall_s": median(result.time.wall_s for result in results),
@@ -150,7 +148,7 @@ def _ended(results: Sequence[RunResult], point: Planned) -> dict[str, object]:
 
 
 def _pace(results: Sequence[RunResult], point: Planned) -> dict[str, object]:
-    """Return what their steps have, in the middle; nothing where there are none."""
+    """Return the speed of the runs of one point; empty if there are none."""
     if not results:
         return {}
     rates = [result.throughput.images_per_s for result in results]
@@ -167,15 +165,15 @@ def _pace(results: Sequence[RunResult], point: Planned) -> dict[str, object]:
     }
 
 
-def _times(found: Interval | None, factor: float) -> Interval | None:
-    if found is None:
+def _times(interval: Interval | None, factor: float) -> Interval | None:
+    if interval is None:
         return None
-    low, high = (None if each is None else factor * each for each in (found.low, found.high))
-    return Interval(value=factor * found.value, low=low, high=high, n=found.n)
+    low, high = (None if each is None else factor * each for each in (interval.low, interval.high))
+    return Interval(value=factor * interval.value, low=low, high=high, n=interval.n)
 
 
 def starving(outcomes: Sequence[Outcome]) -> str:
-    """Return in a sentence that speeds are not the recipe's, as others had the cores; "" where they had not."""
+    """Return a warning that other processes used the cores, or ""."""
     note = starved_note(outcome.result for outcome in outcomes if outcome.result is not None)
     return (
         f"{note[0].upper()}{note[1:]}: speeds and efficiencies are not those of the recipe (run it again)."
@@ -193,27 +191,27 @@ def _is_whole(point: Planned) -> bool:
 
 
 def top1_of(results: Sequence[RunResult]) -> Interval | None:
-    """Return the accuracy that runs ended with: of the averaged weights when there are any."""
-    judged = [top1 for result in results if (top1 := _top1(result)) is not None]
-    return mean_of(judged) if judged else None
+    """Return the final accuracy of runs, of the averaged weights if there are any."""
+    values = [top1 for result in results if (top1 := _top1(result)) is not None]
+    return mean_of(values) if values else None
 
 
 def _top1(result: RunResult) -> float | None:
-    judged = result.ema or result.eval
-    return None if judged is None else judged.top1
+    evaluation = result.ema or result.eval
+    return None if evaluation is None else evaluation.top1
 
 
 def _gap(results: Mapping[int, RunResult], base_results: Mapping[int, RunResult]) -> Interval | None:
-    """Return the accuracy less that of the base, as the mean over seeds that both were trained with."""
+    """Return the accuracy minus the base's, as the mean over shared seeds."""
     pairs = [(_top1(results[turn]), _top1(base_results[turn])) for turn in sorted({*results} & {*base_results})]
-    gaps = [here - there for here, there in pairs if here is not None and there is not None]
+    gaps = [candidate - baseline for candidate, baseline in pairs if candidate is not None and baseline is not None]
     return mean_of(gaps) if gaps else None
 
 
 def _efficiency(
     ranks: Ranks, results: Mapping[int, RunResult], base: Ranks, base_results: Mapping[int, RunResult]
 ) -> Interval | None:
-    """Return the images/s of a rank over those of a rank of the base, from runs of the same turns."""
+    """Return images/s per rank relative to the base's, from runs of the same turns."""
     turns = sorted({*results} & {*base_results})
     if not turns:
         return None
@@ -224,9 +222,9 @@ def _efficiency(
 
 
 def points_csv(points: Sequence[ScalePoint]) -> str:
-    """Return what was measured as the table that `paceline scale --predict --points` reads; "" where nothing was.
+    """Return the measurements as a table for `paceline scale --predict --points`, or "" if there are none.
 
-    A speed is the images of one second.
+    A speed is written as the images of one second.
     """
     rows = [
         f"{point.ranks},{point.nodes},{point.rank_batch},{point.images_per_s.value:.6g},1"
@@ -237,10 +235,9 @@ def points_csv(points: Sequence[ScalePoint]) -> str:
 
 
 def caution_of(recipe: Recipe, places: Sequence[Ranks], provenance: dict[str, object]) -> str:
-    """Return in a sentence what ranks share that more machines would each have; "" where they share nothing of note.
-
-    On a CPU ranks compute with the cores of their node, which one rank has alone unless `parallel.threads` says less.
-    """
+    """Return a warning that ranks of one node share its cores, or ""."""
+    # On a CPU the ranks share the cores of their node, which a single rank has alone unless `parallel.threads` limits
+    # it.
     cores, threads = provenance.get("logical_cores"), recipe.parallel.threads
     most = max(place.a_node for place in places)
     if provenance.get("device") != "cpu" or not isinstance(cores, int) or most == 1:

@@ -1,7 +1,6 @@
-"""One setting of a recipe at several values: which runs that takes, and what they came to. Pure.
+"""Sweep one field of a recipe: plan one trial per value, and summarize the results. Pure.
 
-Unlike a search (`lab.tune`) a sweep keeps nothing and asks nothing of how a value trains: a larger batch is as welcome
-as more workers. It says how fast each is.
+A sweep only measures speed, without adopting values and without comparing losses (`lab.tune` does both).
 """
 
 from collections.abc import Sequence
@@ -24,30 +23,29 @@ from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 
 _MEASURED: Final = ("train.steps", "train.epochs", "train.eval", "train.stop", "schedule.", "checkpoint.", "measure.")
-"""What a run of a few steps sets itself, or does not do."""
+"""Settings that a short measured run sets itself or skips."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The field `key`, and a trial for each of its values."""
+    """The field `key`, and one trial per value."""
 
     key: str
     trials: tuple[Trial, ...]
 
 
-def build_sweep(words: Sequence[str], recipe: Recipe, ranks: int, repeats: int) -> Sweep:
-    """Return the sweep of a `KEY=V1,V2,...` word over `recipe`, which is measured on `ranks`.
+def build_sweep(arguments: Sequence[str], recipe: Recipe, ranks: int, repeats: int) -> Sweep:
+    """Return the sweep of a `KEY=V1,V2,...` argument over `recipe` on `ranks`.
 
-    Raise `RecipeError` for more than one field, for a value that the recipe does not take or ranks cannot share, and
-    for a field that no step depends on.
+    Raise `RecipeError` for more than one field, for an invalid value, and for a field that does not affect steps.
     """
-    if len(words) > 1:
+    if len(arguments) > 1:
         fix = "vary one in each profile, or search with paceline tune"
-        raise RecipeError(f"--vary: {len(words)} fields at once ({fix})")
-    key, values = read_values(words[0])
+        raise RecipeError(f"--vary: {len(arguments)} fields at once ({fix})")
+    key, values = read_values(arguments[0])
     for field in dict.fromkeys(field for value in values for field in fields_of(key, value)):
         if field.startswith(_MEASURED):
-            raise RecipeError(f"--vary: {field} is set by a profile, or does not happen in it (vary another field)")
+            raise RecipeError(f"--vary: {field} is set or skipped by a profile (vary another field)")
         if only_learning(field):
             raise RecipeError(f"--vary: {field} does not change how long a step takes (vary another field)")
     trials = []
@@ -56,7 +54,7 @@ def build_sweep(words: Sequence[str], recipe: Recipe, ranks: int, repeats: int) 
         varied = resolve_batch(vary(recipe, patch), ranks)
         divide_batch(varied, ranks)
         (word,) = words_of(patch)
-        if key == "data.rank_batch_size":  # a run counts its batch over all ranks, and is known by that
+        if key == "data.rank_batch_size":  # results name the batch size over all ranks
             patch = Patch((("data.batch_size", varied.data.global_batch_size),))
         trials.append(Trial(word, patch, repeats))
     names = [trial.name for trial in trials]
@@ -66,25 +64,27 @@ def build_sweep(words: Sequence[str], recipe: Recipe, ranks: int, repeats: int) 
 
 
 def to_points(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> tuple[SweepPoint, ...]:
-    """Return what was measured with each value, in order."""
+    """Return the measurements of each value, in order."""
     points = [_point(trial, outcomes) for trial in trials]
     best = _fastest(points)
     if best is None or best.images_per_s is None:
         return tuple(points)
     lowest = best.spread[0] if best.spread else best.images_per_s.value
     fastest = [point is best or (point.spread is not None and point.spread[1] >= lowest) for point in points]
-    return tuple(point.model_copy(update={"is_fastest": is_it}) for point, is_it in zip(points, fastest, strict=True))
+    return tuple(
+        point.model_copy(update={"is_fastest": is_best}) for point, is_best in zip(points, fastest, strict=True)
+    )
 
 
 def conclusion(points: Sequence[SweepPoint]) -> tuple[str, str]:
-    """Return the value that is the fastest, "" where none was measured, and a sentence on it."""
+    """Return the fastest value, "" if nothing was measured, and a summary sentence."""
     best = _fastest(points)
     if best is None or best.images_per_s is None:
         return "", "Nothing could be measured."
     if starved := next((point.starved for point in points if point.starved), ""):
         return best.value, f"{starved[0].upper()}{starved[1:]}: speeds are not those of the recipe (run it again)."
     others = [point.value for point in points if point.is_fastest and point is not best]
-    rivals = f"; not to be told from it: {few(others)}" if others else ""
+    rivals = f"; not distinguishable from it: {few(others)}" if others else ""
     return best.value, f"{best.value} is the fastest, {best.images_per_s.value:,.0f} images/s{rivals}."
 
 
@@ -95,17 +95,17 @@ def _fastest(points: Sequence[SweepPoint]) -> SweepPoint | None:
 
 def _point(trial: Trial, outcomes: Sequence[Outcome]) -> SweepPoint:
     results = list(results_of(trial.name, outcomes).values())
-    bare = SweepPoint(
+    empty_point = SweepPoint(
         value=trial.name.partition("=")[2],
         patch=tuple(words_of(trial.patch)),
         error=error_of(trial.name, outcomes),
         runs=runs_of(trial.name, outcomes),
     )
-    return bare.model_copy(update=_measured(results)) if results else bare
+    return empty_point.model_copy(update=_measured(results)) if results else empty_point
 
 
 def _measured(results: Sequence[RunResult]) -> dict[str, Any]:
-    """Return what runs of one value have, in the middle, by the names of `SweepPoint`."""
+    """Return medians over the runs of one value, by field of `SweepPoint`."""
     first, rates = results[0], [result.throughput.images_per_s for result in results]
     batch_size, images_per_s = first.images_seen / first.steps, mean_of(rates)
     names = dict.fromkeys(name for result in results for name in result.stages)
@@ -125,14 +125,14 @@ def _measured(results: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _spread(results: Sequence[RunResult], rates: Sequence[float]) -> tuple[float, float] | None:
-    """Return the lowest and highest rate, or of one run those of its windows; None where there is one window alone."""
+    """Return the lowest and highest rate; of a single run those of its windows, or None for one window."""
     if len(results) > 1:
         return min(rates), max(rates)
     return results[0].throughput.spread if results[0].throughput.n > 1 else None
 
 
 def _stage_s(result: RunResult, name: str) -> float:
-    """Return device seconds of a step in a stage; 0 where the run had none."""
+    """Return the device seconds per step of a stage; 0 if the run lacks it."""
     if name not in result.stages or result.account is None or not result.account.counted_steps:
         return 0.0
     return result.stages[name].device_s / result.account.counted_steps

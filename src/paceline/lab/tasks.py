@@ -1,12 +1,11 @@
-"""The parts of an experiment that can be run at the same time, each by a process of its own: which there are.
+"""List the parts of an experiment that can run concurrently, each in its own process.
 
-A ladder's part is one turn of one rung: a run of it and one of the rung below, in the order of that turn and on one
-node, so that what is compared ran in one place. A scaling study's is one repeat of one point, a study of batches' one
-run. They are numbered turn by turn, so that the first ones to run give each setting a run before any has two.
+A task of a ladder is one turn of one rung: a run of the rung and one of its baseline, on one node. A task of a scaling
+study is one repeat of one point, and of a batch study one run. Tasks are numbered turn by turn, so that every setting
+gets a run before any gets two.
 
-They are listed on another machine than they run on, such as a login node without GPUs. So nothing here looks at the
-machine: all rungs of a ladder are listed, and the task of one that does not fit says so where it runs, and is done. The
-rungs that a ladder looks for by itself are nobody's task.
+Tasks are listed without looking at the machine, as it may be a login node without GPUs. A rung that does not fit is
+skipped by its task. Rungs that `auto` finds have no task.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from paceline.lab.turns import Case
 
 @dataclass(frozen=True)
 class Task:
-    """A part of an experiment: its number, from 1, the nodes it takes, its ranks over all of them, and what it is."""
+    """One part of an experiment: number from 1, nodes, ranks over all nodes, and a description."""
 
     number: int
     nodes: int
@@ -29,20 +28,22 @@ class Task:
 
 
 def ladder_tasks(ladder: Ladder, repeats: int, ranks: int) -> tuple[Task, ...]:
-    """Return the tasks of a ladder that is climbed on `ranks` where no rung says on how many."""
-    on = [ladder.rungs[0].ranks or ranks]
+    """Return the tasks of a ladder that runs on `ranks` unless a rung sets its own number."""
+    ranks_per_rung = [ladder.rungs[0].ranks or ranks]
     for rung in ladder.rungs[1:]:
-        on.append(rung.ranks or on[-1])
-    most = [max(pair) for pair in zip([on[0], *on], on, strict=False)]  # of a rung and the one below
+        ranks_per_rung.append(rung.ranks or ranks_per_rung[-1])
+    max_ranks = [
+        max(pair) for pair in zip([ranks_per_rung[0], *ranks_per_rung], ranks_per_rung, strict=False)
+    ]  # of a rung and its baseline
     return _numbered(
         (1, num_ranks, f"{rung.name}, turn {turn} of {repeats}")
         for turn in range(1, repeats + 1)
-        for rung, num_ranks in zip(ladder.rungs, most, strict=True)
+        for rung, num_ranks in zip(ladder.rungs, max_ranks, strict=True)
     )
 
 
 def study_tasks(cases: Sequence[Case], turns: int) -> tuple[Task, ...]:
-    """Return the tasks of a scaling study, or of a study of batches."""
+    """Return the tasks of a scaling or batch study."""
     return _numbered(
         (max(1, case.nodes), case.ranks, f"{case.name}, turn {turn} of {turns}")
         for turn in range(1, turns + 1)
@@ -51,14 +52,14 @@ def study_tasks(cases: Sequence[Case], turns: int) -> tuple[Task, ...]:
 
 
 def find_task(tasks: Sequence[Task], number: int) -> Task:
-    """Return the task of that number. Raise `RecipeError` where there is none."""
+    """Return the task with that number. Raise `RecipeError` if there is none."""
     if not 1 <= number <= len(tasks):
-        raise RecipeError(f"--task: {number} is none of the {count(len(tasks), 'task')} (write 1 to {len(tasks)})")
+        raise RecipeError(f"--task: {number} is not one of the {count(len(tasks), 'task')} (write 1 to {len(tasks)})")
     return tasks[number - 1]
 
 
 def place_of(task: Task, num_things: int) -> tuple[int, int]:
-    """Return which rung or case a task is of, from 0, of so many, and in which turn, from 1."""
+    """Return the index of a task's rung or case, from 0, out of `num_things`, and its turn, from 1."""
     turn, index = divmod(task.number - 1, num_things)
     return index, turn + 1
 

@@ -1,10 +1,10 @@
-"""A ratio of speeds in words, the same wherever it is told."""
+"""Format speedups."""
 
 from paceline.core.interval import Interval
 
 
 def times(ratio: Interval, digits: int = 2, word: str = "x") -> str:
-    """Return how many times as fast, such as `1.62x (1.32 to 2.00)`; `1.62x` where there is no interval."""
+    """Return a speedup such as `1.62x (1.32 to 2.00)`, or `1.62x` without an interval."""
     bounds = ""
     if ratio.low is not None and ratio.high is not None:
         bounds = f" ({ratio.low:.{digits}f} to {ratio.high:.{digits}f})"

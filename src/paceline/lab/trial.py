@@ -1,5 +1,4 @@
-"""A trial: a variation of a recipe that is measured in processes of its own. What comes of it is read from run
-directories alone. Which trials to run, and what their results mean, is said elsewhere."""
+"""Trials: variations of a recipe, each run in its own process and read back from its run directory."""
 
 import contextlib
 import json
@@ -26,11 +25,11 @@ _NAME_LENGTH: Final = 60
 
 @dataclass(frozen=True)
 class Trial:
-    """A variation of a base recipe, how often it is run, and in a few words what it `explains`.
+    """A variation of a base recipe, how often it is run, and what it `explains`, in a few words.
 
-    `expects` are the stages that it is to shrink. `ranks` are those it runs on (None: as many as the others), over
-    `nodes` nodes of a Slurm allocation (0: here, without srun). With `is_cold` its files are to be out of the kernel's
-    cache when it starts.
+    `expects` are the stages that it should shrink. `ranks` is the number of ranks (None: the runner's), over `nodes`
+    nodes of a Slurm allocation (0: this machine, without srun). `is_cold` runs it with its files outside of the
+    kernel's page cache.
     """
 
     name: str
@@ -45,10 +44,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run of a trial; `repeat` counts from 1. Without a result, `error` says in one line why.
+    """Outcome of one run of a trial; `repeat` counts from 1. Without a result, `error` is the reason in one line.
 
-    `code` is the exit code of the process, and `said` what it wrote on standard error. `is_known` says that the run was
-    there already, and nothing was run.
+    `code` is the exit code of the process and `said` its standard error. `is_known` if the run existed already.
     """
 
     trial: Trial
@@ -62,24 +60,22 @@ class Outcome:
 
 
 def vary(recipe: Recipe, patch: Patch) -> Recipe:
-    """Return `recipe` with `patch` over it. Raise `RecipeError` where the two do not fit."""
+    """Return `recipe` with `patch` applied. Raise `RecipeError` if they do not fit."""
     return validate(merge([Layer(recipe.to_dict(), "default"), Layer(patch.values(), "command line")]))
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a recipe that `paceline train PATH` reads back. Raise `PacelineError` when it cannot be written.
-
-    Tasks of an experiment write the same one, and have it read, at the same time.
-    """
+    """Write a recipe that `paceline train PATH` can read. Raise `PacelineError` if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Tasks of an experiment write and read the same file at the same time.
         write_beside_others(path, write_text(recipe.to_dict()))
     except OSError as error:
         raise PacelineError(f"{path}: cannot be written: {error.strerror} (name another --run-dir)") from None
 
 
 def words_of(patch: Patch) -> list[str]:
-    """Return a patch as the `KEY=VALUE` words that `Patch.parse` reads back to an equal one."""
+    """Return a patch as `KEY=VALUE` arguments, which `Patch.parse` reads back to an equal patch."""
     return [f"{path}={_word(value)}" for path, value in patch.assignments]
 
 
@@ -88,18 +84,18 @@ def _word(value: object) -> str:
         with contextlib.suppress(RecipeError):
             if read_value(value, "value") == value:
                 return value
-    return json.dumps(value)  # which is YAML too
+    return json.dumps(value)  # JSON is YAML, too
 
 
 def command_of(
     trial: Trial, recipe: Recipe, recipe_file: Path, ranks: int, rundir: Path, options: Sequence[str] = ()
 ) -> list[str]:
-    """Return the words that run a trial once: a `paceline train` with `options` in fresh processes of this Python.
+    """Return the command that runs a trial once: `paceline train` with `options` in new processes of this Python.
 
-    `recipe` stands in `recipe_file`, where we have written it: whoever started us has consented to its code.
+    `recipe_file` holds `recipe`.
     """
-    # -P: a module in the current folder, which may be somebody's data, is not to be imported.
-    program = [
+    # -P: do not import modules from the current folder, which may hold untrusted data.
+    arguments = [
         sys.executable,
         "-P",
         "-m",
@@ -107,25 +103,28 @@ def command_of(
         "train",
         str(recipe_file),
         *words_of(trial.patch),
+        # Whoever started this process has consented to the code that the recipe names.
         *consent_words(recipe),
     ]
-    return started([*program, "--ranks", str(ranks), "--run-dir", str(rundir), *options, "--json"], trial.nodes, ranks)
+    return started(
+        [*arguments, "--ranks", str(ranks), "--run-dir", str(rundir), *options, "--json"], trial.nodes, ranks
+    )
 
 
-def started(words: Sequence[str], nodes: int, ranks: int, options: Sequence[str] = ()) -> list[str]:
-    """Return what starts `words` where `ranks` of a trial start: here, or on `nodes` by srun, which has `options`."""
+def started(command: Sequence[str], nodes: int, ranks: int, options: Sequence[str] = ()) -> list[str]:
+    """Return the command that launches `words` on this machine, or on `nodes` by srun with `options`."""
     if not nodes:
-        return list(words)
-    # A task that is alone in its step takes the number of ranks from the words, as it would without srun.
+        return list(command)
+    # A single task of a job step takes the number of ranks from the command, as without srun.
     tasks = [f"--ntasks={ranks}", f"--ntasks-per-node={ranks // nodes}"]
-    return ["srun", f"--nodes={nodes}", *tasks, "--relative=0", "--kill-on-bad-exit=1", *options, *words]
+    return ["srun", f"--nodes={nodes}", *tasks, "--relative=0", "--kill-on-bad-exit=1", *options, *command]
 
 
 def folder_name(trial: Trial, recipe: Recipe, ranks: int, repeat: int) -> str:
-    """Return what the folder of a run is called, which two different runs of an experiment never share.
+    """Return the folder name of a run, unique within an experiment.
 
-    It has the trial's name, the hash of its recipe, its ranks and nodes, and the number of the run.
+    It has the trial's name, the hash of its recipe, its ranks and nodes, and the number of the repeat.
     """
     name = re.sub(r"[^A-Za-z0-9._=-]+", "-", trial.name)[:_NAME_LENGTH].strip("-.")
-    place = f"{ranks}r" + (f"{trial.nodes}n" if trial.nodes else "")
-    return f"{name}-{vary(recipe, trial.patch).hash[:8]}-{place}-{repeat}"
+    layout = f"{ranks}r" + (f"{trial.nodes}n" if trial.nodes else "")
+    return f"{name}-{vary(recipe, trial.patch).hash[:8]}-{layout}-{repeat}"

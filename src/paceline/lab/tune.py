@@ -1,8 +1,8 @@
-"""Search for the fastest settings of a recipe: short runs of all that is proposed, longer ones of what looks faster.
+"""Search for the fastest settings of a recipe by successive halving.
 
-A round is successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943) over the moves of a space. What wins it is
-laid over the recipe only when pairs of runs say that it is faster, and when it trains as before (`lab.duel`). What is
-tried in the next round is said by the verdict of what won.
+A round is successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943) over the candidates of a space. A winner
+is adopted only if an A/B test shows that it is faster and trains alike. The bottleneck of the new best run chooses the
+candidates of the next round.
 """
 
 import math
@@ -27,19 +27,19 @@ from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 
 WIDTH: Final = 8
-"""Moves of one round: with more of them the last would be compared with a run of long before."""
+"""Candidates per round; more would be compared with a baseline run that is too old."""
 SLOWER: Final = 0.95
-"""Ratio below which a move is not tried again over other settings, with which it may go better."""
+"""Ratio below which a candidate is not tried again on top of other settings."""
 THE_RECIPE: Final = "the recipe"
-_AGAIN: Final = "run it again when nothing else runs here"
+_AGAIN: Final = "run it again on an idle machine"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has come to: `patch` is the best, and `gain` its speed over the recipe's (None: nothing won).
+    """Result of a search: `patch` is the best, and `gain` its speedup over the recipe (None: nothing won).
 
-    `first` and `best` are images/s of the recipe and of the best, `first_run` and `best_run` a run of each. `trials`
-    are runs in all, `grid` settings in the space that was looked at.
+    `first` and `best` are images/s of the recipe and of the best, `first_run` and `best_run` one run of each. `trials`
+    is the number of runs, and `grid` the number of settings in the space.
     """
 
     patch: Patch
@@ -56,11 +56,10 @@ class Found:
 
 @dataclass
 class Search:
-    """Runs rounds until nothing is left to try, or there is no room for another in a `budget` of runs.
+    """Runs rounds until no candidate is left, or a `budget` of runs has no room for another round. Use once.
 
-    `bench` runs the measured form of the recipe that is tuned; `vary` returns that form with a patch over it, or None
-    where the patch does not fit it or the recipe itself. `repeats` are the pairs that decide; `say` is told a line at a
-    time. It searches once.
+    `bench` runs the measured form of the recipe. `vary` returns that form with a patch applied, or None if the patch
+    does not fit. `repeats` is the number of pairs of an A/B test; `say` receives progress lines.
     """
 
     bench: Bench
@@ -82,29 +81,29 @@ class Search:
     _fights: int = 0
 
     def search(self) -> Found:
-        """Return the best that was found. Raise `TrialError` when the recipe itself cannot be run."""
+        """Return the best settings. Raise `TrialError` if the recipe itself cannot be run."""
         first = best = self._run_recipe()
         if starved := starved_note([first]):
             return self._found(first, best, f"{starved} as the recipe was measured, so nothing was tried ({_AGAIN})")
-        base: RunResult | None = first  # just measured; later rounds measure what they are compared with themselves
+        base: RunResult | None = first  # just measured; later rounds measure their own baseline
         while moves := self._moves(best):
             room = self._room(0 if base is not None else 1)
             if room >= 1:
-                duel = self._round(moves[:room], base)
+                ab_result = self._round(moves[:room], base)
             elif self._has_room_for_pairs():
-                duel = self._at_once(moves[0])
+                ab_result = self._at_once(moves[0])
             else:
                 budget = count(self.budget or 0, "run")
                 return self._found(first, best, f"the budget of {budget} leaves no room for another round")
             base = None
-            if duel is not None:
-                best = duel.challenger[-1]
+            if ab_result is not None:
+                best = ab_result.challenger[-1]
         return self._found(first, best, "nothing is left to try that could be faster")
 
     def _found(self, first: RunResult, best_run: RunResult, stopped: str) -> Found:
         before = rates(self._duels[0].champion) if self._duels else [first.throughput.images_per_s]
         best = rates(self._duels[-1].challenger) if self._duels else before
-        gains = [duel.ratio for duel in self._duels if duel.ratio is not None]
+        gains = [ab_result.ratio for ab_result in self._duels if ab_result.ratio is not None]
         return Found(
             patch=self._best,
             gain=product_of(gains) if gains else None,
@@ -119,33 +118,35 @@ class Search:
         )
 
     def _left_open(self) -> str:
-        """Return how many moves could not be told from none as others had the cores, as the end of a sentence."""
+        """Return a clause on the candidates that could not be decided because the cores were busy, or ""."""
         starved = sum(entry.status == "starved" for entry in self._entries)
         what = (
-            f"{starved} of {count(len(self._entries), 'trial')} could not be judged, as other processes held the cores"
+            f"{starved} of {count(len(self._entries), 'trial')} could not be decided, as other processes used the cores"
         )
         return f"; {what} ({_AGAIN})" if starved else ""
 
     def _room(self, num_bases: int) -> int:
-        """Return how many short runs there is room for beside `num_bases` of the best, when pairs are to follow."""
+        """Return the number of short runs that fit the budget, with `num_bases` baseline runs and an A/B test to
+        follow.
+        """
         if self.budget is None:
             return WIDTH
         return min(WIDTH, self.budget - self.bench.num_runs - num_bases - 2 * self.repeats)
 
     def _run_recipe(self) -> RunResult:
-        found = self._run_best("recipe", self.steps)
-        self.say(f"{THE_RECIPE}: {found.throughput.images_per_s:,.0f} images/s")
-        return found
+        result = self._run_best("recipe", self.steps)
+        self.say(f"{THE_RECIPE}: {result.throughput.images_per_s:,.0f} images/s")
+        return result
 
     def _run_best(self, name: str, steps: int) -> RunResult:
-        """Return a run of the best, which others are compared with."""
+        """Run the best settings, as the baseline of others."""
         outcome = self.bench.make(name, self._best, steps, 1)
         if outcome.result is None:
             raise TrialError(outcome.error, outcome.code)
         return outcome.result
 
     def _moves(self, best: RunResult) -> list[Move]:
-        """Return what is worth a run over the best: not what was slower, nor what was tried over this very one."""
+        """Return the candidates worth a run: not the slower ones, nor those tried on top of this best."""
         recipe = self.vary(self._best)
         assert recipe is not None, "the best fits its recipe"
         fitting = [move for move in self.space.moves(recipe, best) if self._over(move.patch) is not None]
@@ -154,16 +155,16 @@ class Search:
             self._seen.setdefault(move.name, move)
         slower = {name for name, ratio in self._ratios.items() if ratio < SLOWER}
         left = [move for move in moves if move.name not in self._over_best | slower]
-        return sorted(left, key=lambda move: -self._ratios.get(move.name, math.inf))  # what is new comes first
+        return sorted(left, key=lambda move: -self._ratios.get(move.name, math.inf))  # new ones come first
 
     def _is_way_back(self, move: Move) -> bool:
-        """Return whether all that a move sets was left for something faster."""
+        """Return whether the candidate only restores settings that were replaced by faster ones."""
         return all((path, str(value)) in self._left for path, value in move.patch.assignments)
 
     def _over(self, patch: Patch) -> Patch | None:
-        """Return `patch` over the best, or None where they do not fit."""
-        laid = self._laid(self._best, patch)
-        return None if laid is None or self.vary(laid) is None else laid
+        """Return `patch` merged over the best, or None if they do not fit."""
+        merged = self._laid(self._best, patch)
+        return None if merged is None or self.vary(merged) is None else merged
 
     def _laid(self, below: Patch, added: Patch) -> Patch | None:
         try:
@@ -172,17 +173,21 @@ class Search:
             return None
 
     def _at_once(self, move: Move) -> Duel | None:
-        """Try one move in pairs alone, where there is no room for a short run before them."""
+        """Try one candidate by an A/B test only, if the budget has no room for a short run before it."""
         self._rounds += 1
         self._over_best.add(move.name)
         entry = self._entry(move)
-        duel = self._fight(entry)
-        is_had = duel.status in ("won", "lost", "no_gain")  # what cannot be had will not be over other settings either
-        self._ratios[move.name] = entry.value if is_had else 0.0
-        return self._take(entry, duel, [entry]) if duel.status == "won" else None
+        ab_result = self._fight(entry)
+        is_valid = ab_result.status in (
+            "won",
+            "lost",
+            "no_gain",
+        )  # a candidate that fails would fail on top of other settings, too
+        self._ratios[move.name] = entry.value if is_valid else 0.0
+        return self._take(entry, ab_result, [entry]) if ab_result.status == "won" else None
 
     def _round(self, moves: Sequence[Move], base: RunResult | None) -> Duel | None:
-        """Try moves over the best, which ran as `base` just now; return the pairs of runs that one has won, or None."""
+        """Try candidates on top of the best, whose latest run is `base`; return the winning A/B test, or None."""
         self._rounds += 1
         self._over_best |= {move.name for move in moves}
         entries = [self._entry(move) for move in moves]
@@ -197,44 +202,42 @@ class Search:
         return entry
 
     def _compare(self, entries: Sequence[Entry], steps: int, base: RunResult | None) -> None:
-        """Run each once, and the best before them, where there is no run of it."""
+        """Run each candidate once, and the best before them unless `base` is given."""
         length = "" if steps == self.steps else "-longer"
         if base is None:
             base = self._run_best(f"round-{self._rounds}-best{length}", steps)
         for entry in entries:
             patch = self._over(entry.move.patch)
-            assert patch is not None, f"{entry.move.name} was left out where it does not fit"
+            assert patch is not None, f"{entry.move.name} was filtered out if it does not fit"
             name = f"round-{self._rounds}-{entry.move.name}{length}"
             entry.take_short(self.bench.make(name, patch, steps, 1), base, steps)
             self.say(f"{entry.move.name}: {entry.why}")
 
     def _together(self, pool: Sequence[Entry]) -> Duel | None:
-        """Try all that look faster at once, the fastest of those that exclude each other: it saves rounds.
-
-        What may train otherwise is left to a round of its own: beside it, nobody could tell whether the others do.
-        """
-        parts: list[Entry] = []
+        """Try all that look faster at once, the fastest of those that exclude each other: this saves rounds."""
+        combined: list[Entry] = []
         patch = Patch()
+        # A candidate with `parity: free` would hide whether the others still train alike.
         for entry in (each for each in pool if each.move.parity == "same"):
-            laid = self._laid(patch, entry.move.patch)
-            is_free = not any(entry.move.keys & part.move.keys for part in parts)
-            if entry.value >= GAIN and is_free and laid is not None and self._over(laid) is not None:
-                parts.append(entry)
-                patch = laid
-        if len(parts) < 2 or not self._has_room_for_pairs():
+            merged = self._laid(patch, entry.move.patch)
+            is_free = not any(entry.move.keys & part.move.keys for part in combined)
+            if entry.value >= GAIN and is_free and merged is not None and self._over(merged) is not None:
+                combined.append(entry)
+                patch = merged
+        if len(combined) < 2 or not self._has_room_for_pairs():
             return None
-        entry = self._entry(_joined([part.move for part in parts], patch))
-        duel = self._fight(entry)
-        if duel.status == "won" and entry.value < SLOWER * parts[0].value:
-            entry.status, entry.why = "lost", f"{entry.why}, less than {parts[0].move.name} alone"
+        entry = self._entry(_joined([part.move for part in combined], patch))
+        ab_result = self._fight(entry)
+        if ab_result.status == "won" and entry.value < SLOWER * combined[0].value:
+            entry.status, entry.why = "lost", f"{entry.why}, less than {combined[0].move.name} alone"
         if entry.status != "won":
             return None
-        for part in parts:
+        for part in combined:
             part.status, part.why = "won", f"{part.why}; as a part of {entry.move.name}"
-        return self._take(entry, duel, pool)
+        return self._take(entry, ab_result, pool)
 
     def _alone(self, pool: list[Entry]) -> Duel | None:
-        """Halve, and let the rest fight for it one by one, until one has won or the fastest is no faster."""
+        """Halve the pool, then run A/B tests one by one until one wins or the fastest is no faster."""
         num_half = -(-len(pool) // 2)
         half, rest = pool[:num_half], pool[num_half:]
         if len(half) > 1 and self._room(1) >= len(half):
@@ -242,12 +245,12 @@ class Search:
         for entry in (*sorted(half, key=lambda each: -each.value), *rest):
             if not entry.may_win or not self._has_room_for_pairs():
                 break
-            duel = self._fight(entry)
-            if duel.status == "won":
-                return self._take(entry, duel, pool)
-            if duel.status in ("lost", "no_gain", "starved"):
+            ab_result = self._fight(entry)
+            if ab_result.status == "won":
+                return self._take(entry, ab_result, pool)
+            if ab_result.status in ("lost", "no_gain", "starved"):
                 break
-            self._ratios[entry.move.name] = 0.0  # what cannot be had will not be over other settings either
+            self._ratios[entry.move.name] = 0.0  # a candidate that fails would fail on top of other settings, too
         return None
 
     def _has_room_for_pairs(self) -> bool:
@@ -255,18 +258,18 @@ class Search:
 
     def _fight(self, entry: Entry) -> Duel:
         patch = self._over(entry.move.patch)
-        assert patch is not None, f"{entry.move.name} was left out where it does not fit"
+        assert patch is not None, f"{entry.move.name} was filtered out if it does not fit"
         before, steps = self.bench.num_runs, 2 * self.steps
         self._fights += 1
         names = (f"pairs-{self._fights}-best", f"pairs-{self._fights}-{entry.move.name}")
-        is_same = entry.move.parity == "same"
-        duel = fight(self.bench, names, (self._best, patch), steps=steps, repeats=self.repeats, is_same=is_same)
-        entry.take_duel(duel, steps, self.bench.num_runs - before)
+        must_match = entry.move.parity == "same"
+        ab_result = fight(self.bench, names, (self._best, patch), steps=steps, repeats=self.repeats, is_same=must_match)
+        entry.take_duel(ab_result, steps, self.bench.num_runs - before)
         self.say(f"{entry.move.name}, over {entry.over}: {entry.status.replace('_', ' ')}: {entry.why}")
-        return duel
+        return ab_result
 
-    def _take(self, entry: Entry, duel: Duel, pool: Sequence[Entry]) -> Duel:
-        """Lay what has won over the best. What it excludes is hoped for less by as much as it was slower."""
+    def _take(self, entry: Entry, ab_result: Duel, pool: Sequence[Entry]) -> Duel:
+        """Adopt a winner, and lower the expected ratio of the candidates that it excludes."""
         patch = self._over(entry.move.patch)
         assert patch is not None, "it was run"
         for other in pool:
@@ -281,10 +284,10 @@ class Search:
         self._left |= {(path, str(setting_of(before, path))) for path in entry.move.keys}
         self._best = patch
         self._names.append(entry.move.name)
-        self._duels.append(duel)
+        self._duels.append(ab_result)
         self._over_best.clear()
-        return duel
+        return ab_result
 
 
 def _joined(moves: Sequence[Move], patch: Patch) -> Move:
-    return Move(" + ".join(move.name for move in moves), "all that looked faster, at once", patch, ())
+    return Move(" + ".join(move.name for move in moves), "all that looked faster, combined", patch, ())

@@ -1,4 +1,4 @@
-"""Write a tuned recipe: it extends the one it came from, and says at each setting what that has won."""
+"""Write a tuned recipe: it extends the original, with a comment on the gain of each setting."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ from paceline.recipe.patch import Patch
 
 
 def tuned_text(name: str, patch: Patch, comments: Mapping[str, str], header: str) -> str:
-    """Return a recipe file: `patch` over the recipe `name`, with a comment at each dotted path that has one."""
+    """Return a recipe file: `patch` over the recipe `name`, with a comment at each dotted path in `comments`."""
     lines = [f"# {header}", f"extends: {json.dumps(_base(name), ensure_ascii=False)}"]
     return "\n".join([*lines, *_lines(patch.values(), comments, "", 0)]) + "\n"
 
 
 def write_tuned(path: Path, text: str) -> None:
-    """Write it. Raise `PacelineError` when it cannot be."""
+    """Write the file. Raise `PacelineError` if it cannot be written."""
     try:
         write_atomic(path, text)
     except OSError as error:
@@ -26,7 +26,7 @@ def write_tuned(path: Path, text: str) -> None:
 
 
 def _base(name: str) -> str:
-    """Return what `extends` finds wherever the file is moved to: a preset's name, or a whole path."""
+    """Return a value for `extends` that stays valid if the file is moved: a preset's name, or an absolute path."""
     path = find(name)
     return name if path.is_relative_to(PRESETS) else str(path.resolve())
 

@@ -1,4 +1,4 @@
-"""Trials that are run in turns: the same runs again, or whole runs of other seeds. What they mean is said elsewhere."""
+"""Repeat runs in interleaved order: the same runs again, or whole runs with other seeds."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Case:
-    """What is run in each turn: a patch, on so many ranks, over so many nodes (0: here).
+    """One run of each turn: a patch, on `ranks` ranks over `nodes` nodes (0: this machine).
 
-    With a `first_seed`, turn t has the seed first_seed + t - 1; without one, all turns are the same run.
+    With `first_seed`, turn t has the seed first_seed + t - 1; without it, all turns are the same run.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Case:
     first_seed: int | None = None
 
     def trial(self, turn: int) -> Trial:
-        """Return what is run in a turn, counted from 1."""
+        """Return the trial of a turn, counted from 1."""
         patch = self.patch
         if self.first_seed is not None:
             patch = Patch((*patch.assignments, ("seed", self.first_seed + turn - 1)))
@@ -36,11 +36,9 @@ class Case:
 
 
 def run_turns(of_turn: Callable[[int], Iterable[Trial]], turns: int, runner: Runner) -> Iterator[Outcome]:
-    """Run the trials `of_turn` 1 to `turns`, turn by turn; yield how each run has ended, its turn as `repeat`.
-
-    In turns (A B C A B C) a machine that grows slower, or warmer, is so for all of them. A trial that has failed is not
-    run again, as it would fail again; one of another seed is another trial, and may do better.
-    """
+    """Run the trials `of_turn` 1 to `turns`, turn by turn; yield each outcome, with the turn as `repeat`."""
+    # Interleaving (A B C A B C) spreads drift of the machine over all trials. A trial that failed would fail again and
+    # is skipped; another seed makes it another trial.
     failed: list[Trial] = []
     for turn in range(1, turns + 1):
         for trial in of_turn(turn):
@@ -51,13 +49,13 @@ def run_turns(of_turn: Callable[[int], Iterable[Trial]], turns: int, runner: Run
                 yield outcome
 
 
-def there_and_back(things: Sequence[T], turn: int) -> Sequence[T]:
-    """Return things in the order of a turn: every other one goes backwards, so that a drift favours none of them."""
-    return things if turn % 2 else things[::-1]
+def there_and_back(items: Sequence[T], turn: int) -> Sequence[T]:
+    """Return `things` in the order of a turn, reversed in every other one, so that drift favors none of them."""
+    return items if turn % 2 else items[::-1]
 
 
 def results_of(name: str, outcomes: Sequence[Outcome]) -> dict[int, RunResult]:
-    """Return the results of a case by turn, those of failed runs left out."""
+    """Return the results of a case by turn, without failed runs."""
     return {
         outcome.repeat: outcome.result
         for outcome in outcomes
@@ -66,19 +64,19 @@ def results_of(name: str, outcomes: Sequence[Outcome]) -> dict[int, RunResult]:
 
 
 def error_of(name: str, outcomes: Sequence[Outcome]) -> str:
-    """Return why the first run of a case that failed did so, "" where none has."""
+    """Return the error of the first failed run of a case, "" if none failed."""
     return next((each.error for each in outcomes if each.trial.name == name and each.result is None), "")
 
 
 def runs_of(name: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Return the folders of a case's runs that have ended well, as seen from the experiment's: `trials/NAME`."""
+    """Return the folders of a case's completed runs, relative to the experiment's: `trials/NAME`."""
     paths = [each.rundir.path for each in outcomes if each.trial.name == name and each.result is not None]
     return tuple(path.relative_to(path.parents[1]).as_posix() for path in paths)
 
 
-def whole_patch(recipe: Recipe, said: Patch) -> Patch:
-    """Return what makes of `recipe` a run to the end that saves nothing: no target ends it, no checkpoint slows it.
+def whole_patch(recipe: Recipe, user_patch: Patch) -> Patch:
+    """Return the patch for a full run without checkpoints and without early stopping.
 
-    What a user has `said` of saving stands.
+    Checkpoint settings of the user (`said`) are kept.
     """
-    return without_what_is_so(recipe, [("train.stop", "off"), *nothing_saved(recipe, said)])
+    return without_what_is_so(recipe, [("train.stop", "off"), *nothing_saved(recipe, user_patch)])

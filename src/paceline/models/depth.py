@@ -92,7 +92,6 @@ def _is_list(module: nn.Module) -> bool:
 
 
 def _joined(pieces: list[_Piece]) -> dict[str, int]:
-    """Return the layer number of each parameter."""
     blocks = [index for index, piece in enumerate(pieces) if piece.is_block]
     first, last = (blocks[0], blocks[-1]) if blocks else (0, len(pieces))
     numbers: dict[str, int] = {}

@@ -17,7 +17,7 @@ BASE = RungResult(
     explains="as it is",
     patch=(),
     status="kept",
-    why="the first, which all others stand on",
+    why="the first, the baseline of all others",
     images_per_s=Interval(value=100.0, low=99.0, high=101.0, n=3),
     stages={"forward": 0.06, "backward": 0.03, "loss": 1e-5},
     step_s=0.1,
@@ -77,7 +77,7 @@ def ask(words, **options):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["cup"], r"'cup': is no ladder \(did you mean 'cpu'\?\)"),
+        (["cup"], r"'cup': is not a ladder \(did you mean 'cpu'\?\)"),
         (["cpu", "digits", "recipe=synthetic"], r"'synthetic': a ladder varies one recipe, and 'digits' is one \(drop"),
         (["auto", "train.epochs=3"], r"train.epochs: 3 has no effect on a ladder \(leave it out, or set --steps\)"),
         (["auto", "measure.clock=off"], r"measure.clock: off leaves nothing to compare \(leave it out\)"),

@@ -138,7 +138,7 @@ def test_a_task_says_a_line_a_run_also_where_it_was_there(ladder, started, capsy
     ladder(task=2, as_json=True)
     out, err = capsys.readouterr()
     assert json.loads(out) == {"task": 2, "what": "gpu, turn 1 of 2", "runs": []}
-    assert err == "gpu: left out: only helps with a GPU, and there is none\n"
+    assert err == "gpu: left out: only helps with a GPU, but there is none\n"
 
 
 def test_what_a_killed_run_has_left_is_removed_and_run_again_by_whoever_comes_next(ladder, started) -> None:
@@ -163,7 +163,7 @@ def test_a_task_of_a_ladder_that_has_ended_runs_nothing(ladder, started, capsys)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": 7}, r"^--task: 7 is none of the 6 tasks \(write 1 to 6\)$"),
+        ({"task": 7}, r"^--task: 7 is not one of the 6 tasks \(write 1 to 6\)$"),
         ({"task": 1, "run_dir": None}, r"^--task: is a part of .* \(add --run-dir DIR\)$"),
         ({"task": 1, "list_only": True}, r"^--task: 1 has no effect on a list \(leave it out\)$"),
     ],

@@ -102,7 +102,7 @@ def test_a_run_alone_of_another_recipe_is_refused(run, tmp_path, capsys):
     write_recipe(load("digits", Patch((("seed", 3),))).recipe, alone / "recipe.yaml")
     predict_run(run, at="8", network="ndr", alone=alone)
     write_recipe(load("digits", Patch((("train.precision", "bf16"),))).recipe, alone / "recipe.yaml")
-    with pytest.raises(RecipeError, match=r"^--alone: .*: train\.precision is bf16, and fp32 in "):
+    with pytest.raises(RecipeError, match=r"^--alone: .*: train\.precision is bf16, but fp32 in "):
         predict_run(run, at="8", network="ndr", alone=alone)
 
 
@@ -122,7 +122,7 @@ def test_a_network_of_ones_own_needs_no_name(run, capsys):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({}, "--network: none is named"),
+        ({}, "--network: is not set"),
         ({"network": "ndr", "at": "8,x"}, "--at: 'x' is no number of ranks"),
         ({"network": "ndr", "at": "0"}, "--at: '0' is no number of ranks"),
         ({"network": "ndr", "price": -1.0}, "--price: -1 makes no sense"),

@@ -229,7 +229,7 @@ def test_an_experiment_that_goes_on_on_another_machine_mixes_nothing(scale, star
     scale(repeats=1, run_dir=folder, cores=4)
     assert [command[command.index("--ranks") + 1] for command in started] == ["2", "1", "2"]
     (kept,) = (folder / "replaced").iterdir()
-    line = f"2 ranks, run 1: is made again: what was there had logical cores 2 (here 4); it is kept in {kept}"
+    line = f"2 ranks, run 1: is run again: the existing run had logical cores 2 (here 4); it is kept in {kept}"
     assert line in capsys.readouterr().out.splitlines()
     assert RunDir(kept).read_result().throughput.images_per_s == 190
     assert [run for point in ExperimentDir(folder).read().points for run in point.runs if "replaced" in run] == []
@@ -270,7 +270,7 @@ def test_runs_over_nodes_of_two_clusters_are_put_together_with_a_caution(
     capsys.readouterr()
     assert scale(**study) == 0
     caution = ExperimentDir(Path("found")).read().caution
-    assert "torch 2.1" in caution and "Not all runs were made alike" in caution
+    assert "torch 2.1" in caution and "Not all runs were made under the same conditions" in caution
     assert f"caution: {caution}\n" in capsys.readouterr().out and len(started) == 2
 
 
@@ -440,7 +440,7 @@ def test_a_study_of_batches_has_a_task_a_run(scale, started) -> None:
     started.clear()
     scale(**study, run_dir=Path("found"))
     assert started == [] and Path("found/experiment.json").is_file()
-    with pytest.raises(PacelineError, match=r"^--task: 5 is none of the 4 tasks"):
+    with pytest.raises(PacelineError, match=r"^--task: 5 is not one of the 4 tasks"):
         scale(**study, run_dir=Path("found"), task=5)
 
 

@@ -172,7 +172,7 @@ def test_what_slurm_refuses_leaves_nothing_behind(here: Path, tmp_path: Path):
         (["scale", "--collective"], {}, "--collective: is one run"),
         (["eval"], {}, "eval: needs a run directory"),
         (["eval", "nowhere"], {}, "nowhere: is not a run directory"),
-        (["ladder", "nowhere"], {}, "'nowhere': is no ladder"),
+        (["ladder", "nowhere"], {}, "'nowhere': is not a ladder"),
         (["scale", "digits", "train.epochs"], {}, "'train.epochs': is not an override"),
     ],
 )

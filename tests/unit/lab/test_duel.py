@@ -87,7 +87,7 @@ def test_a_pair_ends_with_the_first_run_that_fails(tmp_path: Path) -> None:
 def test_the_one_it_was_compared_with_is_named_where_that_fails(tmp_path: Path) -> None:
     machine = Machine(MEASURED, tmp_path, speed, fails=lambda recipe: "" if is_bf16(recipe) else "CUDA out of memory")
     duel = fought(machine)
-    assert (duel.status, duel.why) == ("failed", "what it was compared with has failed: out of memory")
+    assert (duel.status, duel.why) == ("failed", "its baseline failed: out of memory")
 
 
 @pytest.mark.parametrize(

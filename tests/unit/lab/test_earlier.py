@@ -138,7 +138,7 @@ def test_runs_that_could_not_be_made_again_are_told_where_they_differ(other: dic
     machine = {"cpu": "new", "torch": "2.11.0", "cuda_devices": [H200], "own_parts": {"own:Net": {"sha256": "a"}}}
     first, others = known(1, 1, **machine), known(4, 8, **{**machine, **other})
     last = replace(others, trial=Trial("b", ranks=8, nodes=4), repeat=2)
-    sentence = "Not all runs were made alike, so they differ by more than what was varied: "
+    sentence = "Not all runs were made under the same conditions, so they differ by more than what was varied: "
     assert unlike([first, last]) == f"{sentence}b, run 2 had {told}."
     assert unlike([first, last, first, last]) == f"{sentence}b, run 2 (and 1 more) had {told}."
 
@@ -162,7 +162,7 @@ def test_gpus_are_no_part_of_what_runs_on_the_cpu_have_in_common() -> None:
     ],
 )
 def test_what_does_not_say_where_it_is_is_an_error(node: Node, why: str) -> None:
-    with pytest.raises(PacelineError, match=f"does not say what it runs on: {why}"):
+    with pytest.raises(PacelineError, match=f"cannot describe its machine: {why}"):
         describe(1, 1, lambda command: node)
     assert node.poll() is not None
 

@@ -77,13 +77,13 @@ def test_a_gap_that_lies_all_beyond_the_tolerance_differs_either_way():
 def test_scattered_gaps_leave_it_open_however_small_their_mean():
     found = parity_of([1.1, 0.9], [1.0, 1.0])
     assert found.verdict == "open"
-    assert found.why.endswith("in 2 pairs: too few to tell whether within 2%")
+    assert found.why.endswith("in 2 pairs: too few to decide whether within 2%")
 
 
 def test_a_single_pair_leaves_it_open():
     found = parity_of([1.0], [1.0])
     assert (found.verdict, found.gap.low) == ("open", None)
-    assert found.why == "loss +0.00% in one pair, which does not tell how much that scatters"
+    assert found.why == "loss +0.00% in one pair, so its scatter is unknown"
 
 
 def test_a_small_gap_that_is_significant_is_still_the_same():

@@ -205,7 +205,7 @@ def test_what_is_faster_is_kept_and_what_is_not_is_dropped_with_the_reason(climb
     _, bf16, plain, rare = climbed.rungs
     assert bf16.why == "faster: 2.00x (2.00 to 2.00) in 3 pairs"
     assert plain.why == "slower: 0.50x (0.50 to 0.50) in 3 pairs"
-    assert rare.why == "no gain to be told: 1.00x (1.00 to 1.00) in 3 pairs"
+    assert rare.why == "no measurable gain: 1.00x (1.00 to 1.00) in 3 pairs"
     assert (climbed.best.name, climbed.best.patch) == ("bf16", BF16.patch)
 
 
@@ -237,21 +237,21 @@ def test_no_gain_is_claimed_where_pairs_scatter(climbing):
     rare = climbing([BASE, SAME], machine).rungs[1]
     assert rare.over_below.value > 1.1
     assert rare.status == "dropped"
-    assert rare.why.startswith("no gain to be told: 1.12x")
+    assert rare.why.startswith("no measurable gain: 1.12x")
 
 
 def test_what_trains_otherwise_is_dropped_however_fast_it_is(climbing):
     rung = BF16.model_copy(update={"keep": "always"})
     bf16 = climbing([BASE, rung], Machine(loss={"train.precision=bf16": 3.0})).rungs[1]
     assert (bf16.status, bf16.parity.verdict) == ("dropped", "differs")
-    assert bf16.why.startswith("trains otherwise: loss +50.00% (+50.00% to +50.00%) in 3 pairs: beyond 2%")
+    assert bf16.why.startswith("trains differently: loss +50.00% (+50.00% to +50.00%) in 3 pairs: beyond 2%")
 
 
 def test_what_trains_otherwise_on_average_is_dropped_though_its_losses_scatter(climbing):
     machine = Machine(losses={"train.precision=bf16": (2.08, 2.10, 2.06)})
     bf16 = climbing([BASE, BF16], machine).rungs[1]
     assert (bf16.status, bf16.parity.verdict) == ("dropped", "open")
-    assert bf16.why.startswith("trains otherwise: loss +4.00%")
+    assert bf16.why.startswith("trains differently: loss +4.00%")
 
 
 def test_what_is_kept_without_losses_to_compare_says_so(climbing):
@@ -269,7 +269,7 @@ def test_what_is_meant_to_train_otherwise_is_not_judged_by_it(climbing):
 
 def test_a_rung_that_is_always_kept_is_however_slow(climbing):
     plain = climbing([BASE, SLOWER.model_copy(update={"keep": "always"})], Machine()).rungs[1]
-    assert (plain.status, plain.why) == ("kept", "slower, and kept however fast it is: 0.50x (0.50 to 0.50) in 3 pairs")
+    assert (plain.status, plain.why) == ("kept", "slower, and kept at any speed: 0.50x (0.50 to 0.50) in 3 pairs")
 
 
 def test_a_single_pair_proves_no_gain(climbing):
@@ -315,7 +315,7 @@ def test_a_rung_that_has_no_room_is_told_as_that(climbing):
 def test_data_that_are_gone_before_a_run_leave_the_rung_out(climbing):
     def begins(trial, repeat):
         if trial.name == "02 bf16":
-            raise DataError("/data: is gone (mend it)")
+            raise DataError("/data: is gone (fix it)")
 
     climbed = climbing([BASE, BF16, SLOWER], Machine(), begins=begins)
     assert [(rung.status, rung.why[:8]) for rung in climbed.rungs[1:]] == [
@@ -333,12 +333,12 @@ def test_a_first_rung_that_fails_ends_the_ladder_with_its_exit_code(climbing):
 @pytest.mark.parametrize(
     ("rung", "here", "why"),
     [
-        ({"on": "cuda"}, Here(0, 2, 1), "only helps with a GPU, and there is none"),
+        ({"on": "cuda"}, Here(0, 2, 1), "only helps with a GPU, but there is none"),
         ({"on": "cpu"}, Here(1, 2, 1), "only helps without a GPU"),
         ({"on": "ranks"}, Here(0, 2, 1), "only helps with more than one rank (add --ranks 2)"),
         ({"ranks": 4}, Here(0, 2, 1), "needs 4 cores (2 here)"),
         ({"ranks": 2}, Here(1, 8, 1), "needs 2 GPUs (1 here)"),
-        ({"set": {"seed": 0}}, Here(0, 2, 1), "changes nothing: base has all of it here already"),
+        ({"set": {"seed": 0}}, Here(0, 2, 1), "changes nothing: base already has all of it on this machine"),
         ({"set": {"train.precison": "bf16"}}, Here(0, 2, 1), "train.precison: is not a field"),
         ({"ranks": 2, "set": {"data.batch_size": 3}}, Here(0, 2, 1), "data.batch_size: 3 does not divide"),
     ],
@@ -380,7 +380,7 @@ def test_a_rung_is_not_left_out_because_its_machine_did_not_say_what_it_is(climb
             return start_process([sys.executable, "-S", "-c", "raise SystemExit('no GPU answers')"])
         return silent.start(command)
 
-    with pytest.raises(TrialError, match="does not say what it runs on: no GPU answers"):
+    with pytest.raises(TrialError, match="cannot describe its machine: no GPU answers"):
         climbing([BASE, BF16], silent, start=start)
     assert {name.split("-")[0] for name in silent.folders} == {"01"}
 
@@ -410,10 +410,10 @@ def test_data_are_made_once_a_rung_and_read_by_those_above_until_the_source_is_a
 
 def test_data_that_cannot_be_made_leave_the_rung_out(climbing):
     def prepare(form):
-        raise DataError("/data: is gone (mend it)")
+        raise DataError("/data: is gone (fix it)")
 
     packed = climbing([BASE, Rung(name="packed", data="pack")], Machine(), prepare=prepare).rungs[1]
-    assert (packed.status, packed.why) == ("left_out", "/data: is gone (mend it)")
+    assert (packed.status, packed.why) == ("left_out", "/data: is gone (fix it)")
 
 
 def test_a_result_has_what_its_runs_measured(climbing):
@@ -520,7 +520,7 @@ def test_a_turn_of_a_rung_that_does_not_fit_here_says_so_and_is_done(climbing):
     machine = Machine()
     climber = climbing.build([BASE, Rung(name="gpu", on="cuda"), BF16], machine)
     assert climber.run_turn(2, 1) == ()
-    assert climbing.said == ["gpu: left out: only helps with a GPU, and there is none"]
+    assert climbing.said == ["gpu: left out: only helps with a GPU, but there is none"]
     assert machine.commands == []
 
 
@@ -557,7 +557,7 @@ def test_no_gain_is_claimed_of_runs_that_shared_the_cores_with_other_programs(cl
     found = climbing([BASE, rung], Machine(busy=("train.precision=bf16",))).rungs[1]
     assert found.over_below.value == pytest.approx(2.0)
     assert found.status == status
-    assert found.why.startswith("not to be told")
+    assert found.why.startswith("unknown")
     assert "held the cores up to 62 % of the time in 3 of 6 runs" in found.starved
     assert found.starved in found.why
 

@@ -120,7 +120,7 @@ def test_an_interrupt_from_the_terminal_is_left_to_the_parent():
 
 
 def test_a_contender_that_dies_is_told_of():
-    with pytest.raises(DataError, match="dies: ended with exit code 3 while it was measured"):
+    with pytest.raises(DataError, match="dies: exited with code 3 during the measurement"):
         measure_apart(Fails("dies"), WINDOW, "warm")
 
 

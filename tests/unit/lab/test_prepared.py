@@ -110,14 +110,14 @@ def test_what_is_not_known_to_be_whole_is_made_anew(damage: str, data: Data, tmp
 
 
 def test_pixels_in_memory_are_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"^data\.source\.name: synthetic is pixels in memory .* \(name a folder"):
+    with pytest.raises(RecipeError, match=r"^data\.source\.name: synthetic is held in memory .* \(use a folder"):
         made("pack", Data(source=Synthetic()), tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
 def test_too_little_room_is_told_before_anything_is_written(data: Data, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(prepared.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000})())
-    with pytest.raises(DataError, match=r"data: has 1 kB free, and another form of the data takes up to .*--run-dir"):
+    with pytest.raises(DataError, match=r"data: has 1 kB free, and another format of the data takes up to .*--run-dir"):
         made("pack", data, tmp_path / "data")
     assert [each.name for each in (tmp_path / "data").iterdir()] == [LOCK]
 

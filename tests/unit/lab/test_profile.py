@@ -82,20 +82,20 @@ def test_a_probe_is_compared_with_the_base_of_its_own_turn(found) -> None:
 
 def test_a_probe_that_was_faster_once_and_slower_once_is_not_told_from_the_base(found) -> None:
     profile = found(*runs("base", 100.0, 100.0), *runs("free-data", 90.0, 130.0), *runs("free-model", 900.0, 800.0))
-    doubt = "(not to be told from 1.0x here: free-data)"
+    doubt = "(not distinguishable from 1.0x: free-data)"
     assert profile.verdict["ceiling"] == f"with free data: 1.10x; with a free model: 8.5x {doubt}"
 
 
 def test_in_a_single_turn_windows_are_compared(found) -> None:
     """A run of 100 has windows from 90 to 110, one of 125 from 115: they are apart. One of 115 begins at 105."""
     profile = found(*runs("base", 100.0), *runs("free-data", 125.0), *runs("free-copy", 115.0))
-    assert profile.verdict["ceiling"].endswith("(not to be told from 1.0x here: free-copy)")
+    assert profile.verdict["ceiling"].endswith("(not distinguishable from 1.0x: free-copy)")
 
 
 def test_a_probe_that_was_slower_shows_nothing_but_the_scatter_of_the_machine(found) -> None:
     """Less work does not take longer, however far apart the two are."""
     profile = found(*runs("base", 100.0), *runs("free-data", 50.0))
-    assert profile.verdict["ceiling"] == "with free data: 0.50x (not to be told from 1.0x here: free-data)"
+    assert profile.verdict["ceiling"] == "with free data: 0.50x (not distinguishable from 1.0x: free-data)"
 
 
 def test_failed_runs_are_listed_with_what_did_not_fit_and_good_turns_of_theirs_count(found) -> None:

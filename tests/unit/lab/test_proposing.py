@@ -62,7 +62,7 @@ def test_what_was_tried_is_not_proposed_again_and_at_last_nothing_is(standing):
 
 def test_a_ceiling_of_a_few_percent_ends_it(standing):
     why = propose(RECIPE, standing("input-bound", "at most 1.02x without waiting for data, all else unchanged"))
-    assert why == "base is input-bound, and without that there are less than 3.0 % to win"
+    assert why == "base is input-bound, and removing that would gain less than 3.0 %"
     assert isinstance(propose(RECIPE, standing("input-bound", "at most 1.5x without waiting for data")), Rung)
 
 

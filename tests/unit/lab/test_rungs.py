@@ -80,7 +80,7 @@ def test_a_recipe_file_is_looked_for_beside_the_ladder(written, tmp_path):
         ("recipe: d\nrungs:\n  - name: a\n  - name: b\n    explain: x\n", ":5: rungs[1].explain: is not a field (did"),
         (
             "recipe: d\nrungs:\n  - name: a\n    expects: [foward]\n",
-            ":4: rungs[0].expects.0: 'foward' is no stage (did",
+            ":4: rungs[0].expects.0: 'foward' is not a stage (did",
         ),
         ("recipe: d\nrungs:\n  - name: a\n    on: gpu\n", ":4: rungs[0].on: 'gpu' should be 'any', 'cuda', 'cpu' or"),
         ("recipe: d\nrungs:\n\n  - explains: a\n", ":4: rungs[0].name: is needed (write `name: ...`)"),
@@ -91,11 +91,11 @@ def test_a_recipe_file_is_looked_for_beside_the_ladder(written, tmp_path):
         ("recipe: d\nsteps: 0\nrungs: [{name: a}]\n", ":2: steps: 0 should be greater than 0"),
         (
             "recipe: d\nrungs:\n  - name: a\n  - name: b\n    set: {optim.lr: 0.4}\n",
-            ":4: rungs[1]: set: optim.lr trains otherwise than the rung below (leave it out, or add `parity: free`)",
+            ":4: rungs[1]: set: optim.lr trains differently from the rung below (leave it out, or add `parity: free`)",
         ),
         (
             "recipe: d\nrungs:\n  - name: a\n    set: {schedule: {name: cosine}}\n",
-            ":3: rungs[0]: set: schedule.name trains otherwise",
+            ":3: rungs[0]: set: schedule.name trains differently",
         ),
         ("recipe: d\nrungs: [3]\n", ":2: rungs[0]: 3 should be a mapping"),
         ("recipe: d\nrungs: 3\n", ":2: rungs: 3 should be a list"),
@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_told_in_one_line_with_the_file_and_the_line(writte
 
 
 def test_a_name_that_is_no_ladder_is_told_with_the_closest(tmp_path):
-    with pytest.raises(RecipeError, match=r"'cup': is no ladder \(did you mean 'cpu'\?\): it is one of auto, "):
+    with pytest.raises(RecipeError, match=r"'cup': is not a ladder \(did you mean 'cpu'\?\): use one of auto, "):
         load_ladder("cup")
     with pytest.raises(RecipeError, match=r"none.yaml: no such ladder file \(see `paceline ladder --list`\)"):
         load_ladder(str(tmp_path / "none.yaml"))

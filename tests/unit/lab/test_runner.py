@@ -163,13 +163,13 @@ def test_a_failed_trial_is_told_in_one_line_and_not_tried_again_while_the_others
 
     def start(command: Sequence[str]) -> Child:
         started.append(named(command))
-        said = "warning: slow\nerror: data.source: no such folder (mend it)\nerror: rank 1 failed\n"
+        said = "warning: slow\nerror: data.source: no such folder (fix it)\nerror: rank 1 failed\n"
         return Child(command, 2, said) if named(command).startswith("b") else Child(command)
 
     outcomes = run([Trial("a", repeats=2), Trial("b", repeats=2), Trial("c", repeats=2)], start)
     assert started == ["a-1", "b-1", "c-1", "a-2", "c-2"]
     failed = outcomes[1]
-    assert (failed.result, failed.code, failed.error) == (None, 2, "data.source: no such folder (mend it)")
+    assert (failed.result, failed.code, failed.error) == (None, 2, "data.source: no such folder (fix it)")
     assert all(each.result for each in outcomes if each is not failed)
 
 
@@ -188,7 +188,7 @@ def test_a_process_that_names_no_error_is_told_by_its_end(run, code, said, error
 
 def test_a_run_without_counted_steps_has_failed(run) -> None:
     (outcome,) = run([Trial("a")], lambda command: Child(command, images_per_s=0.0))
-    assert outcome.result is None and "no step was counted" in outcome.error
+    assert outcome.result is None and "no step was measured" in outcome.error
 
 
 def test_a_run_that_is_made_for_more_than_its_speed_need_not_have_one(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(tmp_path: Path) -> No
         return started[-1]
 
     outcome = runner_in(tmp_path, start, limit_s=90.0).run(Trial("a"), 1)
-    assert (outcome.result, outcome.error) == (None, "was ended after 90 s")
+    assert (outcome.result, outcome.error) == (None, "was terminated after 90 s")
     assert "terminate" in started[0].calls
 
 
@@ -267,7 +267,7 @@ def test_a_run_of_another_machine_is_made_again_and_kept(tmp_path: Path) -> None
     made = [going_on(tmp_path, said.append, logical_cores=cores).run(Trial("a"), 1) for cores in (4, 8, 8, 4)]
     assert [each.is_known for each in made] == [False, False, True, False]
     assert said == [
-        f"a, run 1: is made again: what was there had logical cores {before} (here {here}); it is kept in "
+        f"a, run 1: is run again: the existing run had logical cores {before} (here {here}); it is kept in "
         f"{tmp_path / 'replaced' / name}"
         for before, here, name in ((4, 8, "a-1"), (8, 4, "a-1-2"))
     ]
@@ -308,7 +308,7 @@ def test_a_machine_that_does_not_say_what_it_is_is_no_failure_of_the_trial(tmp_p
 
     runner = runner_in(tmp_path, start, earlier=Earlier(tmp_path / "replaced", print))
     runner.run(Trial("a"), 1)
-    with pytest.raises(TrialError, match="does not say what it runs on: no answer in 600 s") as caught:
+    with pytest.raises(TrialError, match="cannot describe its machine: no answer in 600 s") as caught:
         runner.run(Trial("a"), 1)
     assert caught.value.exit_code == 2 and runner.known(Trial("a"), 1) is not None
 

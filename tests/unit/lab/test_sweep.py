@@ -73,7 +73,7 @@ def test_a_value_whose_spread_overlaps_is_not_told_from_the_fastest() -> None:
     points = to_points(sweep.trials, runs)
     assert [each.spread for each in points] == [(100.0, 110.0), (300.0, 305.0), (302.0, 310.0)]
     assert [each.is_fastest for each in points] == [False, True, True]
-    assert conclusion(points)[1] == "4 is the fastest, 306 images/s; not to be told from it: 2."
+    assert conclusion(points)[1] == "4 is the fastest, 306 images/s; not distinguishable from it: 2."
 
 
 def test_one_window_of_one_run_has_no_spread() -> None:
@@ -97,9 +97,9 @@ def test_a_value_that_failed_says_why_and_starved_runs_are_a_caution() -> None:
     ("words", "said"),
     [
         (["data.workers=1,2", "data.batch_size=64"], "--vary: 2 fields at once (vary one in each profile"),
-        (["data.workers"], "--vary: 'data.workers' names no values (write KEY=V1,V2"),
-        (["train.steps=10,20"], "--vary: train.steps is set by a profile"),
-        (["schedule.warmup=0ep,1ep"], "--vary: schedule.warmup is set by a profile"),
+        (["data.workers"], "--vary: 'data.workers' lists no values (write KEY=V1,V2"),
+        (["train.steps=10,20"], "--vary: train.steps is set or skipped by a profile"),
+        (["schedule.warmup=0ep,1ep"], "--vary: schedule.warmup is set or skipped by a profile"),
         (["optim.lr=0.1,0.2"], "--vary: optim.lr does not change how long a step takes"),
         (["data.workers=2,2"], "--vary: data.workers=2 is given twice"),
         (["data.workers=-1"], "data.workers"),

@@ -63,5 +63,5 @@ def test_a_number_leads_back_to_what_it_is_of() -> None:
 @pytest.mark.parametrize("number", [0, 7, -1])
 def test_a_number_that_no_task_has_is_refused(number: int) -> None:
     tasks = study_tasks([Case(name, Patch(), 1) for name in "abc"], 2)
-    with pytest.raises(RecipeError, match=rf"^--task: {number} is none of the 6 tasks \(write 1 to 6\)$"):
+    with pytest.raises(RecipeError, match=rf"^--task: {number} is not one of the 6 tasks \(write 1 to 6\)$"):
         find_task(tasks, number)

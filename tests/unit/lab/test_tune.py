@@ -322,26 +322,26 @@ def test_a_grid_counts_what_excludes_each_other_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("train.precision", "names no values"),
-        ("train.precision=", "names no values"),
+        ("train.precision", "lists no values"),
+        ("train.precision=", "lists no values"),
         ("train.precison=bf16", "precison"),
         ("train.precision=bf16,half", "half"),
-        ("train.steps=10,20", "no setting to tune"),
-        ("seed=1,2", "seed changes what is learnt and not how fast"),
+        ("train.steps=10,20", "not a setting to tune"),
+        ("seed=1,2", "seed changes what is learned and not the speed"),
         ("optim.lr=0.01,0.1", r"^--vary: optim.lr changes what .* with paceline compare\)$"),
-        ("optim={name: sgd, lr: 0.5}", "optim.lr changes what is learnt and not how fast"),
-        ("optim={implementation: loop, lr: 0.5}", "optim.lr changes what is learnt and not how fast"),
-        ("optim={name: adam},{name: sgd, lr: 0.5}", "optim.lr changes what is learnt and not how fast"),
+        ("optim={name: sgd, lr: 0.5}", "optim.lr changes what is learned and not the speed"),
+        ("optim={implementation: loop, lr: 0.5}", "optim.lr changes what is learned and not the speed"),
+        ("optim={name: adam},{name: sgd, lr: 0.5}", "optim.lr changes what is learned and not the speed"),
         ("optim={name: 'torch.optim:Adagrad'}", "optim.lr: is needed"),
         (
             "optim.nesterov=true,false",
-            r"optim.nesterov changes what is learnt too, so that the fastest value may be "
-            r"the one that learns least \(train a run for each value, .* with paceline compare\)$",
+            r"optim.nesterov changes what is learned, too, so the fastest value may be "
+            r"the least accurate \(train one run per value, .* with paceline compare\)$",
         ),
-        ("optim.layer_decay=0.5,off", "optim.layer_decay changes what is learnt too"),
+        ("optim.layer_decay=0.5,off", "optim.layer_decay changes what is learned, too"),
         ("optim.learning_rate=1", "optim.learning_rate: is not a field"),
-        ("schedule.final=0.1", "schedule.final changes what is learnt"),
-        ("train.label_smoothing=0,0.1", "train.label_smoothing changes what is learnt"),
+        ("schedule.final=0.1", "schedule.final changes what is learned"),
+        ("train.label_smoothing=0,0.1", "train.label_smoothing changes what is learned"),
         ("data.batch_size=64,256", "--allow-batch"),
         ("data={batch_size: 64}", "--allow-batch"),
     ],
@@ -393,4 +393,4 @@ def test_a_move_that_was_measured_beside_other_programs_is_not_taken_and_that_is
     found = tuned(machine, by_hand("train.precision=fp32,bf16"))
     assert found.patch == Patch()
     assert set(outcomes(found).values()) == {"starved"}
-    assert "1 of 1 trial could not be judged, as other processes held the cores" in found.stopped
+    assert "1 of 1 trial could not be decided, as other processes used the cores" in found.stopped

@@ -1,6 +1,6 @@
-"""What ranks must have in common, or must not share, judged from what each says of itself. Values in, findings out.
+"""Compare the facts of ranks: what must be equal, and what must not be shared. Pure.
 
-Of a rank that a finding of its own keeps from running, neither device nor address is said to be wrong a second time.
+Device and address of a rank are not reported again if its own findings already have a problem.
 """
 
 from collections import defaultdict
@@ -16,24 +16,24 @@ from paceline.lab.doctor.finding import Finding, worst
 from paceline.lab.doctor.links import is_loopback
 
 _MUST_AGREE: Final = ("paceline", "torch", "nccl")
-"""Ranks of different ones wait for one another in different places, or cannot speak to one another at all."""
+"""Ranks with different versions of these would wait in different places, or cannot communicate."""
 _SHOWN: Final = 4
 _Key = tuple[str, str, str]
-"""What makes two findings the same: name, state and advice. What was found may be an amount, which differs."""
+"""Identity of a finding: name, state and advice. The found value may contain an amount that differs."""
 
 
 def judge_ranks(ranks: Sequence[Facts]) -> list[Finding]:
-    """Return what is to be said of ranks, in their order, before they do anything together: what is well, too."""
+    """Return findings on ranks, in rank order, before they communicate; those without problem, too."""
     hosts = by_machine(ranks)
     names = ", ".join(islice((each[0].host for each in hosts), 8)) + (", ..." if len(hosts) > 8 else "")
-    met = Finding.ok("ranks", f"{count(len(ranks), 'rank')} met, of {count(len(hosts), 'host')}: {names}")
+    summary = Finding.ok("ranks", f"{count(len(ranks), 'rank')} joined, on {count(len(hosts), 'host')}: {names}")
     sound = [rank for rank in ranks if worst(rank.own) != "wrong"]
     together = (*_versions(ranks), *_places(ranks), *_gpus(ranks), *_cores(ranks))
-    return [met, *together, *_devices(sound), *_addresses(sound), *of_other_hosts(ranks)]
+    return [summary, *together, *_devices(sound), *_addresses(sound), *of_other_hosts(ranks)]
 
 
 def by_machine(ranks: Iterable[Facts]) -> list[list[Facts]]:
-    """Return the ranks of each machine, in the order of their first ones."""
+    """Return the ranks of each machine, in the order of their first ranks."""
     found: dict[str, list[Facts]] = defaultdict(list)
     for rank in ranks:
         found[rank.machine].append(rank)
@@ -41,26 +41,26 @@ def by_machine(ranks: Iterable[Facts]) -> list[list[Facts]]:
 
 
 def of_other_hosts(ranks: Sequence[Facts]) -> list[Finding]:
-    """Return the findings of ranks that rank 0 has not made of itself, once each, with where they were made.
+    """Return the findings of ranks that differ from rank 0's, once each, with their ranks.
 
-    More than a few of one name, such as those that name their hosts, are told by the worst of them.
+    If more than a few share a name, only the worst is returned.
     """
-    own = {_key(finding) for finding in ranks[0].own}
-    places: dict[_Key, list[Facts]] = defaultdict(list)
+    known = {_key(finding) for finding in ranks[0].own}
+    ranks_by_key: dict[_Key, list[Facts]] = defaultdict(list)
     first: dict[_Key, Finding] = {}
     for rank in ranks[1:]:
         for finding in rank.own:
             key = _key(finding)
-            if finding.state != "ok" and key not in own:
+            if finding.state != "ok" and key not in known:
                 first.setdefault(key, finding)
-                places[key].append(rank)
-    named: dict[str, list[_Key]] = defaultdict(list)
+                ranks_by_key[key].append(rank)
+    keys_by_name: dict[str, list[_Key]] = defaultdict(list)
     for key in first:
-        named[key[0]].append(key)
+        keys_by_name[key[0]].append(key)
     return [
         finding
-        for keys in named.values()
-        for finding in _few([first[key] for key in keys], [places[key] for key in keys])
+        for keys in keys_by_name.values()
+        for finding in _few([first[key] for key in keys], [ranks_by_key[key] for key in keys])
     ]
 
 
@@ -69,7 +69,7 @@ def _key(finding: Finding) -> _Key:
 
 
 def _few(findings: Sequence[Finding], places: Sequence[list[Facts]]) -> list[Finding]:
-    """Return `findings` of one name with their places, or the worst for all places where they are many."""
+    """Return `findings` of one name with their ranks, or the worst for all ranks if there are many."""
     if len(findings) <= _SHOWN:
         return [finding.at(listed(having)) for finding, having in zip(findings, places, strict=True)]
     state = worst(findings)
@@ -80,7 +80,7 @@ def _few(findings: Sequence[Finding], places: Sequence[list[Facts]]) -> list[Fin
 
 
 def listed(ranks: Sequence[Facts]) -> str:
-    """Return `rank 1 (hostB)` or `ranks 2-3, 6 (hostB, hostC)`: numbers in runs, and not more than a few of each."""
+    """Return `rank 1 (hostB)` or `ranks 2-3, 6 (hostB, hostC)`: ranges, shortened."""
     numbers, hosts = _runs([rank.rank for rank in ranks]), list(dict.fromkeys(rank.host for rank in ranks))
     shown = [", ".join(each[:_SHOWN]) + (", ..." if len(each) > _SHOWN else "") for each in (numbers, hosts)]
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown[0]} ({shown[1]})"
@@ -97,30 +97,30 @@ def _runs(numbers: Sequence[int]) -> list[str]:
 
 
 def _versions(ranks: Sequence[Facts]) -> list[Finding]:
-    """Compare the versions of ranks; where one has none of something, it is not there, which its own findings say."""
+    """Compare the versions of ranks; a missing one is reported by the rank itself."""
     found = []
     for name in VERSIONS:
-        of = _grouped((rank.versions[name], rank) for rank in ranks if name in rank.versions)
-        if len(of) > 1:
-            told = "; ".join(f"{version}: {listed(having)}" for version, having in _usual_first(of))
+        by_version = _grouped((rank.versions[name], rank) for rank in ranks if name in rank.versions)
+        if len(by_version) > 1:
+            descriptions = "; ".join(f"{version}: {listed(having)}" for version, having in _usual_first(by_version))
             title, advice = f"versions of {name}", f"install the same {name} for all ranks"
-            found.append((Finding.wrong if name in _MUST_AGREE else Finding.look)(title, told, advice))
+            found.append((Finding.wrong if name in _MUST_AGREE else Finding.look)(title, descriptions, advice))
     return found
 
 
 def _places(ranks: Sequence[Facts]) -> list[Finding]:
-    """Find machines whose ranks disagree on how many of them are there, or of which none is the first."""
+    """Find machines whose ranks disagree on their number, or that lack a local rank 0."""
     found = []
-    for here in by_machine(ranks):
-        told = _grouped((f"{rank.local_world_size}", rank) for rank in here)
-        sizes = {rank.local_world_size for rank in here}
-        advice = "give each rank its LOCAL_RANK and LOCAL_WORLD_SIZE, or start them with torchrun, srun or --ranks"
+    for local_ranks in by_machine(ranks):
+        ranks_by_size = _grouped((f"{rank.local_world_size}", rank) for rank in local_ranks)
+        sizes = {rank.local_world_size for rank in local_ranks}
+        advice = "set LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or start them with torchrun, srun or --ranks"
         if len(sizes) > 1:
-            words = "; ".join(f"{size}: {listed(saying)}" for size, saying in told.items())
-            found.append(Finding.wrong("local ranks", f"one host is said to have so many ranks: {words}", advice))
-        elif all(rank.local_rank for rank in here):
-            words = f"{listed(here)}: none is local rank 0, which downloads, stages and looks after its host"
-            found.append(Finding.wrong("local ranks", words, advice))
+            text = "; ".join(f"{size}: {listed(saying)}" for size, saying in ranks_by_size.items())
+            found.append(Finding.wrong("local ranks", f"ranks of one host disagree on their number: {text}", advice))
+        elif all(rank.local_rank for rank in local_ranks):
+            text = f"{listed(local_ranks)}: none is local rank 0, which downloads and stages data"
+            found.append(Finding.wrong("local ranks", text, advice))
     return found
 
 
@@ -133,49 +133,49 @@ def _devices(ranks: Sequence[Facts]) -> list[Finding]:
         return found
     kinds = _grouped((rank.device.partition(":")[0], rank) for rank in ranks)
     if len(kinds) > 1:
-        told = "; ".join(f"{kind}: {listed(having)}" for kind, having in _usual_first(kinds))
-        return [Finding.wrong("device", f"not all ranks compute on the same: {told}", "set parallel.device")]
+        descriptions = "; ".join(f"{kind}: {listed(having)}" for kind, having in _usual_first(kinds))
+        return [
+            Finding.wrong("device", f"not all ranks use the same kind of device: {descriptions}", "set parallel.device")
+        ]
     return []
 
 
 def _gpus(ranks: Sequence[Facts]) -> list[Finding]:
-    """Find GPUs that several ranks have taken: each has half of its memory and speed, and NCCL refuses them."""
+    """Find GPUs that several ranks use: each gets a share of memory and speed, and NCCL refuses them."""
     shared = [having for having in _grouped((rank.gpu, rank) for rank in ranks if rank.gpu).values() if len(having) > 1]
-    advice = "give each rank a GPU of its own: LOCAL_RANK, CUDA_VISIBLE_DEVICES, srun --gpus-per-task"
-    return [Finding.wrong("GPUs", f"one GPU is the device of {listed(having)}", advice) for having in shared]
+    advice = "give each rank its own GPU: LOCAL_RANK, CUDA_VISIBLE_DEVICES, srun --gpus-per-task"
+    return [Finding.wrong("GPUs", f"one GPU is used by {listed(having)}", advice) for having in shared]
 
 
 def _addresses(ranks: Sequence[Facts]) -> list[Finding]:
-    """Find ranks whose gloo would listen where ranks of other hosts cannot call."""
+    """Find ranks whose gloo would listen where ranks of other hosts cannot connect."""
     if len(by_machine(ranks)) < 2 or any(rank.gpu for rank in ranks):
         return []
     found = []
-    deaf = [rank for rank in ranks if is_loopback(rank.interface.address)]
-    heard = [rank for rank in ranks if not is_loopback(rank.interface.address)]
-    for name, having in _grouped((rank.towards_main, rank) for rank in deaf).items():
-        what = f"gloo would listen on {having[0].interface.address}, which no other host can call"
-        good = next((rank.interface.name for rank in heard if rank.interface.name), "")
-        asked = name if name not in ("", "lo") else good or "the interface that the hosts share"
-        advice = f"set GLOO_SOCKET_IFNAME={asked}, or let the host's name stand for its address"
+    unreachable = [rank for rank in ranks if is_loopback(rank.interface.address)]
+    reachable = [rank for rank in ranks if not is_loopback(rank.interface.address)]
+    for name, having in _grouped((rank.towards_main, rank) for rank in unreachable).items():
+        what = f"gloo would listen on {having[0].interface.address}, which other hosts cannot reach"
+        good = next((rank.interface.name for rank in reachable if rank.interface.name), "")
+        suggested = name if name not in ("", "lo") else good or "the interface between the hosts"
+        advice = f"set GLOO_SOCKET_IFNAME={suggested}, or make the host's name resolve to its address"
         found.append(Finding.wrong("addresses", what, advice).at(listed(having)))
-    for address, having in _grouped((rank.interface.address, rank) for rank in heard).items():
+    for address, having in _grouped((rank.interface.address, rank) for rank in reachable).items():
         if address and len(by_machine(having)) > 1:
             name = having[0].interface.name
-            what, advice = f"several hosts say that they are {address} ({name})", "set GLOO_SOCKET_IFNAME to another"
+            what, advice = f"several hosts have the address {address} ({name})", "set GLOO_SOCKET_IFNAME to another"
             found.append(Finding.wrong("addresses", what, advice).at(listed(having)))
     return found
 
 
 def _cores(ranks: Sequence[Facts]) -> list[Finding]:
-    """Find ranks with less than half of the cores that others have: all wait for the slowest in each step."""
-    most = max(rank.cores for rank in ranks)
-    poor = [rank for rank in ranks if rank.cores < most / 2]
-    if not poor:
+    """Find ranks with less than half of the others' cores: all ranks wait for the slowest in each step."""
+    max_cores = max(rank.cores for rank in ranks)
+    short = [rank for rank in ranks if rank.cores < max_cores / 2]
+    if not short:
         return []
-    what = (
-        f"{min(rank.cores for rank in poor)} a rank, where others have {most}: all wait for the slowest in every step"
-    )
-    return [Finding.look("cores", what, "give all ranks the same (srun --cpus-per-task)").at(listed(poor))]
+    what = f"{min(rank.cores for rank in short)} per rank, but others have {max_cores}: all ranks wait for the slowest"
+    return [Finding.look("cores", what, "give all ranks the same (srun --cpus-per-task)").at(listed(short))]
 
 
 def _grouped(pairs: Iterable[tuple[str, Facts]]) -> dict[str, list[Facts]]:

@@ -1,4 +1,4 @@
-"""What of a machine's cores this process may use, by affinity and by quota, and where they are."""
+"""Check the CPU cores that this process may use: affinity, quota and NUMA nodes."""
 
 import contextlib
 import os
@@ -13,73 +13,75 @@ from paceline.lab.doctor.here import Here
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def core_findings(here: Here) -> Iterator[Finding]:
-    """Yield what there is to know of the CPU."""
-    yield _cores(here)
-    yield _threads(here)
-    yield _numa(here)
+def core_findings(host: Here) -> Iterator[Finding]:
+    """Yield findings on the CPU."""
+    yield _cores(host)
+    yield _threads(host)
+    yield _numa(host)
 
 
-def _cores(here: Here) -> Finding:
+def _cores(host: Here) -> Finding:
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    ranks, found = here.world.local_world_size, f"{usable} of {present} usable"
-    asked = here.number("SLURM_CPUS_PER_TASK", 0)
-    quota = find_limits(here.root / "proc", here.root / "sys/fs/cgroup").cores
+    ranks, found = host.world.local_world_size, f"{usable} of {present} usable"
+    requested = host.number("SLURM_CPUS_PER_TASK", 0)
+    quota = find_limits(host.root / "proc", host.root / "sys/fs/cgroup").cores
     if quota < usable and (quota < ranks or quota % 1):
         return Finding.look(
             "cores",
-            f"{found}, but only {quota:g} s of CPU time a second{f' for {ranks} ranks' if ranks > 1 else ''}",
-            f"give the container or job whole cores, one a rank or more (docker --cpuset-cpus, an integer Kubernetes "
-            f"limit); paceline counts on {max(1, int(quota))}, and who spends more stands still",
+            f"{found}, but only {quota:g} s of CPU time per second{f' for {ranks} ranks' if ranks > 1 else ''}",
+            f"give the container or job whole cores, at least one per rank (docker --cpuset-cpus, an integer "
+            f"Kubernetes limit); paceline uses {max(1, int(quota))}, and more would be throttled",
         )
-    found += f", {quota:g} s of CPU time a second" if quota < usable else ""
-    if usable < asked and here.world.launcher == "slurm":
+    found += f", {quota:g} s of CPU time per second" if quota < usable else ""
+    if usable < requested and host.world.launcher == "slurm":
         return Finding.look(
             "cores",
-            f"{found}, and Slurm was asked for {asked} a task",
+            f"{found}, but {requested} per task were requested from Slurm",
             "start with srun --cpus-per-task=$SLURM_CPUS_PER_TASK, which srun no longer takes from the job",
         )
-    together = _of_all_ranks(here, usable)
+    together = _of_all_ranks(host, usable)
     if ranks > together:
         return Finding.look(
-            "cores", f"{found}, for {count(ranks, 'rank')}", f"start {together} a node, or ask for more"
+            "cores", f"{found}, for {count(ranks, 'rank')}", f"start {together} per node, or request more"
         )
     return Finding.ok("cores", found)
 
 
-def _of_all_ranks(here: Here, usable: int) -> int:
-    """Return how many cores the ranks of this node have together: those bound to cores have others than this one."""
+def _of_all_ranks(host: Here, usable: int) -> int:
+    # Ranks bound to cores have different ones each, so look at the launcher's affinity, too.
     launchers = 0
-    if here.world.launcher in ("local", "torchrun"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+    if host.world.launcher in ("local", "torchrun"):
+        with contextlib.suppress(ProcessLookupError):  # the parent has exited
             launchers = len(os.sched_getaffinity(os.getppid()))
-    return max(usable, launchers, here.world.given_cpus)
+    return max(usable, launchers, host.world.given_cpus)
 
 
-def _threads(here: Here) -> Finding:
-    limits = [f"{name}={here.environ[name]}" for name in _THREADS if name in here.environ]
+def _threads(host: Here) -> Finding:
+    limits = [f"{name}={host.environ[name]}" for name in _THREADS if name in host.environ]
     found = f"{', '.join(limits)} (set for each rank by parallel.threads)" if limits else "set for each rank"
     return Finding.ok("threads", found)
 
 
-def _numa(here: Here) -> Finding:
-    """Return which cores and GPUs are close to which memory.
+def _numa(host: Here) -> Finding:
+    """Return the NUMA nodes with their cores and GPUs.
 
-    https://docs.kernel.org/admin-guide/mm/numaperf.html and, for devices,
-    https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci.
+    https://docs.kernel.org/admin-guide/mm/numaperf.html,
+    https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci
     """
-    folders = sorted((here.root / "sys/devices/system/node").glob("node[0-9]*"), key=_number_of)
+    folders = sorted((host.root / "sys/devices/system/node").glob("node[0-9]*"), key=_number_of)
     if not folders:
-        return Finding.ok("NUMA", "not told by the kernel")
-    gpus = _gpus_of_nodes(here)
-    near = {_number_of(folder): here.text(f"sys/devices/system/node/{folder.name}/cpulist") for folder in folders}
-    told = [_node(number, cores, gpus.get(number, [])) for number, cores in near.items()]
-    found = f"{count(len(near), 'node')}: {'; '.join(told)}"
-    close = {core for number in gpus for core in parse_cores(near.get(number, ""))}
-    if close and not close & os.sched_getaffinity(0):
+        return Finding.ok("NUMA", "not reported by the kernel")
+    gpus = _gpus_of_nodes(host)
+    cores_by_node = {
+        _number_of(folder): host.text(f"sys/devices/system/node/{folder.name}/cpulist") for folder in folders
+    }
+    descriptions = [_node(number, cores, gpus.get(number, [])) for number, cores in cores_by_node.items()]
+    found = f"{count(len(cores_by_node), 'node')}: {'; '.join(descriptions)}"
+    gpu_cores = {core for number in gpus for core in parse_cores(cores_by_node.get(number, ""))}
+    if gpu_cores and not gpu_cores & os.sched_getaffinity(0):
         return Finding.look(
             "NUMA",
-            f"{found}; this process may use no core that is near a GPU",
+            f"{found}; this process may use no core near a GPU",
             "bind each rank near its GPU: srun --gpus-per-task=1 --gpu-bind=single:1, or numactl --cpunodebind=N",
         )
     return Finding.ok("NUMA", found)
@@ -95,12 +97,12 @@ def parse_cores(text: str) -> set[int]:
     return cores
 
 
-def _gpus_of_nodes(here: Here) -> dict[int, list[str]]:
-    """Return the addresses of NVIDIA's GPUs by node, of those whose node is known."""
+def _gpus_of_nodes(host: Here) -> dict[int, list[str]]:
+    """Return the PCI addresses of NVIDIA GPUs by NUMA node, of those whose node is known."""
     gpus: dict[int, list[str]] = {}
-    for folder in sorted((here.root / "proc/driver/nvidia/gpus").glob("*:*")):
-        number = here.text(f"sys/bus/pci/devices/{folder.name.lower()}/numa_node")
-        if number.isdecimal():  # -1 where there is one node, or none is known
+    for folder in sorted((host.root / "proc/driver/nvidia/gpus").glob("*:*")):
+        number = host.text(f"sys/bus/pci/devices/{folder.name.lower()}/numa_node")
+        if number.isdecimal():  # -1 for a single or unknown node
             gpus.setdefault(int(number), []).append(folder.name)
     return gpus
 

@@ -1,4 +1,4 @@
-"""What a rank says of itself before any collective: who and where it is, what it runs on, and what is amiss with it."""
+"""Facts that a rank reports about itself before any collective: place, versions, device, and findings."""
 
 import json
 import os
@@ -14,15 +14,15 @@ from paceline.lab.doctor.finding import Finding
 from paceline.lab.doctor.links import NO_INTERFACE, Interface, chosen_by_gloo, infiniband_bit_per_s, interfaces, towards
 
 VERSIONS: Final = ("paceline", "torch", "nccl", "driver", "cuda", "python", "torchvision", "numpy")
-"""Those of `describe_machine`, in the order in which they are told."""
+"""Versions from `describe_machine`, in the order of reports."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One rank. `machine` is the same for ranks that talk over no wire, and `gpu` for those that share a GPU.
+    """Facts of one rank. `machine` is equal for ranks that share a network namespace, `gpu` for ranks that share a GPU.
 
-    `refusal` says why the rank has no `device`. `interface` is the one that gloo listens on, `towards_main` the name of
-    the one on the way to rank 0, and `infiniband_bit_per_s` what the fastest adapter is made for (0: there is none).
+    `refusal` explains why the rank has no `device`. `interface` is gloo's, `towards_main` the name of the interface of
+    the route to rank 0, and `infiniband_bit_per_s` the nominal rate of the fastest adapter (0: none).
     """
 
     rank: int
@@ -43,16 +43,16 @@ class Facts:
 
     @property
     def where(self) -> str:
-        """Return who this is, in words."""
+        """Label such as `rank 3 (node07)`."""
         return f"rank {self.rank} ({self.host})"
 
     def to_json(self) -> str:
-        """Return one line, which `from_json` reads."""
+        """Return one line of JSON, which `from_json` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what a rank wrote; one that runs another paceline may say more than we know, or less."""
+        """Read facts; unknown fields, of ranks with another version of paceline, are ignored."""
         values = _known(cls, json.loads(text))
         values["interface"] = Interface(**_known(Interface, values.get("interface", asdict(NO_INTERFACE))))
         values["own"] = tuple(Finding(**_known(Finding, each)) for each in values.get("own", ()))
@@ -69,8 +69,8 @@ def facts_of(
     gpu: str = "",
     refusal: str = "",
 ) -> Facts:
-    """Return what this rank is; `versions` is what `describe_machine` returns, `gpu` what tells GPUs apart."""
-    there = interfaces()
+    """Collect the facts of this rank; `versions` is from `describe_machine`, and `gpu` identifies the GPU."""
+    available = interfaces()
     return Facts(
         rank=world.rank,
         host=socket.gethostname(),
@@ -83,15 +83,15 @@ def facts_of(
         gpu=gpu,
         refusal=refusal,
         cores=rank_cores(world),
-        interface=chosen_by_gloo(there, environ),
-        towards_main=towards(there, world.master_addr).name,
+        interface=chosen_by_gloo(available, environ),
+        towards_main=towards(available, world.master_addr).name,
         infiniband_bit_per_s=infiniband_bit_per_s(),
         own=tuple(own),
     )
 
 
 def machine_of(proc: Path = PROC) -> str:
-    """Return what two processes share that have one network: of a container, its own. The host's name elsewhere."""
+    """Return an identifier that processes in the same network namespace share; elsewhere the host's name."""
     try:
         boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {(proc / 'self/ns/net').readlink()}"

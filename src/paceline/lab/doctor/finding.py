@@ -1,4 +1,4 @@
-"""Say what a look at a machine found: the one word in which every check of `paceline doctor` speaks."""
+"""Findings: the result type of every check of `paceline doctor`."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -12,10 +12,10 @@ _RANKED: Final[tuple[State, ...]] = ("ok", "look", "wrong")
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, how it stands, what was found, and what to do about it ("" where all is well).
+    """Result of a check: name, state, what was found, and advice ("" if ok).
 
-    `ok` is as it should be, `look` is worth a look (a run works, slower or less safely than it could), `wrong` means
-    that a run would fail. `where` names the rank and host that it is of, "" for the machine at hand.
+    `ok`: as it should be. `look`: a run works, but slower or less safely than it could. `wrong`: a run would fail.
+    `where` names the rank and host, "" for this machine.
     """
 
     name: str
@@ -25,32 +25,32 @@ class Finding:
     where: str = ""
 
     def __post_init__(self) -> None:
-        """Hold that there is advice where, and only where, something is to be done."""
+        """Assert that there is advice exactly if the state is not ok."""
         assert (self.state == "ok") == (not self.advice), (self.name, self.state, self.advice)
 
     @classmethod
     def ok(cls, name: str, found: str) -> "Finding":
-        """Return that all is well with `name`."""
+        """Return a finding without problem."""
         return cls(name, "ok", found)
 
     @classmethod
     def look(cls, name: str, found: str, advice: str) -> "Finding":
-        """Return that `name` is worth a look: a run works, but less well than it could."""
+        """Return a warning: a run works, but less well than it could."""
         return cls(name, "look", found, advice)
 
     @classmethod
     def wrong(cls, name: str, found: str, advice: str) -> "Finding":
-        """Return that a run would fail for `name`."""
+        """Return a problem: a run would fail."""
         return cls(name, "wrong", found, advice)
 
     @classmethod
     def refused(cls, name: str, error: PacelineError) -> "Finding":
-        """Return that a run would fail with `error`, whose last brackets say what to do about it."""
+        """Return the problem that a run would fail with `error`; the last parentheses of its message are the advice."""
         found, _, advice = str(error).rpartition(" (")
-        return cls(name, "wrong", found, advice.removesuffix(")")) if found else cls(name, "wrong", advice, "mend it")
+        return cls(name, "wrong", found, advice.removesuffix(")")) if found else cls(name, "wrong", advice, "fix it")
 
     def at(self, where: str) -> "Finding":
-        """Return the same finding of another place, such as `rank 3 (node07)`."""
+        """Return the finding for a location such as `rank 3 (node07)`."""
         return replace(self, where=where)
 
     def to_dict(self) -> dict[str, str]:
@@ -59,10 +59,10 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> State:
-    """Return the worst state of `findings`, `ok` where there are none."""
+    """Return the worst state of `findings`, `ok` if there are none."""
     return max((finding.state for finding in findings), key=_RANKED.index, default="ok")
 
 
 def is_any_wrong(findings: Iterable[Finding]) -> bool:
-    """Return whether a run would fail for one of `findings`."""
+    """Return whether a run would fail because of one of `findings`."""
     return worst(findings) == "wrong"

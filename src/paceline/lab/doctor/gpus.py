@@ -1,7 +1,4 @@
-"""Whether a run can use the GPUs that there are: torch, driver, NCCL, the links between them, and their health.
-
-Torch is loaded only where there is a GPU. Other than NVIDIA's are not seen.
-"""
+"""Check NVIDIA GPUs: torch and driver, NCCL, peer access, and health. Imports torch only if there is a GPU."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,10 +13,11 @@ from paceline.parallel.environ import count_gpus
 from paceline.parallel.own_gpu import has_own_gpu
 
 _TAKEN: Final = 0.2
-"""Of a GPU's memory: a driver keeps less than 1 % for itself, and a process with a context about 0.5 GB."""
+"""Share of a GPU's memory: a driver uses less than 1 %, and a process with a context about 0.5 GB."""
 _HARDWARE_SLOWDOWN: Final = 0x8 | 0x20 | 0x40 | 0x80
-"""nvmlClocksEventReason: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown and HwPowerBrakeSlowdown; the reasons left
-out, such as an idle GPU or its power limit, are no fault. https://docs.nvidia.com/deploy/nvml-api/
+"""nvmlClocksEventReason: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown and HwPowerBrakeSlowdown.
+
+Other reasons, such as an idle GPU or its power limit, are no fault. https://docs.nvidia.com/deploy/nvml-api/
 """
 _PROHIBITED: Final = 2
 """nvmlComputeMode_t: NVML_COMPUTEMODE_PROHIBITED."""
@@ -32,34 +30,34 @@ class _Trouble:
     is_wrong: bool = False
 
 
-def gpu_findings(here: Here) -> Iterator[Finding]:
-    """Yield what there is to know of the GPUs of this process."""
-    present = count_gpus(here.environ, here.root / "dev")
+def gpu_findings(host: Here) -> Iterator[Finding]:
+    """Yield findings on the GPUs of this process."""
+    present = count_gpus(host.environ, host.root / "dev")
     if not present:
-        yield _none(here)
+        yield _none(host)
         return
-    torch = here.load("torch")
-    yield _seen(here, torch, present)
+    torch = host.load("torch")
+    yield _seen(host, torch, present)
     yield _nccl(torch)
     if torch.cuda.device_count() > 1:
         yield _peers(torch)
-    yield _health(here)
+    yield _health(host)
 
 
-def _none(here: Here) -> Finding:
-    hidden = count_gpus({}, here.root / "dev")
-    given = here.number("SLURM_GPUS_ON_NODE", 0)
+def _none(host: Here) -> Finding:
+    hidden = count_gpus({}, host.root / "dev")
+    given = host.number("SLURM_GPUS_ON_NODE", 0)
     if given:
         advice = "start with srun --gpus-per-node=N or --gpus-per-task=1"
-        return Finding.look("GPUs", f"none, and Slurm gave {given} on this node", advice)
-    named = f" of {hidden} (CUDA_VISIBLE_DEVICES={here.environ.get('CUDA_VISIBLE_DEVICES')!r})" if hidden else ""
+        return Finding.look("GPUs", f"none, but Slurm allocated {given} on this node", advice)
+    named = f" of {hidden} (CUDA_VISIBLE_DEVICES={host.environ.get('CUDA_VISIBLE_DEVICES')!r})" if hidden else ""
     return Finding.ok("GPUs", f"none{named}: runs train on the CPU")
 
 
-def _seen(here: Here, torch: Any, present: int) -> Finding:
-    seen, ranks = torch.cuda.device_count(), here.world.local_world_size
+def _seen(host: Here, torch: Any, present: int) -> Finding:
+    seen, ranks = torch.cuda.device_count(), host.world.local_world_size
     names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(seen)}))
-    driver = search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", here.text("proc/driver/nvidia/version"))
+    driver = search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", host.text("proc/driver/nvidia/version"))
     parts = [f"{present} ({names})" if names else str(present)]
     parts += [f"driver {driver[1]}"] if driver else []
     parts += [f"CUDA {torch.version.cuda}"] if torch.version.cuda else []
@@ -68,14 +66,14 @@ def _seen(here: Here, torch: Any, present: int) -> Finding:
         why = "is built for the driver's CUDA, or renew the driver" if torch.version.cuda else "is built for GPUs"
         advice = f"install a torch that {why} (https://pytorch.org/get-started)"
         return Finding.wrong("GPUs", f"{found}, torch sees {seen}", advice)
-    if ranks > present and not has_own_gpu(here.world, present):
-        advice = f"start {present} a node, or ask for more (with Slurm --gpus-per-node={ranks} or --gpus-per-task=1)"
+    if ranks > present and not has_own_gpu(host.world, present):
+        advice = f"start {present} per node, or request more (with Slurm --gpus-per-node={ranks} or --gpus-per-task=1)"
         return Finding.wrong("GPUs", f"{found}, for {count(ranks, 'rank')}", advice)
     return Finding.ok("GPUs", found)
 
 
 def _nccl(torch: Any) -> Finding:
-    """Return NCCL's version: without it, ranks on GPUs cannot talk to one another."""
+    """Return NCCL's version, which ranks on GPUs need to communicate."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_nccl_available()):
         advice = "install a torch for CUDA (https://pytorch.org/get-started), or set parallel.backend=gloo, far slower"
@@ -84,11 +82,11 @@ def _nccl(torch: Any) -> Finding:
 
 
 def _peers(torch: Any) -> Finding:
-    """Return which pairs of GPUs can reach one another's memory without the host's."""
+    """Return which pairs of GPUs cannot access each other's memory directly."""
     pairs = list(permutations(range(torch.cuda.device_count()), 2))
     apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
     if not apart:
-        return Finding.ok("peer access", "all GPUs reach one another's memory")
+        return Finding.ok("peer access", "all GPUs can access each other's memory")
     some = ", ".join(f"{first} to {second}" for first, second in apart[:4]) + (", ..." if len(apart) > 4 else "")
     return Finding.look(
         "peer access",
@@ -98,58 +96,59 @@ def _peers(torch: Any) -> Finding:
     )
 
 
-def _health(here: Here) -> Finding:
-    """Return what NVML says of the GPUs: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html."""
+def _health(host: Here) -> Finding:
+    """Return the GPUs' health from NVML: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html."""
     try:
-        nvml = here.load("pynvml")
+        nvml = host.load("pynvml")
     except ImportError:
         return Finding.ok("GPU health", "unknown: nvidia-ml-py is not installed (pip install 'paceline[telemetry]')")
     try:
         nvml.nvmlInit()
-        numbers = _visible(here, nvml.nvmlDeviceGetCount())
+        numbers = _visible(host, nvml.nvmlDeviceGetCount())
         troubles = [each for number in numbers for each in _troubles(nvml, number)]
         nvml.nvmlShutdown()
     except nvml.NVMLError as error:
-        return Finding.look("GPU health", f"unknown: NVML: {error}", "run nvidia-smi: it says why")
+        return Finding.look("GPU health", f"unknown: NVML: {error}", "run nvidia-smi for details")
     if not troubles:
-        return Finding.ok("GPU health", f"nothing is wrong with {count(len(numbers), 'GPU')}")
+        return Finding.ok("GPU health", f"no problems with {count(len(numbers), 'GPU')}")
     found = "; ".join(each.what for each in troubles)
     advice = "; ".join(dict.fromkeys(each.advice for each in troubles))
     is_wrong = any(each.is_wrong for each in troubles)
     return Finding("GPU health", "wrong" if is_wrong else "look", found, advice)
 
 
-def _visible(here: Here, num: int) -> list[int]:
-    """Return NVML's numbers of the GPUs that this process may use: of all where they are named otherwise."""
-    words = here.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    numbers = [int(word) for word in words if word.strip().isdecimal() and int(word) < num]
-    return numbers if len(numbers) == len(words) else list(range(num))
+def _visible(host: Here, num: int) -> list[int]:
+    """Return NVML's numbers of the visible GPUs; all of them if they are identified otherwise."""
+    entries = host.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    numbers = [int(entry) for entry in entries if entry.strip().isdecimal() and int(entry) < num]
+    return numbers if len(numbers) == len(entries) else list(range(num))
 
 
 def _troubles(nvml: Any, number: int) -> Iterator[_Trouble]:
-    """Yield what is wrong with one GPU."""
     gpu, name = nvml.nvmlDeviceGetHandleByIndex(number), f"GPU {number}"
     if _known(nvml, nvml.nvmlDeviceGetComputeMode, gpu) == _PROHIBITED:
-        yield _Trouble(f"{name} lets no program compute", f"nvidia-smi -i {number} -c DEFAULT", is_wrong=True)
+        yield _Trouble(
+            f"{name} does not allow programs to compute", f"nvidia-smi -i {number} -c DEFAULT", is_wrong=True
+        )
     memory = _known(nvml, nvml.nvmlDeviceGetMemoryInfo, gpu)
     if memory is not None and memory.used > _TAKEN * memory.total:
-        held = f"{size(memory.used)} of {size(memory.total)}"
-        yield _Trouble(f"{name}: other programs hold {held}", "end them: nvidia-smi names them")
+        used = f"{size(memory.used)} of {size(memory.total)}"
+        yield _Trouble(f"{name}: other programs use {used}", "stop them: nvidia-smi lists them")
     uncorrected, since_boot = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     errors = _known(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, uncorrected, since_boot)
     if errors:
         yield _Trouble(f"{name}: {count(errors, 'uncorrected memory error')}", "have the GPU reset, or leave it out")
     remapped = _known(nvml, nvml.nvmlDeviceGetRemappedRows, gpu)  # corrected, uncorrected, is pending, has failed
     if remapped and (remapped[2] or remapped[3]):
-        yield _Trouble(f"{name}: memory rows are to be replaced", "have the GPU reset, or leave it out")
+        yield _Trouble(f"{name}: memory rows are pending replacement", "have the GPU reset, or leave it out")
     reasons = _known(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
     if reasons and reasons & _HARDWARE_SLOWDOWN:
-        yield _Trouble(f"{name} is slowed down by its temperature or its power supply", "see to its cooling and power")
+        yield _Trouble(f"{name} is throttled by its temperature or power supply", "check its cooling and power")
 
 
-def _known(nvml: Any, ask: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the answer to `ask`, or None where the GPU or its driver has none."""
+def _known(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of `ask`, or None if the GPU or its driver does not support it."""
     try:
-        return ask(*arguments)
+        return query(*arguments)
     except nvml.NVMLError:
         return None

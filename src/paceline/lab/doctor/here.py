@@ -1,4 +1,4 @@
-"""Where `paceline doctor` looks: who this process is, where a run would write, and the kernel's files."""
+"""Context of the checks: this process, where a run would write, and the kernel's files."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ from paceline.parallel.environ import is_one_node, world_from_environ
 
 @dataclass(frozen=True)
 class Here:
-    """This process, of which `environ` are the variables, and `folder`, where a run would write.
+    """This process with its variables `environ`, and `folder`, where a run would write.
 
-    `now` gives seconds of a clock that is never set, `unix_s` is the time since 1970 began, `root` is where /proc,
-    /sys and /dev are, and `load` imports a module by its name.
+    `now` returns monotonic seconds, `unix_s` is seconds since 1970, `root` contains /proc, /sys and /dev, and `load`
+    imports a module by name.
     """
 
     environ: Mapping[str, str]
@@ -29,7 +29,7 @@ class Here:
 
     @cached_property
     def world(self) -> World:
-        """This process's place; that of a single one where variables contradict, which `launcher` tells of."""
+        """World of this process; a single rank if its variables contradict each other, which `launcher` reports."""
         try:
             return world_from_environ(self.environ)
         except WorldError:
@@ -37,18 +37,18 @@ class Here:
 
     @cached_property
     def spans_nodes(self) -> bool:
-        """Whether the ranks may be on several nodes: those that there are, or those that this job is to start."""
+        """Whether the ranks, started or to be started by this job, may be on several nodes."""
         if self.world.launcher != "single":
             return not is_one_node(self.environ, self.world)
         return self.number("SLURM_JOB_NUM_NODES", 1) > 1
 
     def number(self, variable: str, default: int) -> int:
-        """Return a variable that is a whole number, `default` where it is none or not there."""
+        """Return an integer variable, or `default` if it is missing or not an integer."""
         text = self.environ.get(variable, "")
         return int(text) if text.isdecimal() else default
 
     def text(self, path: str) -> str:
-        """Return what is in a file below `root`, "" where it cannot be read."""
+        """Return the content of a file below `root`, or "" if it is unreadable."""
         try:
             return (self.root / path).read_text(errors="replace").strip()
         except OSError:
@@ -56,5 +56,5 @@ class Here:
 
 
 def reason(error: OSError) -> str:
-    """Return what the system says of `error`, without its number."""
+    """Return the system's message of `error`, without its number."""
     return error.strerror or str(error)

@@ -1,7 +1,4 @@
-"""Which interface a rank talks over, the address it would be called at, and what the hardware is made for. Torch-free.
-
-Nothing is sent. What the links really do is timed in `traffic`.
-"""
+"""Find the interface and address that a rank uses, and the nominal speed of the hardware. Sends nothing. Torch-free."""
 
 import array
 import contextlib
@@ -20,7 +17,7 @@ SYS: Final = Path("/sys")
 LOOPBACK: Final = "127.0.0.1"
 MEGA: Final = 1e6
 GIGA: Final = 1e9
-# Of linux/sockios.h and linux/ethtool.h. A request to the kernel is about the own network, where /sys may be another's.
+# From linux/sockios.h and linux/ethtool.h. The ioctl refers to this network namespace; /sys may be of another one.
 _SIOCETHTOOL, _ETHTOOL_GSET = 0x8946, 0x1
 _ETHTOOL_CMD: Final = struct.Struct("=IIIHBBBBBBIIHBBIII")
 _SPEED, _SPEED_HIGH = 3, 12  # fields of that
@@ -29,7 +26,7 @@ _UNKNOWN: Final = (0, 0xFFFFFFFF)
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface: its IPv4 address ("" without one), and the bits a second of its line (0: not known)."""
+    """A network interface: its IPv4 address ("" if none), and the bits per second of its line (0: unknown)."""
 
     name: str
     address: str = ""
@@ -40,7 +37,7 @@ NO_INTERFACE: Final = Interface("")
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Return the interfaces of this machine, or of this container."""
+    """Return the interfaces of this machine or container."""
     having = addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         return tuple(
@@ -48,32 +45,31 @@ def interfaces() -> tuple[Interface, ...]:
         )
 
 
-def chosen_by_gloo(there: Sequence[Interface], environ: Mapping[str, str]) -> Interface:
-    """Return the interface that gloo listens on: the first of GLOO_SOCKET_IFNAME, else that of the host's own name.
+def chosen_by_gloo(available: Sequence[Interface], environ: Mapping[str, str]) -> Interface:
+    """Return the interface that gloo listens on: the first of GLOO_SOCKET_IFNAME, else that of the host name.
 
-    Without a name that stands for an address of this host it takes the loopback (`createDefaultDevice` in torch's
-    csrc/distributed/c10d/ProcessGroupGloo.cpp).
+    Otherwise the loopback (`createDefaultDevice` in torch's csrc/distributed/c10d/ProcessGroupGloo.cpp).
     """
-    asked = environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if asked:
-        return next((each for each in there if each.name == asked), Interface(asked))
+    configured = environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if configured:
+        return next((each for each in available if each.name == configured), Interface(configured))
     address = own_address(socket.gethostname()) or LOOPBACK
-    return next((each for each in there if each.address == address), Interface("", address))
+    return next((each for each in available if each.address == address), Interface("", address))
 
 
-def towards(there: Sequence[Interface], host: str) -> Interface:
-    """Return the interface on the way to `host`, without a word to it; one without a name where there is no way."""
+def towards(available: Sequence[Interface], host: str) -> Interface:
+    """Return the interface of the route to `host`, without sending to it; one without a name if there is no route."""
     address = address_to(host)
-    return next((each for each in there if address and each.address == address), Interface("", address))
+    return next((each for each in available if address and each.address == address), Interface("", address))
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only processes of the same host can call `address`."""
+    """Return whether only processes of this host can connect to `address`."""
     return bool(address) and stays_here(address)
 
 
 def infiniband_bit_per_s(sys: Path = SYS) -> float:
-    """Return what the fastest InfiniBand or RoCE port that is up is made for, in bits a second; 0 where none is."""
+    """Return the nominal bits per second of the fastest active InfiniBand or RoCE port; 0 if there is none."""
     rates = [0.0]
     for port in sys.glob("class/infiniband/*/ports/*"):
         with contextlib.suppress(OSError):
@@ -84,11 +80,11 @@ def infiniband_bit_per_s(sys: Path = SYS) -> float:
 
 
 def _bit_per_s(probe: socket.socket, name: str) -> float:
-    asked = array.array("B", _ETHTOOL_CMD.pack(_ETHTOOL_GSET, *[0] * 17))
+    command = array.array("B", _ETHTOOL_CMD.pack(_ETHTOOL_GSET, *[0] * 17))
     try:
-        fcntl.ioctl(probe.fileno(), _SIOCETHTOOL, struct.pack("16sP", name.encode()[:15], asked.buffer_info()[0]))
+        fcntl.ioctl(probe.fileno(), _SIOCETHTOOL, struct.pack("16sP", name.encode()[:15], command.buffer_info()[0]))
     except OSError:
         return 0.0
-    answer = _ETHTOOL_CMD.unpack(asked.tobytes())
-    speed = answer[_SPEED] | answer[_SPEED_HIGH] << 16
+    reply = _ETHTOOL_CMD.unpack(command.tobytes())
+    speed = reply[_SPEED] | reply[_SPEED_HIGH] << 16
     return 0.0 if speed in (*_UNKNOWN, 0xFFFF) else speed * MEGA

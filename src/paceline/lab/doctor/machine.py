@@ -1,8 +1,4 @@
-"""Look at this machine the way a run would: what it has, what often goes wrong, and what to do about it.
-
-Nothing is changed, nothing stays in the folder, and nothing is sent beyond this host but the look-up of names. Torch is
-imported only where there are GPUs.
-"""
+"""Run all checks of this host in order. Changes nothing and sends nothing but name lookups."""
 
 import platform
 from collections.abc import Iterator
@@ -22,18 +18,18 @@ from paceline.lab.doctor.storage import storage_findings
 from paceline.lab.doctor.timekeeping import clock_finding
 
 
-def machine_findings(here: Here) -> Iterator[Finding]:
-    """Yield what there is to know of this machine before a run, in the order in which a run would need it."""
+def machine_findings(host: Here) -> Iterator[Finding]:
+    """Yield the findings on this machine, in the order in which a run would depend on them."""
     yield _versions()
-    yield from core_findings(here)
-    yield load_finding(here)
-    yield from gpu_findings(here)
+    yield from core_findings(host)
+    yield load_finding(host)
+    yield from gpu_findings(host)
     yield _native_core()
-    yield from room_findings(here)
-    yield from storage_findings(here)
-    yield from network_findings(here)
-    yield from meeting_findings(here)
-    yield clock_finding(here)
+    yield from room_findings(host)
+    yield from storage_findings(host)
+    yield from network_findings(host)
+    yield from meeting_findings(host)
+    yield clock_finding(host)
 
 
 def _versions() -> Finding:

@@ -1,4 +1,4 @@
-"""Whether this machine has what a recipe needs, by what training itself checks before its first step."""
+"""Check that this machine can train a recipe, with the checks that training runs before its first step."""
 
 import contextlib
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from paceline.train.parts import Parts
 
 
 def recipe_finding(recipe: Recipe, world: World, data: Callable[[], Datasets]) -> Finding:
-    """Return whether `recipe` can be planned on the ranks of `world`, and has room for its batches on this node.
+    """Return whether `recipe` can be planned for the ranks of `world`, with room for its batches on this node.
 
-    `data` looks for the recipe's without fetching it, which training might: so it is worth a look where it is not here.
+    `data` opens the datasets without downloading them; as training may download them, missing data is only a warning.
     """
     try:
         device = choose_device(recipe.parallel, world)
         datasets = data()
-        with contextlib.ExitStack() as held:
-            parts = Parts.derive(recipe, world, device, datasets, held)
+        with contextlib.ExitStack() as stack:
+            parts = Parts.derive(recipe, world, device, datasets, stack)
             parts.check_room()
     except DataError as error:
         return replace(Finding.refused("recipe", error), state="look")
     except PacelineError as error:
         return Finding.refused("recipe", error)
-    made_by = f"batches by {parts.choice.loader}, {count(parts.choice.workers, 'worker')} a rank"
-    return Finding.ok("recipe", f"has room for {count(world.world_size, 'rank')}; {made_by}")
+    loader_text = f"batches by {parts.choice.loader}, {count(parts.choice.workers, 'worker')} per rank"
+    return Finding.ok("recipe", f"has room for {count(world.world_size, 'rank')}; {loader_text}")

@@ -1,4 +1,4 @@
-"""Ask what may never answer, such as a name server or a network disk, and go on after a while."""
+"""Call functions that may hang, such as name lookups or access to network disks, with a timeout."""
 
 import threading
 from collections.abc import Callable
@@ -8,26 +8,24 @@ from paceline.core.units import seconds
 
 T = TypeVar("T")
 WAIT_S: Final = 3.0
-"""A name server that does not answer takes half a minute, and a disk that does not, for ever."""
+"""Default timeout in seconds. An unresponsive name server takes half a minute, and a dead disk forever."""
 
 
-def answer(ask: Callable[[], T], wait_s: float = WAIT_S) -> T:
-    """Return what `ask` returns, or raise what it raises; `TimeoutError` where neither is so within `wait_s`.
-
-    What has not answered is left behind in a thread that holds nobody up.
-    """
-    answers: list[T] = []
+def answer(function: Callable[[], T], wait_s: float = WAIT_S) -> T:
+    """Call `ask` in a thread; return or raise what it does. Raise `TimeoutError` after `wait_s` seconds."""
+    results: list[T] = []
     errors: list[Exception] = []
 
     def work() -> None:
         try:
-            answers.append(ask())
+            results.append(function())
         except Exception as error:
             errors.append(error)
 
+    # A daemon thread, so that a call that hangs does not keep the process alive.
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(wait_s)
-    if answers:
-        return answers[0]
+    if results:
+        return results[0]
     raise errors[0] if errors else TimeoutError(f"no answer within {seconds(wait_s)}")

@@ -1,7 +1,4 @@
-"""Whether what was timed between hosts is what their links are made for, and which host is the slow one. Torch-free.
-
-Between hosts only: within one, all-reduces are as fast as its memory and its cores, which nobody plugs in wrongly.
-"""
+"""Rate the measured speed between hosts against their nominal links, and find slow hosts. Torch-free."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,85 +12,88 @@ from paceline.lab.doctor.links import GIGA
 from paceline.lab.predict.measured import Measured, TimedReduce
 
 MOST_HOSTS: Final = 16
-"""How many hosts are timed in pairs; of more, n - 1 turns would take long, and nccl-tests or iperf3 say as much."""
+"""Largest number of hosts that are timed in pairs; n - 1 rounds of more would take too long."""
 _SLOW_BIT_PER_S: Final = 0.5 * GIGA
-"""Half of what the slowest network sold today does: below it something is set, shared or broken."""
+"""Half of the slowest network sold today: a lower rate means bad settings, sharing or a defect."""
 _SHARE: Final = 1 / 9
-"""Of what a line is made for. gloo did a seventh of 10 Gbit/s while ten programs kept its 2 cores busy (median of
-all-reduces of 100 MB over a virtual link, measured), and a line that fell back to the speed below does a tenth.
+"""Smallest acceptable share of the nominal rate.
+
+gloo reached a seventh of 10 Gbit/s while ten programs kept its 2 cores busy (median of all-reduces of 100 MB over a
+virtual link, measured); a link that negotiated the next lower speed reaches a tenth.
 """
 _MOST_BIT_PER_S: Final = 10 * GIGA
-"""What one connection of the kernel's does at most, near enough: faster lines are not expected to be filled by one."""
+"""Approximate limit of one TCP connection: faster links are not expected to be saturated by one."""
 _LONG_HOP_S: Final = 5e-3
 """Ethernet takes 30 to 100 microseconds; a hop of milliseconds leaves the building."""
 _HALF: Final = 0.5
 _GRADIENTS: Final = 100e6
-"""Bytes of the gradients of ResNet-50 in float32, as an example."""
+"""Example: bytes of the gradients of ResNet-50 in float32."""
 
 
-def judge_speed(found: Measured, ranks: Sequence[Facts]) -> Finding:
-    """Return what is to be said of all-reduces between `ranks`, in their order.
+def judge_speed(measured: Measured, ranks: Sequence[Facts]) -> Finding:
+    """Return a finding on all-reduces between `ranks`, in rank order.
 
-    Worth a look are less than 0.5 Gbit/s between hosts; less than a ninth of what the slowest interface is made for,
-    counted up to 10 Gbit/s, or of InfiniBand where GPUs have it; and hops of more than 5 ms. The largest message says
-    how fast, the smallest how late, and of each a fast one (its 10th percentile), as others may be busy.
+    A warning below 0.5 Gbit/s between hosts; below a ninth of the slowest interface's nominal rate (at most 10 Gbit/s,
+    or InfiniBand's if GPUs use it); or for hops of more than 5 ms.
     """
-    bit_per_s, hop_s = _rate(found.times[-1], found.ranks), _hop_s(found)
-    told = f"{found.backend}{_over(ranks)}: {_gbit(bit_per_s)} and {seconds(hop_s)} a hop"
+    # The largest message gives the bandwidth, the smallest the latency, both at the 10th percentile, as other processes
+    # may use the link.
+    bit_per_s, hop_s = _rate(measured.times[-1], measured.ranks), _hop_s(measured)
+    measured_text = f"{measured.backend}{_over(ranks)}: {_gbit(bit_per_s)} and {seconds(hop_s)} per hop"
     hosts = by_machine(ranks)
     if len(hosts) < 2:
-        return Finding.ok("all-reduce", f"{told}, between {count(len(ranks), 'rank')} of one host")
+        return Finding.ok("all-reduce", f"{measured_text}, between {count(len(ranks), 'rank')} of one host")
     nominal = _nominal(ranks)
-    made_for = f", made for {_gbit(nominal)}" if nominal else ""
-    step_s = 2 * (found.ranks - 1) / found.ranks * _GRADIENTS * 8 / bit_per_s
-    costs = f"{told}{made_for}, between {count(len(hosts), 'host')}: 100 MB of gradients take {seconds(step_s)} a step"
+    made_for = f", nominal {_gbit(nominal)}" if nominal else ""
+    step_s = 2 * (measured.ranks - 1) / measured.ranks * _GRADIENTS * 8 / bit_per_s
+    example = f"100 MB of gradients take {seconds(step_s)} per step"
+    costs = f"{measured_text}{made_for}, between {count(len(hosts), 'host')}: {example}"
     if bit_per_s < _least(nominal, ranks):
         return Finding.look("all-reduce", costs, _advice(ranks))
     if hop_s > _LONG_HOP_S:
-        return Finding.look("all-reduce", costs, "use hosts of one network: each step waits for two hops a rank")
+        return Finding.look("all-reduce", costs, "use hosts of one network: each step waits for two hops per rank")
     return Finding.ok("all-reduce", costs)
 
 
 def blame(finding: Finding, pairs: Mapping[tuple[int, int], float], ranks: Mapping[int, Facts]) -> Finding:
-    """Return `finding` with the hosts that are slow whoever they talk to: at best half as fast as others are at best.
+    """Add the slow hosts to `finding`: those whose best rate is below half of the best of all.
 
-    `pairs` has bytes a second between the first ranks of three hosts or more. None is named where all are slow alike.
+    `pairs` has bytes per second between the first ranks of at least three hosts.
     """
     best: dict[int, float] = {}
     for pair, bytes_per_s in pairs.items():
         for rank in pair:
             best[rank] = max(best.get(rank, 0.0), bytes_per_s)
-    most = max(best.values(), default=0.0)
-    slow = [rank for rank in sorted(best) if best[rank] < _HALF * most]
+    fastest = max(best.values(), default=0.0)
+    slow = [rank for rank in sorted(best) if best[rank] < _HALF * fastest]
     if not slow:
         return finding
     where = listed([ranks[rank] for rank in slow])
-    rates = f"{_gbit(8 * max(best[rank] for rank in slow))}, where the others do {_gbit(8 * most)}"
-    found = f"{finding.found}; {where} sends and receives {rates}"
-    advice = f"look at the adapter, cable and port of {where} (ethtool), or leave it out"
+    rates = f"{_gbit(8 * max(best[rank] for rank in slow))}, while the others reach {_gbit(8 * fastest)}"
+    found = f"{finding.found}; {where} only reaches {rates}"
+    advice = f"check the adapter, cable and port of {where} (ethtool), or leave it out"
     return replace(finding, found=found, advice=advice, where=where)
 
 
 def _rate(timed: TimedReduce, ranks: int) -> float:
-    """Return the bits a second over a link of a ring."""
+    """Return the bits per second over a link of a ring."""
     return 8 * 2 * (ranks - 1) / ranks * timed.bytes / timed.p10_s
 
 
-def _hop_s(found: Measured) -> float:
-    """Return what the smallest message takes a hop beyond what its bytes do."""
-    small, hops = found.times[0], 2 * (found.ranks - 1)
-    bytes_s = 8 * hops / found.ranks * small.bytes / _rate(found.times[-1], found.ranks)
+def _hop_s(measured: Measured) -> float:
+    """Return the smallest message's seconds per hop, without its transfer time."""
+    small, hops = measured.times[0], 2 * (measured.ranks - 1)
+    bytes_s = 8 * hops / measured.ranks * small.bytes / _rate(measured.times[-1], measured.ranks)
     return max(0.0, small.p10_s - bytes_s) / hops
 
 
 def _least(nominal: float, ranks: Sequence[Facts]) -> float:
-    """Return the bits a second below which the links are slow."""
     capped = nominal if _has_infiniband(ranks) else min(nominal, _MOST_BIT_PER_S)
     return max(_SLOW_BIT_PER_S, _SHARE * capped) / _crossings(ranks)
 
 
 def _crossings(ranks: Sequence[Facts]) -> int:
-    """Return how often gloo's ring, which goes by the numbers of the ranks, leaves a host; NCCL makes its own."""
+    """Return how often gloo's ring, in rank order, leaves a host; NCCL orders its own ring."""
     if any(rank.gpu for rank in ranks):
         return 1
     after = [*ranks[1:], ranks[0]]
@@ -102,7 +102,7 @@ def _crossings(ranks: Sequence[Facts]) -> int:
 
 
 def _nominal(ranks: Sequence[Facts]) -> float:
-    """Return the bits a second that the slowest link is made for; 0 where nobody knows."""
+    """Return the nominal bits per second of the slowest link; 0 if unknown."""
     if _has_infiniband(ranks):
         return min(rank.infiniband_bit_per_s for rank in ranks)
     return min((rank.interface.bit_per_s for rank in ranks if rank.interface.bit_per_s), default=0.0)
@@ -122,10 +122,10 @@ def _over(ranks: Sequence[Facts]) -> str:
 def _advice(ranks: Sequence[Facts]) -> str:
     send_less = "or send less: parallel.compression=bf16, or a larger data.batch_size"
     if _has_infiniband(ranks):
-        return f"see with NCCL_DEBUG=INFO whether NCCL uses it (NCCL_IB_HCA, NCCL_IB_DISABLE, GPUDirect), {send_less}"
+        return f"check with NCCL_DEBUG=INFO whether NCCL uses it (NCCL_IB_HCA, NCCL_IB_DISABLE, GPUDirect), {send_less}"
     name = next((rank.interface.name for rank in ranks if rank.interface.name), "")
     variable = "NCCL_SOCKET_IFNAME" if any(rank.gpu for rank in ranks) else "GLOO_SOCKET_IFNAME"
-    return f"see what the link does (ethtool {name or 'INTERFACE'}), name a faster one by {variable}, {send_less}"
+    return f"check the link (ethtool {name or 'INTERFACE'}), select a faster one by {variable}, {send_less}"
 
 
 def _gbit(bit_per_s: float) -> str:

@@ -1,4 +1,4 @@
-"""Whether a run can write its folder, how much room is there, and how fast it is. Nothing stays in it."""
+"""Check that the run directory is writable, its free space, and the speed of its disk. Leaves no files."""
 
 import os
 import shutil
@@ -15,36 +15,34 @@ from paceline.lab.doctor.patience import answer
 
 _LITTLE_DISK: Final = 5 * 10**9
 _SLOW_BYTES_PER_S: Final = 20e6
-"""Slower than a laptop's hard disk: a ResNet-50 with momentum, 205 MB, would take ten seconds to save."""
+"""Slower than a laptop's hard disk: saving a ResNet-50 with momentum, 205 MB, would take ten seconds."""
 _BLOCK: Final = 4 * 2**20
 _BLOCKS: Final = 8
 _LONG_S: Final = 0.4
-"""What writing or reading may take; a first block says how long all would."""
+"""Longest time for writing or reading; extrapolated from a first block."""
 _WAIT_S: Final = 10.0
-"""For a disk that may not answer at all: 4 MiB in that time is slower than any that a run should write to."""
+"""Timeout for disks that may hang: 4 MiB in this time is too slow for any run."""
 
 
 class Speed(NamedTuple):
-    """Bytes a second of one large file, written until it is on the disk, and read from there."""
+    """Bytes per second of one large file, written to the disk and read from it."""
 
     written: float
     read: float
 
 
-def storage_findings(here: Here) -> Iterator[Finding]:
-    """Yield whether a run can write to its folder, as the first process of each node tries; and on rank 0, how fast.
-
-    The folder of a run is one for all nodes: were it timed by all at once, each would have a share of its speed.
-    """
-    folder = printable(here.folder)
+def storage_findings(host: Here) -> Iterator[Finding]:
+    """Yield whether the run directory is writable, tested once per node, and on rank 0 its speed."""
+    # All nodes share the run directory: if all timed it at once, each would see a fraction of its speed.
+    folder = printable(host.folder)
     try:
-        total, free, speed = answer(lambda: _look(here), _WAIT_S)
+        total, free, speed = answer(lambda: _look(host), _WAIT_S)
     except OSError as error:
         found = f"{folder} cannot be written to: {reason(error)}"
         yield Finding.wrong("disk", found, "make it writable, or name another folder with --run-dir")
         return
     found = f"{size(free)} free at {folder}"
-    if total > 0 and free < _LITTLE_DISK:  # some network file systems say 0 of 0
+    if total > 0 and free < _LITTLE_DISK:  # some network file systems report 0 of 0
         yield Finding.look("disk", found, "free some, or name another folder with --run-dir")
     else:
         yield Finding.ok("disk", found)
@@ -52,16 +50,16 @@ def storage_findings(here: Here) -> Iterator[Finding]:
         yield _judged(speed)
 
 
-def _look(here: Here) -> tuple[int, int, Speed | None]:
-    """Return the bytes that a disk has, those that are free, and its speed; of the folder above one not there yet."""
-    folder = here.folder.absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+def _look(host: Here) -> tuple[int, int, Speed | None]:
+    """Return the bytes of a disk, its free bytes, and its speed; of the closest existing parent folder."""
+    folder = host.folder.absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     speed = None
-    if here.world.is_main:
-        speed = try_disk(there, here.now)
-    elif here.world.is_node_main:
-        tempfile.TemporaryFile(prefix=".paceline-", dir=there).close()
-    usage = shutil.disk_usage(there)
+    if host.world.is_main:
+        speed = try_disk(existing, host.now)
+    elif host.world.is_node_main:
+        tempfile.TemporaryFile(prefix=".paceline-", dir=existing).close()
+    usage = shutil.disk_usage(existing)
     return usage.total, usage.free, speed
 
 
@@ -74,23 +72,23 @@ def _judged(speed: Speed) -> Finding:
 
 
 def try_disk(folder: Path, now: Callable[[], float]) -> Speed:
-    """Return how fast `folder` takes and gives up to 32 MiB, in under a second unless 4 MiB alone take longer.
+    """Measure how fast `folder` writes and reads up to 32 MiB, in under a second unless 4 MiB take longer.
 
-    `now` gives seconds. Raise `OSError` where it cannot be written to. What is written is random, for some disks
-    compress, and has no name, or none any more, so that it goes even when this process is killed.
+    `now` returns seconds. Raise `OSError` if it is not writable.
     """
+    # Random, as some disks compress. The file has no name, so it vanishes even if this process is killed.
     block = os.urandom(_BLOCK)
     with tempfile.TemporaryFile(prefix=".paceline-", dir=folder) as file:
         number = file.fileno()
         written = _rate(lambda blocks: _write(number, block, blocks), now)
-        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)  # else memory is what is read
+        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)  # else the page cache would be read
         os.lseek(number, 0, os.SEEK_SET)
-        there = os.fstat(number).st_size // _BLOCK
-        return Speed(written, _rate(lambda blocks: _read(number, blocks), now, there))
+        num_blocks = os.fstat(number).st_size // _BLOCK
+        return Speed(written, _rate(lambda blocks: _read(number, blocks), now, num_blocks))
 
 
 def _rate(move: Callable[[int], None], now: Callable[[], float], blocks: int = _BLOCKS) -> float:
-    """Return bytes a second of a first block, or of those after it where all take no longer than they may."""
+    """Return bytes per second of a first block, or of the following ones if they are fast enough."""
     first_s = _seconds(move, 1, now)
     more = blocks - 1
     if not more or first_s * more > _LONG_S:
@@ -99,9 +97,9 @@ def _rate(move: Callable[[int], None], now: Callable[[], float], blocks: int = _
 
 
 def _seconds(move: Callable[[int], None], blocks: int, now: Callable[[], float]) -> float:
-    began_s = now()
+    start_s = now()
     move(blocks)
-    return max(1e-9, now() - began_s)
+    return max(1e-9, now() - start_s)
 
 
 def _write(number: int, block: bytes, blocks: int) -> None:

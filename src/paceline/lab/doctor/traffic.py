@@ -1,4 +1,4 @@
-"""Time what the links between ranks do: all-reduces among all, and messages to and fro between pairs of hosts."""
+"""Time round trips between pairs of hosts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -8,51 +8,55 @@ import torch.distributed as dist
 
 Pair = tuple[int, int]
 BYTES: Final = 1 << 20
-"""At 100 Mbit/s that takes 84 ms, and at 10 Gbit/s several times as long as a hop."""
+"""Takes 84 ms at 100 Mbit/s, and several times a hop's latency at 10 Gbit/s."""
 _TRIES: Final = 2
 
 
 def time_pairs(
     ranks: Sequence[int], rank: int, device: torch.device, now: Callable[[], float], num_bytes: int = BYTES
 ) -> dict[Pair, float]:
-    """Send `num_bytes` to and fro between each two of `ranks`, and return the bytes a second of the own, lower, ones.
+    """Return the bytes per second between this rank and each higher one of `ranks`; all of them must call it.
 
-    Each of `ranks` must call it. Pairs that share no rank are timed at the same time, so that n ranks take n - 1 turns;
-    the fastest of some tries counts. `now` is a clock in seconds.
+    Sends `num_bytes` to and fro and takes the fastest try. Disjoint pairs run concurrently, so n ranks take n - 1
+    turns. `now` is a clock in seconds.
     """
-    found: dict[Pair, float] = {}
+    rates: dict[Pair, float] = {}
     message = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     sign = torch.zeros(1, dtype=torch.uint8, device=device)
     for pairs in turns(ranks):
         for pair in pairs:
             if rank == pair[0]:
-                found[pair] = 2 * num_bytes / min(_there_and_back(sign, message, pair[1], now) for _ in range(_TRIES))
+                rates[pair] = 2 * num_bytes / min(_there_and_back(sign, message, pair[1], now) for _ in range(_TRIES))
             elif rank == pair[1]:
                 for _ in range(_TRIES):
                     _returned(sign, pair[0])
                     _returned(message, pair[0])
-    return found
+    return rates
 
 
 def turns(ranks: Sequence[int]) -> Iterator[list[Pair]]:
-    """Yield turns in which nobody is twice, and which have each pair once, lower rank first: the circle method.
+    """Yield rounds of disjoint pairs that cover each pair once, lower rank first, by the circle method.
 
-    It is how the rounds of a tournament are drawn up: https://en.wikipedia.org/wiki/Round-robin_tournament.
+    https://en.wikipedia.org/wiki/Round-robin_tournament
     """
-    ring: list[int | None] = [*ranks, *([None] if len(ranks) % 2 else [])]
-    for _ in range(len(ring) - 1):
-        half = len(ring) // 2
-        opposite = zip(ring[:half], reversed(ring[half:]), strict=True)
-        yield [(min(one, other), max(one, other)) for one, other in opposite if one is not None and other is not None]
-        ring = [ring[0], ring[-1], *ring[1:-1]]
+    circle: list[int | None] = [*ranks, *([None] if len(ranks) % 2 else [])]
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        opposite = zip(circle[:half], reversed(circle[half:]), strict=True)
+        yield [
+            (min(first, second), max(first, second))
+            for first, second in opposite
+            if first is not None and second is not None
+        ]
+        circle = [circle[0], circle[-1], *circle[1:-1]]
 
 
 def _there_and_back(sign: torch.Tensor, message: torch.Tensor, peer: int, now: Callable[[], float]) -> float:
-    """Return the seconds that `message` takes to `peer` and back; a `sign` before it says that both are there."""
+    """Return the seconds of a round trip of `message` to `peer`; `sign` synchronizes both sides before it."""
     _sent(sign, peer)
-    began_s = now()
+    start_s = now()
     _sent(message, peer)
-    return now() - began_s
+    return now() - start_s
 
 
 def _sent(numbers: torch.Tensor, peer: int) -> None:

@@ -1,13 +1,13 @@
-"""What a prediction from a run, or from a table, is asked for."""
+"""What to predict."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be predicted: `images` in all, on `at` ranks of `rank_batch` images, `ranks_per_node` on a node.
+    """What to predict: `images` in all, on `at` ranks with `rank_batch` images each, `ranks_per_node` per node.
 
-    `price` is that of an hour of a rank, None where nobody asks.
+    `price` is per rank and hour, None if not wanted.
     """
 
     at: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""How long an all-reduce takes on a network that is known by seconds a hop and bytes a second. Pure, torch-free."""
+"""Time of an all-reduce on a network of known latency and bandwidth. Pure, torch-free."""
 
 import math
 
@@ -6,15 +6,15 @@ from paceline.lab.predict.networks import Link, Network
 
 
 def ring_s(num_bytes: float, ranks: int, link: Link) -> float:
-    """Return the seconds of a ring: 2 (N - 1) hops, in each of which a rank sends an N-th of the bytes.
+    """Return the seconds of a ring: 2 (N - 1) hops, each with an N-th of the bytes (Patarasuk and Yuan 2009).
 
-    Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002.
+    doi 10.1016/j.jpdc.2008.09.002
     """
     return 2 * (ranks - 1) * (link.alpha_s + num_bytes / ranks / link.bytes_per_s)
 
 
 def tree_s(num_bytes: float, ranks: int, link: Link) -> float:
-    """Return the seconds of two trees at once, each with half of the bytes: 2 log2 N hops, all bytes there and back.
+    """Return the seconds of a double binary tree: 2 log2 N hops, each tree with half of the bytes.
 
     Sanders, Speck and Träff 2009, doi 10.1016/j.parco.2009.09.001, as in NCCL since 2.4
     (https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4).
@@ -23,26 +23,24 @@ def tree_s(num_bytes: float, ranks: int, link: Link) -> float:
 
 
 def fastest_s(num_bytes: float, ranks: int, link: Link) -> float:
-    """Return the seconds of whichever of the two is faster, as NCCL chooses by size."""
+    """Return the seconds of the faster of the two, as NCCL chooses by size."""
     return min(ring_s(num_bytes, ranks, link), tree_s(num_bytes, ranks, link))
 
 
 def hierarchical_s(num_bytes: float, ranks_per_node: int, nodes: int, inside: Link, between: Link) -> float:
-    """Return the seconds of a sum within each node, one between nodes, and the way back.
+    """Return the seconds of a reduction within each node, one between nodes, and the way back.
 
-    Within a node of g that is a ring; between nodes each of its ranks sends its g-th of the bytes, all of them over
-    what the node has, which is the bandwidth of `between`.
+    A node of g ranks uses a ring; each of its ranks sends a g-th of the bytes between nodes, sharing the bandwidth of
+    `between`.
     """
     return ring_s(num_bytes, ranks_per_node, inside) + fastest_s(num_bytes, nodes, between)
 
 
 def all_reduce_s(num_bytes: float, ranks: int, ranks_per_node: int, network: Network) -> float:
-    """Return the seconds of an all-reduce over `ranks`, of which a node has `ranks_per_node`; 0 for one rank.
-
-    Nodes are taken to have as many ranks each: one that is not full is waited for by the others as if it were.
-    """
+    """Return the seconds of an all-reduce over `ranks`, `ranks_per_node` on each node; 0 for one rank."""
     if ranks == 1:
         return 0.0
+    # A partially filled node counts as full: the others wait for it as if it were.
     nodes = math.ceil(ranks / ranks_per_node)
     if network.collective == "ring":
         return ring_s(num_bytes, ranks, network.between if nodes > 1 else network.inside)

@@ -1,12 +1,12 @@
-"""What a run on N ranks takes, as a sum of terms: a formula, and others that it might be. Pure.
+"""Formulas for the training time on N ranks, as sums of terms. Pure.
 
 A run over `images` images takes images / (N b) steps of b images on each of N ranks, and
 
     T = images / (N b) * (b t + c1 [N > 1] + c2 * 2 (n - 1) / n) + F
 
-where t is an image on one rank, c1 what a step costs as soon as there are several ranks, c2 what it costs between
-n nodes, and F what does not depend on the images. 2 (n - 1) / n is how much of the gradient a ring of n nodes moves
-(Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002). `docs/explanation/prediction.md` derives it.
+where t is the time of an image on one rank, c1 the cost per step of having several ranks, c2 that between n nodes, and
+F the fixed cost. 2 (n - 1) / n is the share of the gradients that a ring of n nodes moves (Patarasuk and Yuan 2009, doi
+10.1016/j.jpdc.2008.09.002). `docs/explanation/prediction.md` derives it.
 """
 
 import math
@@ -25,9 +25,9 @@ FIXED_PART: Final = "start_up"
 
 @dataclass(frozen=True)
 class Term:
-    """A term that is linear in its coefficient, in seconds: `growth` gives the factor of a point.
+    """A term that is linear in its coefficient, in seconds; `growth` returns the factor of a point.
 
-    `name` names the coefficient and `part` its share of a run; `told_by` says which points would tell it.
+    `name` is the coefficient, `part` its share of a run, and `told_by` the points that would identify it.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Form:
-    """A sum of terms, the first of which is computing; where points do not tell all, the last are left out first."""
+    """A sum of terms, the first of which is compute; the last ones are dropped first if points do not identify them."""
 
     name: str
     formula: str
@@ -46,7 +46,7 @@ class Form:
 
 
 def steps_of(point: Point) -> float:
-    """Return how many steps `point` trains for, of which the last may be a part."""
+    """Return the number of steps of `point`, possibly fractional."""
     return point.images / (point.ranks * point.rank_batch)
 
 
@@ -75,7 +75,7 @@ TWO_LEVELS: Final = Form(
     "T = images / (N b) * (b t_s + c1_s [N > 1] + c2_s * 2 (n - 1) / n) + f_s",
     (IMAGE, SEVERAL, NODES, FIXED),
 )
-"""The form that predicts: of n nodes and N ranks."""
+"""The formula used for predictions, of n nodes and N ranks."""
 
 
 def _one_level(name: str, growth: Growth) -> Form:
@@ -99,8 +99,8 @@ OTHERS: Final = (
         (IMAGE, SEVERAL, _between_nodes("c2_s", lambda point: math.sqrt(2 * math.log(point.nodes))), FIXED),
     ),
 )
-"""What else it might be; how far they lie apart is part of how sure a prediction is.
+"""Alternative formulas; their disagreement widens the prediction interval.
 
-`tree` grows as a tree's latency does (Thakur et al. 2005, doi 10.1177/1094342005051521), `stragglers` as the
-expected latest of N ranks whose steps scatter normally (sqrt(2 ln N), Gumbel 1958).
+`tree` grows like the latency of a tree (Thakur et al. 2005, doi 10.1177/1094342005051521), `stragglers` like the
+expected latest of N ranks with normal steps (sqrt(2 ln N), Gumbel 1958).
 """

@@ -1,4 +1,4 @@
-"""From a table of what runs took to what others would: the form, its bounds, and what the points leave open. Pure."""
+"""Predict training time from a table of measured points: formula, bounds, and notes on what is unknown. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from paceline.lab.predict.points import Point
 
 _HOUR_S: Final = 3600.0
 _FAR: Final = 8
-"""From how many times the most ranks that were measured on a prediction is far off, and says so."""
+"""Multiple of the largest measured number of ranks beyond which a note warns."""
 
 
 def ask(
@@ -26,7 +26,7 @@ def ask(
     images: float | None = None,
     price: float | None = None,
 ) -> Asked:
-    """Return what is asked for; a batch and images that are not said are those of the point with the most ranks."""
+    """Return the request; batch size and images default to those of the point with the most ranks."""
     largest = max(points, key=lambda point: point.ranks)
     return Asked(
         at=tuple(at),
@@ -38,12 +38,12 @@ def ask(
 
 
 def predict_from(
-    points: Sequence[Point], asked: Asked, *, source: str, command: Sequence[str] = ()
+    points: Sequence[Point], request: Asked, *, source: str, command: Sequence[str] = ()
 ) -> PredictionResult:
-    """Return what `asked` would take, from at least one point; `source` names the table."""
+    """Return the prediction of a request, from at least one point; `source` names the table."""
     has_fixed = not are_speeds(points)
     fitted = fit(TWO_LEVELS, points, has_fixed=has_fixed)
-    targets = [_target(ranks, asked) for ranks in asked.at]
+    targets = [_target(ranks, request) for ranks in request.at]
     bounds = bounds_of(fitted, points, targets, has_fixed=has_fixed)
     return PredictionResult(
         basis="points",
@@ -52,20 +52,20 @@ def predict_from(
         terms={term.name: float(value) for term, value in zip(fitted.terms, fitted.coefficients, strict=True)},
         points=tuple(_measured(point, _fewest(points), fitted) for point in points),
         predictions=tuple(
-            _predicted(target, fitted, bound, asked.price) for target, bound in zip(targets, bounds, strict=True)
+            _predicted(target, fitted, bound, request.price) for target, bound in zip(targets, bounds, strict=True)
         ),
-        notes=tuple(_notes(fitted, points, asked, has_fixed=has_fixed)),
+        notes=tuple(_notes(fitted, points, request, has_fixed=has_fixed)),
         command=tuple(command),
     )
 
 
-def _target(ranks: int, asked: Asked) -> Point:
-    nodes = math.ceil(ranks / asked.ranks_per_node)
-    return Point(ranks, nodes, asked.rank_batch, asked.images, 1.0)
+def _target(ranks: int, request: Asked) -> Point:
+    nodes = math.ceil(ranks / request.ranks_per_node)
+    return Point(ranks, nodes, request.rank_batch, request.images, 1.0)
 
 
 def _fewest(points: Sequence[Point]) -> Point:
-    """Return the point with the fewest ranks, over which the others are efficient: the first of those."""
+    """Return the point with the fewest ranks, the baseline of efficiencies."""
     return min(points, key=lambda point: point.ranks)
 
 
@@ -116,23 +116,22 @@ def _predicted(target: Point, fitted: Fit, bounds: Bounds, price: float | None) 
     )
 
 
-def _notes(fitted: Fit, points: Sequence[Point], asked: Asked, *, has_fixed: bool) -> Iterator[str]:
-    """Yield what the points leave open, a sentence each."""
+def _notes(fitted: Fit, points: Sequence[Point], request: Asked, *, has_fixed: bool) -> Iterator[str]:
     for term in fitted.left_out:
         if term.part == FIXED_PART and not has_fixed:
-            yield f"{term.name}: none, as points of the same time are speeds, which have no start-up in them"
+            yield f"{term.name}: none, as points of equal time are speeds, which include no start-up"
         elif term == SEVERAL and all(point.ranks > 1 for point in points):
-            yield f"{term.name}: is within t_s, as no point is of one rank; the efficiency is over a rank among others"
+            yield f"{term.name}: included in t_s, as no point has one rank; efficiency is relative to several ranks"
         else:
-            yield f"{term.name}: left out, as the points do not tell it ({term.told_by} would)"
+            yield f"{term.name}: left out, as the points do not identify it ({term.told_by} would)"
     noise = noise_of(fitted, points, has_fixed=has_fixed)
     if noise > NOISE:
-        yield f"the points lie {share(noise)} about the formula, which widens the interval"
+        yield f"the points scatter by {share(noise)} about the formula, which widens the interval"
     most = max(point.ranks for point in points)
-    far = [ranks for ranks in asked.at if ranks > _FAR * most]
+    far = [ranks for ranks in request.at if ranks > _FAR * most]
     if far:
-        yield f"{count(min(far), 'rank')} and more are over {_FAR} times the {most:,} that were measured: a guess"
+        yield f"{count(min(far), 'rank')} and more are over {_FAR} times the {most:,} measured: a rough extrapolation"
     if not has_fixed:
-        yield f"the points are speeds; predicted is what {asked.images:,.0f} images take (--images says another number)"
+        yield f"the points are speeds; the prediction is for {request.images:,.0f} images (or set --images)"
     if len({point.images for point in points}) > 1 and has_fixed:
-        yield f"the points differ in images; predicted for {asked.images:,.0f} of them (--images says another number)"
+        yield f"the points differ in images; the prediction is for {request.images:,.0f} (or set --images)"

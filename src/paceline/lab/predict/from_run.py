@@ -1,13 +1,12 @@
-"""From a step of a run to steps on ranks that were not run: what is computed, sent and waited for. Pure, torch-free.
+"""Predict steps on other numbers of ranks from a measured step: compute, communication and waiting. Torch-free.
 
     step(N) = busy + exposed(N) + late + sigma e(N) + left
     T(N) = images / (N b) step(N) + F
 
-`busy` is what a rank does by itself. `exposed` is what of sending its buckets over a network does not hide behind
-backward (`simulate`), `late` what a slow rank costs, sigma e(N) what the latest of N scattering ranks does
-(`step.expected_lateness`), and `left` what a measured step has beside all that: it is charged to each step of more than
-one rank, as it is to the ranks that were measured. Where a run of one rank is known too, what sending takes from
-computing is the difference, which grows as the bytes do that a rank sends.
+`busy` is a rank's own work. `exposed` is the communication that backward does not hide (`simulate`), `late` the cost of
+a straggler, sigma e(N) that of the latest of N scattering ranks (`step.expected_lateness`), and `left` the unexplained
+rest of the measured step, which is charged to every step of more than one rank. With a run of one rank the slowdown of
+compute by communication is known, too; it grows with the bytes that a rank sends.
 """
 
 import math
@@ -33,15 +32,15 @@ LEFT: Final = "overhead"
 FIXED: Final = "start_up"
 _HOUR_S: Final = 3600.0
 _FORM_DOUBT: Final = 0.05
-"""How far off this form is 4 to 8 times beyond what was measured (docs/explanation/prediction.md)."""
+"""Error of this formula at 4 to 8 times the measured ranks (docs/explanation/prediction.md)."""
 _FIXED_DOUBT: Final = 0.5
 
 
 @dataclass(frozen=True)
 class Model:
-    """A step that was measured, and what is left of it that this model does not explain.
+    """A measured step, and the rest of it that the model does not explain.
 
-    `contention_s` is what sending as many bytes as two ranks do takes from computing, 0 where that is not known apart.
+    `contention_s` is the slowdown of compute by the bytes that two ranks send, 0 if unknown.
     """
 
     step: Step
@@ -52,70 +51,71 @@ class Model:
 
     @property
     def data_s(self) -> float:
-        """What of `busy_s` is waiting for data, of which a run alone may have had less."""
+        """Seconds of `busy_s` that wait for data; a single-rank run may wait less."""
         return min(self.step.data_s, self.busy_s)
 
     def fitted_s(self) -> float:
-        """Return what the model says of the step that was measured."""
+        """Return the model's prediction of the measured step, in seconds."""
         step = self.step
         as_measured = Asked((step.ranks,), math.ceil(step.ranks / step.nodes), step.rank_batch, step.images)
         return math.fsum(self.parts(step.ranks, as_measured).values())
 
-    def parts(self, ranks: int, asked: Asked, network: Network | None = None, sigmas: float = 1.0) -> dict[str, float]:
-        """Return the seconds of a step on `ranks` ranks, by what they are spent on."""
+    def parts(
+        self, ranks: int, request: Asked, network: Network | None = None, sigmas: float = 1.0
+    ) -> dict[str, float]:
+        """Return the seconds of a step on `ranks` ranks by part."""
         if ranks == 1:
-            return self._alone(asked)
+            return self._alone(request)
         step, network = self.step, network or self.network
-        larger = asked.rank_batch / step.rank_batch
-        # What a network within nodes explains too much tells nothing of one between them, nor the other way round.
-        is_same_level = (_nodes(ranks, asked) > 1) == (step.nodes > 1)
+        batch_scale = request.rank_batch / step.rank_batch
+        # A negative rest within nodes says nothing about the network between them, and vice versa.
+        is_same_level = (_nodes(ranks, request) > 1) == (step.nodes > 1)
         left_s = self.left_s if is_same_level else max(0.0, self.left_s)
-        buckets = [replace(bucket, ready_s=bucket.ready_s * larger) for bucket in step.buckets]
-        sent_s = exposed_s(buckets, lambda size: all_reduce_s(size, ranks, asked.ranks_per_node, network))
-        waits_s = step.late_s * larger + step.sigma_s * larger * expected_lateness(ranks) * sigmas
+        buckets = [replace(bucket, ready_s=bucket.ready_s * batch_scale) for bucket in step.buckets]
+        sent_s = exposed_s(buckets, lambda size: all_reduce_s(size, ranks, request.ranks_per_node, network))
+        waits_s = step.late_s * batch_scale + step.sigma_s * batch_scale * expected_lateness(ranks) * sigmas
         return {
-            **self._alone(asked),
-            COMPUTE: (self.busy_s - self.data_s) * larger + self.contention_s * _sent(ranks),
+            **self._alone(request),
+            COMPUTE: (self.busy_s - self.data_s) * batch_scale + self.contention_s * _sent(ranks),
             COMMUNICATION: sent_s,
             STRAGGLERS: waits_s,
             LEFT: max(left_s, -sent_s - waits_s),
         }
 
-    def _alone(self, asked: Asked) -> dict[str, float]:
-        larger = asked.rank_batch / self.step.rank_batch
-        return {COMPUTE: (self.busy_s - self.data_s) * larger, DATA: self.data_s * larger}
+    def _alone(self, request: Asked) -> dict[str, float]:
+        batch_scale = request.rank_batch / self.step.rank_batch
+        return {COMPUTE: (self.busy_s - self.data_s) * batch_scale, DATA: self.data_s * batch_scale}
 
 
 def build_model(step: Step, network: Network, alone: Step | None = None) -> Model:
     """Return the model of a measured step; `alone` is a run of one rank, of the same recipe and rank batch.
 
-    Raise `RecipeError` where that is another, and for a step of which nobody knows what it sends.
+    Raise `RecipeError` if `alone` is different, and for a step without gradient sizes.
     """
     if not step.buckets:
         fix = "run `paceline profile` on it, or train with measure.communication=on on two ranks"
-        raise RecipeError(f"{step.source}: says nothing of its gradients, not even how many bytes they are ({fix})")
+        raise RecipeError(f"{step.source}: has no size of its gradients ({fix})")
     if alone is not None and (alone.ranks, alone.rank_batch) != (1, step.rank_batch):
-        found = f"{alone.ranks} ranks of {alone.rank_batch} images"
-        raise RecipeError(f"{alone.source}: has {found} (name a run of one rank of {step.rank_batch})")
+        actual = f"{alone.ranks} ranks of {alone.rank_batch} images"
+        raise RecipeError(f"{alone.source}: has {actual} (name a run of one rank of {step.rank_batch})")
     if step.ranks == 1:
         return Model(step, network, step.busy_s, 0.0, 0.0)
     busy_s = step.busy_s if alone is None else min(alone.busy_s, step.busy_s)
     contention_s = (step.busy_s - busy_s) / _sent(step.ranks)
-    bare = Model(step, network, busy_s, contention_s, 0.0)
-    return replace(bare, left_s=step.step_s - bare.fitted_s())
+    without_rest = Model(step, network, busy_s, contention_s, 0.0)
+    return replace(without_rest, left_s=step.step_s - without_rest.fitted_s())
 
 
-def predict(model: Model, asked: Asked) -> PredictionResult:
-    """Return the prediction for all ranks that are asked for, with what it rests on.
-
-    Raise `RecipeError` for ranks of several nodes where nobody knows what is between them.
-    """
+def predict(model: Model, request: Asked) -> PredictionResult:
+    """Return the predictions for all requested numbers of ranks. Raise `RecipeError` without an inter-node network."""
+    # These are the measured step, the bandwidth, the scatter of ranks (none, or twice as much), the fixed cost, and the
+    # formula, whose error grows with the extrapolation.
     step = model.step
-    beyond = [ranks for ranks in asked.at if _nodes(ranks, asked) > 1]
-    if beyond and not model.network.spans_nodes:
-        fix = f"add what is between, such as {model.network.name}+ndr, or set --ranks-per-node"
+    multi_node = [ranks for ranks in request.at if _nodes(ranks, request) > 1]
+    if multi_node and not model.network.spans_nodes:
+        fix = f"add one between nodes, such as {model.network.name}+ndr, or set --ranks-per-node"
         raise RecipeError(
-            f"--network: {model.network.name} is within a node, and {beyond[0]} ranks are on more ({fix})"
+            f"--network: {model.network.name} is within a node, but {multi_node[0]} ranks need several ({fix})"
         )
     point = MeasuredPoint(
         ranks=step.ranks,
@@ -139,85 +139,89 @@ def predict(model: Model, asked: Asked) -> PredictionResult:
         form=FORM,
         terms=terms,
         points=(point,),
-        predictions=tuple(_predicted(model, asked, ranks) for ranks in asked.at),
+        predictions=tuple(_predicted(model, request, ranks) for ranks in request.at),
         network=str(model.network),
-        notes=tuple(_notes(model, asked)),
+        notes=tuple(_notes(model, request)),
     )
 
 
-def _predicted(model: Model, asked: Asked, ranks: int) -> Predicted:
-    parts = model.parts(ranks, asked)
+def _predicted(model: Model, request: Asked, ranks: int) -> Predicted:
+    parts = model.parts(ranks, request)
     step_s = math.fsum(parts.values())
-    num_steps = asked.images / (ranks * asked.rank_batch)
+    num_steps = request.images / (ranks * request.rank_batch)
     time_s = num_steps * step_s + model.step.fixed_s
-    below, above = _doubt(model, asked, ranks, num_steps)
-    alone_s = asked.images / asked.rank_batch * math.fsum(model.parts(1, asked).values())
+    below, above = _doubt(model, request, ranks, num_steps)
+    alone_s = request.images / request.rank_batch * math.fsum(model.parts(1, request).values())
     gpu_hours = ranks * time_s / _HOUR_S
     of_run = {name: num_steps * each_s for name, each_s in parts.items()} | {FIXED: model.step.fixed_s}
     return Predicted(
         ranks=ranks,
-        nodes=_nodes(ranks, asked),
-        rank_batch=asked.rank_batch,
-        images=asked.images,
+        nodes=_nodes(ranks, request),
+        rank_batch=request.rank_batch,
+        images=request.images,
         time_s=time_s,
         low_s=max(time_s - below, 0.0),
         high_s=time_s + above,
         step_s=step_s,
-        images_per_s=ranks * asked.rank_batch / step_s,
+        images_per_s=ranks * request.rank_batch / step_s,
         efficiency=(alone_s + model.step.fixed_s) / (ranks * time_s),
         speedup=(alone_s + model.step.fixed_s) / time_s,
         gpu_hours=gpu_hours,
-        cost=None if asked.price is None else gpu_hours * asked.price,
+        cost=None if request.price is None else gpu_hours * request.price,
         parts=of_run,
         dominates=max((name for name in of_run if name != COMPUTE), key=lambda name: of_run[name]),
     )
 
 
-def _doubt(model: Model, asked: Asked, ranks: int, num_steps: float) -> tuple[float, float]:
-    """Return how many seconds less, and more, a run may take: doubts that have nothing to do with one another, squared.
-
-    Those are the step as it was measured, the bandwidth of the network, how ranks scatter (none, or twice as much),
-    the fixed cost, and the form itself, which is the less to be trusted the further it goes.
-    """
+def _doubt(model: Model, request: Asked, ranks: int, num_steps: float) -> tuple[float, float]:
+    """Return how many seconds less, and more, a run may take, from independent uncertainties added in squares."""
     step = model.step
-    larger = asked.rank_batch / step.rank_batch
+    batch_scale = request.rank_batch / step.rank_batch
 
     def run_s(network: Network, sigmas: float = 1.0) -> float:
-        return num_steps * math.fsum(model.parts(ranks, asked, network, sigmas).values())
+        return num_steps * math.fsum(model.parts(ranks, request, network, sigmas).values())
 
-    at_s = run_s(model.network)
-    further = max(0.0, math.log(ranks / step.ranks) / math.log(8)) if ranks > step.ranks else 0.0
-    either = (_FIXED_DOUBT * step.fixed_s, _FORM_DOUBT * further * at_s)
+    predicted_s = run_s(model.network)
+    extrapolation = max(0.0, math.log(ranks / step.ranks) / math.log(8)) if ranks > step.ranks else 0.0
+    common = (_FIXED_DOUBT * step.fixed_s, _FORM_DOUBT * extrapolation * predicted_s)
     low, high = model.network.with_bandwidth("low"), model.network.with_bandwidth("high")
-    below = (num_steps * larger * (step.step_s - step.low_s), at_s - run_s(high), at_s - run_s(model.network, 0.0))
-    above = (num_steps * larger * (step.high_s - step.step_s), run_s(low) - at_s, run_s(model.network, 2.0) - at_s)
-    return math.hypot(*either, *below), math.hypot(*either, *above)
+    below = (
+        num_steps * batch_scale * (step.step_s - step.low_s),
+        predicted_s - run_s(high),
+        predicted_s - run_s(model.network, 0.0),
+    )
+    above = (
+        num_steps * batch_scale * (step.high_s - step.step_s),
+        run_s(low) - predicted_s,
+        run_s(model.network, 2.0) - predicted_s,
+    )
+    return math.hypot(*common, *below), math.hypot(*common, *above)
 
 
-def _notes(model: Model, asked: Asked) -> Iterator[str]:
+def _notes(model: Model, request: Asked) -> Iterator[str]:
     step = model.step
     yield from step.notes
-    if asked.rank_batch != step.rank_batch:
+    if request.rank_batch != step.rank_batch:
         yield (
-            f"rank batch: {asked.rank_batch} was not measured, {step.rank_batch} was; a step is taken to grow with it, "
-            "what it takes whatever the batch included"
+            f"rank batch: {request.rank_batch} was not measured, but {step.rank_batch}; the whole step is assumed to "
+            "scale with it, including its fixed costs"
         )
     on_node = math.ceil(step.ranks / step.nodes)
-    if on_node != asked.ranks_per_node and max(asked.at) > on_node:
+    if on_node != request.ranks_per_node and max(request.at) > on_node:
         yield (
-            f"data: measured with {on_node} on a node, where {asked.ranks_per_node} are to share its cores, disk and "
-            "memory, which this does not know of (profile on a full node)"
+            f"data: measured with {on_node} per node, but {request.ranks_per_node} will share its cores, disk and "
+            "memory, which is not modeled (profile on a full node)"
         )
     if step.data_s > _FORM_DOUBT * step.step_s:
-        yield f"data: {share(step.data_s / step.step_s)} of the measured step waits for data, and so is predicted to"
+        yield f"data: {share(step.data_s / step.step_s)} of the measured step waits for data, as does the prediction"
     if abs(model.left_s) > _FORM_DOUBT * step.step_s:
         yield f"overhead: {share(model.left_s / step.step_s)} of the measured step is not explained by this network"
 
 
 def _sent(ranks: int) -> float:
-    """Return how many times the gradients a rank sends in a ring: 2 (N - 1) / N."""
+    """Return the bytes a rank sends in a ring, as a multiple of the gradients: 2 (N - 1) / N."""
     return 2 * (ranks - 1) / ranks
 
 
-def _nodes(ranks: int, asked: Asked) -> int:
-    return math.ceil(ranks / asked.ranks_per_node)
+def _nodes(ranks: int, request: Asked) -> int:
+    return math.ceil(ranks / request.ranks_per_node)

@@ -1,7 +1,6 @@
-"""Networks by name: what a message costs on them, per hop and per byte, and where each number is from. Torch-free.
+"""Networks by name: latency per hop and bandwidth, with the source of each number. Torch-free.
 
-They are what collectives were seen to do in practice, not what is printed on the box, and no promise for one that
-nobody has measured: `paceline scale --collective` measures yours.
+The numbers are observed rates of collectives, not nominal ones; measure your own with `paceline scale --collective`.
 """
 
 from dataclasses import dataclass, replace
@@ -19,10 +18,10 @@ GIGA: Final = 1e9
 
 @dataclass(frozen=True)
 class Link:
-    """What sending takes: `alpha_s` seconds a hop, and bytes at `bytes_per_s`, which lies between `low` and `high`.
+    """A link: `alpha_s` seconds per hop, and `bytes_per_s`, between `low` and `high`.
 
-    Within a node that is the bus bandwidth of a GPU, as nccl-tests has it
-    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md); between nodes, of one network adapter.
+    Within a node this is the bus bandwidth of a GPU as in nccl-tests
+    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), between nodes that of one network adapter.
     """
 
     name: str
@@ -39,10 +38,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Network:
-    """What an all-reduce goes over: `inside` a node, and `between` nodes, where it is all that a node has of it.
+    """Links of an all-reduce: `inside` a node, and `between` nodes, the latter shared by a node's ranks.
 
-    `collective` is `ring` where all of it was measured as one, over all ranks; else the fastest of those that NCCL
-    chooses from. Without `spans_nodes` nobody knows what is between nodes, and `between` is what is inside.
+    `collective` is `ring` if it was measured as a ring over all ranks, else `best` of those that NCCL chooses from.
+    Without `spans_nodes` the network between nodes is unknown, and `between` is `inside`.
     """
 
     name: str
@@ -68,8 +67,8 @@ def _link(name: str, alpha_us: float, low: float, typical: float, high: float, s
     return Link(name, alpha_us * MICRO, typical * GIGA, low * GIGA, high * GIGA, source)
 
 
-# A small all-reduce takes 46 us on 16 GPUs of two nodes (github.com/NVIDIA/nccl/issues/1244). How much of it is spent
-# within nodes is not told there; half of it is taken for the 14 hops of a ring of 8, half for the two of a tree of 2.
+# A small all-reduce takes 46 us on 16 GPUs of two nodes (github.com/NVIDIA/nccl/issues/1244). Assumed: half of it is
+# spent in the 14 hops of a ring of 8 within nodes, and half in the two hops of a tree of 2 between them.
 _NVLINK_HOP_US: Final = 23 / 14
 _INFINIBAND_HOP_US: Final = 23 / 2
 _TCP_HOP_US: Final = 30.0  # from memory: sockets through the kernel, both ways of a hop of NCCL's; measure yours
@@ -97,30 +96,31 @@ BETWEEN: Final = {
     )
 }
 _BESIDE: Final = {"ndr": "nvlink4", "hdr": "nvlink3", "edr": "nvlink2"}
-"""What is within nodes that have such adapters; nvlink4 where nothing is said here."""
+"""Links within nodes that have such adapters; nvlink4 for others."""
 _ONE_A_GPU: Final = ("ndr", "hdr")
 _ONE: Final = "own"
 _OWN: Final = _link(_ONE, _TCP_HOP_US, 1, 1, 1, "given")
-"""A link between nodes whose bandwidth is given, and whose latency may be."""
+"""A link between nodes whose bandwidth, and perhaps latency, the user sets."""
 
 
 def build_network(
     name: str | None, *, ranks_per_node: int, alpha_us: float | None = None, gigabytes_per_s: float | None = None
 ) -> Network:
-    """Return the network that `[INSIDE+][COUNTx]BETWEEN` names, such as `ndr`, `1xndr` or `nvlink3+25gbe`.
+    """Return the network named `[INSIDE+][COUNTx]BETWEEN`, such as `ndr`, `1xndr` or `nvlink3+25gbe`.
 
-    COUNT is how many adapters a node has: one a GPU for ndr and hdr, else one. INSIDE may stand alone, for a single
-    node, and a file of `paceline scale --collective` for the whole or a part. `alpha_us` and `gigabytes_per_s` replace
-    what is known of the links between nodes, there as all that a node has; a bandwidth gives links to a network that is
-    within a node. Raise `RecipeError` for a name that nobody knows.
+    COUNT is the number of adapters per node: one per GPU for ndr and hdr, else one. INSIDE alone means a single node. A
+    file of `paceline scale --collective` can replace the whole or a part. `alpha_us` and `gigabytes_per_s` override the
+    links between nodes, for all adapters together. Raise `RecipeError` for an unknown name.
     """
     if name is None and gigabytes_per_s is None:
-        raise RecipeError(f"--network: none is named (name one of {', '.join(BETWEEN)}, or set --gigabytes-per-s)")
+        raise RecipeError(f"--network: is not set (use one of {', '.join(BETWEEN)}, or set --gigabytes-per-s)")
     network = _named(name, ranks_per_node) if name else Network(_ONE, INSIDE["nvlink4"], _OWN)
     if not network.spans_nodes:
         if gigabytes_per_s is None and alpha_us is not None:
             fix = "add --gigabytes-per-s, or leave it out"
-            raise RecipeError(f"--alpha-us: {alpha_us:g} has no effect within a node, where {network.name} is ({fix})")
+            raise RecipeError(
+                f"--alpha-us: {alpha_us:g} has no effect on {network.name}, which is within a node ({fix})"
+            )
         if gigabytes_per_s is not None:
             network = replace(network, between=_OWN, spans_nodes=True)
     between = network.between
@@ -132,14 +132,13 @@ def build_network(
     return replace(network, between=between)
 
 
-def from_measured(found: Measured) -> Network:
-    """Return the network that an all-reduce was measured on, for ranks that are placed alike.
+def from_measured(measured: Measured) -> Network:
+    """Return the network of measured all-reduces, for ranks that are placed alike.
 
-    The link is that of a ring over all ranks, as it was fitted, whatever the library did: only so is what was measured
-    predicted as it was. What is between nodes cannot be told from a measurement in one.
+    Modeled as a ring, as it was fitted, whatever algorithm the library used.
     """
-    link = Link(found.backend, found.alpha_s, found.bytes_per_s, found.low, found.high, found.source)
-    return Network(f"{found.backend} as measured", link, link, "ring", spans_nodes=found.nodes > 1)
+    link = Link(measured.backend, measured.alpha_s, measured.bytes_per_s, measured.low, measured.high, measured.source)
+    return Network(f"{measured.backend} as measured", link, link, "ring", spans_nodes=measured.nodes > 1)
 
 
 def _named(name: str, ranks_per_node: int) -> Network:
@@ -158,7 +157,7 @@ def _named(name: str, ranks_per_node: int) -> Network:
 
 
 def _between(name: str, ranks_per_node: int) -> tuple[Link, str]:
-    """Return what a node has between itself and others, and the name of one adapter."""
+    """Return the link of all adapters of a node, and the name of one adapter."""
     count, x, kind = name.rpartition("x")
     if kind not in BETWEEN or (x and not (count.isdecimal() and int(count) > 0)):
         raise _unknown(name, tuple(BETWEEN))
@@ -168,5 +167,5 @@ def _between(name: str, ranks_per_node: int) -> tuple[Link, str]:
 
 def _unknown(name: str, known: tuple[str, ...]) -> RecipeError:
     near = get_close_matches(name, known, n=1)
-    fix = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or set --gigabytes-per-s"
-    return RecipeError(f"--network: {name!r} is not known ({fix})")
+    fix = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}, or set --gigabytes-per-s"
+    return RecipeError(f"--network: {name!r} is unknown ({fix})")

@@ -1,4 +1,4 @@
-"""A table of what runs took: read from CSV, each fault told with its line."""
+"""Read a CSV table of measured runs; errors name the line."""
 
 import csv
 import io
@@ -11,20 +11,20 @@ from typing import Final
 from paceline.core.errors import DataError, near_miss
 
 POINTS: Final = "points.csv"
-"""The file in the folder of `paceline scale` that more ranks are predicted from."""
+"""Table in the folder of `paceline scale`, for predictions."""
 COLUMNS: Final = ("ranks", "nodes", "rank_batch", "images", "time_s")
 _COUNTS: Final = ("ranks", "nodes", "rank_batch")
 _MOST: Final = 10**9
 _RANGE: Final = (1e-9, 1e15)
-"""What a number of images or seconds can be; beyond it arithmetic would overflow."""
+"""Range of images and seconds, so that arithmetic cannot overflow."""
 _EXAMPLE: Final = "such as 4,1,128,12811670,5355.9"
 
 
 @dataclass(frozen=True)
 class Point:
-    """A run that was measured: `images` images on `ranks` ranks of `nodes` nodes, `rank_batch` of them each a step.
+    """A measured run: `images` images on `ranks` ranks of `nodes` nodes, `rank_batch` per rank and step.
 
-    `time_s` is what it took. A speed is written as the images of one second, with a time of 1.
+    `time_s` is its time in seconds. A speed is written as the images of one second, with a time of 1.
     """
 
     ranks: int
@@ -35,10 +35,10 @@ class Point:
 
 
 def read_points(path: Path) -> tuple[Point, ...]:
-    """Return the points of a CSV file with the columns of `COLUMNS`, in any order; others are ignored.
+    """Read a CSV file with the columns of `COLUMNS`, in any order; other columns are ignored.
 
-    Empty lines and lines that begin with `#` are skipped. Raise `DataError`, in one line that names file and line, for
-    a file that cannot be read, a column that is missing, and a value that is none.
+    Empty lines and lines that begin with `#` are skipped. Raise `DataError`, in one line with file and line, if the
+    file is unreadable, a column is missing, or a value is invalid.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -50,21 +50,21 @@ def read_points(path: Path) -> tuple[Point, ...]:
 
 
 def parse_points(text: str, name: str) -> tuple[Point, ...]:
-    """Return the points of a CSV text; `name` is the file's, for messages."""
+    """Parse a CSV text; `name` is the file's, for messages."""
     numbered = _rows(text, name)
     if not numbered:
         raise DataError(f"{name}: is empty (its first line has to be {','.join(COLUMNS)})")
     (line, headings), *rows = numbered
-    places = _places([heading.strip() for heading in headings], f"{name}:{line}")
+    columns = _places([heading.strip() for heading in headings], f"{name}:{line}")
     if not rows:
         raise DataError(f"{name}: holds no points (add a line for each run, {_EXAMPLE})")
-    return tuple(_point(row, places, f"{name}:{line}") for line, row in rows)
+    return tuple(_point(row, columns, f"{name}:{line}") for line, row in rows)
 
 
 def _rows(text: str, name: str) -> list[tuple[int, list[str]]]:
-    """Return the rows that say anything, each with the number of its line."""
-    kept = (line if not line.lstrip().startswith("#") else "" for line in io.StringIO(text, newline=None))
-    reader = csv.reader((line.rstrip("\n") for line in kept), skipinitialspace=True, strict=True)
+    """Return the non-empty rows, each with its line number."""
+    lines = (line if not line.lstrip().startswith("#") else "" for line in io.StringIO(text, newline=None))
+    reader = csv.reader((line.rstrip("\n") for line in lines), skipinitialspace=True, strict=True)
     rows = []
     try:
         for row in reader:
@@ -77,19 +77,19 @@ def _rows(text: str, name: str) -> list[tuple[int, list[str]]]:
 
 def _places(headings: Sequence[str], at: str) -> Mapping[str, int]:
     for name in COLUMNS:
-        found = headings.count(name)
-        if found == 0:
+        occurrences = headings.count(name)
+        if occurrences == 0:
             guess = near_miss(name, headings)
             raise DataError(f"{at}: has no column {name}{guess} (the first line has to be {','.join(COLUMNS)})")
-        if found > 1:
-            raise DataError(f"{at}: has column {name} {found} times (keep one)")
+        if occurrences > 1:
+            raise DataError(f"{at}: has column {name} {occurrences} times (keep one)")
     return {name: headings.index(name) for name in COLUMNS}
 
 
-def _point(row: Sequence[str], places: Mapping[str, int], at: str) -> Point:
-    if len(row) <= max(places.values()):
+def _point(row: Sequence[str], columns: Mapping[str, int], at: str) -> Point:
+    if len(row) <= max(columns.values()):
         raise DataError(f"{at}: has {len(row)} values (write one for each column, {_EXAMPLE})")
-    texts = {name: row[place].strip() for name, place in places.items()}
+    texts = {name: row[column].strip() for name, column in columns.items()}
     ranks, nodes, rank_batch = (_count(name, texts[name], at) for name in _COUNTS)
     if nodes > ranks:
         raise DataError(f"{at}: nodes: {nodes} are more than the {ranks} ranks (each node has at least one)")

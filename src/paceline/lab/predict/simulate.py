@@ -1,7 +1,7 @@
-"""Backward, and the buckets that are sent while it runs: how much of sending a step has to wait for. Pure, torch-free.
+"""Simulate DDP's gradient buckets during backward: the communication time that is exposed. Pure, torch-free.
 
-DDP sends a bucket as soon as its gradients are there (Li et al. 2020, arXiv 2006.15704), and one after the other: what
-is on the wire is a queue. What it does not do: two buckets at once, or backward that slows down as they are sent.
+DDP sends each bucket when its gradients are ready (Li et al. 2020, arXiv 2006.15704), one at a time. Not modeled:
+concurrent buckets, and backward slowed down by communication.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,16 +17,16 @@ BUCKET_BYTES: Final = 25 << 20
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are sent at once, ready `ready_s` seconds after the first of the step."""
+    """Gradients that are sent together, ready `ready_s` seconds after the first ones of the step."""
 
     num_bytes: int
     ready_s: float
 
 
 def exposed_s(buckets: Sequence[Bucket], all_reduce_s: Callable[[int], float]) -> float:
-    """Return the seconds after backward in which buckets are still sent, each once it and the wire are ready.
+    """Return the seconds of communication after backward ends, with the last bucket ready.
 
-    `all_reduce_s` returns the seconds of an all-reduce of so many bytes. Backward ends as the last bucket is ready.
+    `all_reduce_s` returns the seconds of an all-reduce of a number of bytes.
     """
     free_s = backward_ends_s = 0.0
     for bucket in buckets:
@@ -36,18 +36,18 @@ def exposed_s(buckets: Sequence[Bucket], all_reduce_s: Callable[[int], float]) -
 
 
 def of_results(buckets: Sequence[BucketResult]) -> tuple[Bucket, ...]:
-    """Return measured buckets; what a run says is counted from the first of them, whichever that is."""
+    """Return measured buckets, with times relative to the first."""
     first_s = min((bucket.ready_s for bucket in buckets), default=0.0)
     return tuple(Bucket(bucket.bytes, bucket.ready_s - first_s) for bucket in buckets)
 
 
 def assumed(num_bytes: int, backward_s: float, bucket_bytes: int | None = None) -> tuple[Bucket, ...]:
-    """Return the buckets that torch would make of so many bytes, ready as evenly in backward as bytes go.
+    """Return the buckets that torch would make, ready in backward in proportion to their bytes.
 
-    `bucket_bytes` is a size that was asked for, which the first has too; torch's own for None. They were not measured.
-    The last layers' gradients come first; that as many bytes take as long is not so where early layers, which have few
-    weights, compute the most: there more of sending is hidden than this has.
+    `bucket_bytes` is the configured size, also of the first bucket; None for torch's default.
     """
+    # Gradients of the last layers come first. If early layers, with few weights, take most of the time, more
+    # communication is hidden than assumed here.
     sizes = _sizes(num_bytes, bucket_bytes or FIRST_BYTES, bucket_bytes or BUCKET_BYTES)
     sent, buckets = 0, []
     for each in sizes:

@@ -38,7 +38,7 @@ def amiss(found: list[Facts]) -> list[tuple[str, str, str]]:
 
 def test_nothing_is_wrong_with_ranks_that_are_alike() -> None:
     (only,) = judge_ranks(ranks())
-    assert (only.name, only.state, only.found) == ("ranks", "ok", "4 ranks met, of 2 hosts: a, b")
+    assert (only.name, only.state, only.found) == ("ranks", "ok", "4 ranks joined, on 2 hosts: a, b")
 
 
 def test_one_rank_with_another_torch_is_named() -> None:
@@ -61,7 +61,7 @@ def test_ranks_of_one_host_that_count_themselves_otherwise_are_told() -> None:
     found[1] = replace(found[1], local_world_size=4)
     (other,) = [each for each in judge_ranks(found) if each.state != "ok"]
     assert (other.name, other.state) == ("local ranks", "wrong")
-    assert other.found == "one host is said to have so many ranks: 2: rank 0 (a); 4: rank 1 (a)"
+    assert other.found == "ranks of one host disagree on their number: 2: rank 0 (a); 4: rank 1 (a)"
 
 
 def test_a_host_without_a_first_rank_is_told() -> None:
@@ -79,7 +79,7 @@ def test_hosts_of_other_sizes_are_well() -> None:
 def test_two_ranks_on_one_gpu_are_named() -> None:
     found = [replace(rank, device="cuda:0", gpu=f"GPU-{rank.rank // 3}") for rank in ranks(hosts=1, each=4)]
     (other,) = [each for each in judge_ranks(found) if each.state != "ok"]
-    assert (other.name, other.state, other.found) == ("GPUs", "wrong", "one GPU is the device of ranks 0-2 (a)")
+    assert (other.name, other.state, other.found) == ("GPUs", "wrong", "one GPU is used by ranks 0-2 (a)")
 
 
 def test_a_rank_without_a_device_is_told_in_the_words_of_its_refusal() -> None:

@@ -32,7 +32,7 @@ def test_a_clock_that_is_ahead_or_behind_is_measured(ahead_s: float) -> None:
 def test_a_clock_that_is_off_by_more_than_a_second_is_worth_a_look() -> None:
     (found,) = judge_clocks({1: Offset(-5.0, 0.001), 2: Offset(0.2, 0.001)}, RANKS)
     assert (found.name, found.state) == ("clocks", "look")
-    assert found.found == "rank 1 (host1) is 5.00 s behind rank 0 (to within 1 ms)"
+    assert found.found == "rank 1 (host1) is 5.00 s behind rank 0 (+/- 1 ms)"
 
 
 def test_clocks_that_agree_or_may_agree_are_well() -> None:

@@ -56,8 +56,8 @@ def test_a_quota_of_cpu_time_below_the_cores_is_worth_a_look(found, tmp_path: Pa
     for name, text in files.items():
         write(tmp_path / "sys/fs/cgroup" / name, text)
     cores = found()["cores"]
-    assert cores.state == "look" and cores.found.endswith("usable, but only 0.5 s of CPU time a second")
-    assert "paceline counts on 1," in cores.advice
+    assert cores.state == "look" and cores.found.endswith("usable, but only 0.5 s of CPU time per second")
+    assert "paceline uses 1," in cores.advice
 
 
 @pytest.mark.skipif(MINE < 2, reason="a whole quota below the cores takes two")
@@ -65,9 +65,9 @@ def test_a_whole_quota_is_worth_a_look_only_where_the_ranks_are_more(found, tmp_
     write(tmp_path / "proc/self/cgroup", "0::/job")
     write(tmp_path / "sys/fs/cgroup/job/cpu.max", "100000 100000")
     cores = f"{MINE} of {os.cpu_count()} usable"
-    assert found()["cores"] == Finding.ok("cores", f"{cores}, 1 s of CPU time a second")
+    assert found()["cores"] == Finding.ok("cores", f"{cores}, 1 s of CPU time per second")
     two = found(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")["cores"]
-    assert two.state == "look" and two.found == f"{cores}, but only 1 s of CPU time a second for 2 ranks"
+    assert two.state == "look" and two.found == f"{cores}, but only 1 s of CPU time per second for 2 ranks"
 
 
 def test_ranks_that_are_bound_to_cores_of_their_own_have_others_than_this_one(found) -> None:
@@ -78,7 +78,7 @@ def test_ranks_that_are_bound_to_cores_of_their_own_have_others_than_this_one(fo
 
 def test_fewer_cores_than_slurm_was_asked_for_are_worth_a_look(found) -> None:
     cores = found(**IN_STEP, SLURM_CPUS_PER_TASK=str(MINE + 1))["cores"]
-    assert cores.state == "look" and cores.found.endswith(f"Slurm was asked for {MINE + 1} a task")
+    assert cores.state == "look" and cores.found.endswith(f"{MINE + 1} per task were requested from Slurm")
     assert found(**IN_STEP, SLURM_CPUS_PER_TASK="1", SLURM_STEP_TASKS_PER_NODE="1(x2)")["cores"].state == "ok"
 
 
@@ -94,7 +94,7 @@ def test_limits_on_threads_are_told(found) -> None:
 
 
 def test_nodes_of_memory_tell_their_cores_and_gpus(found, tmp_path: Path) -> None:
-    assert found()["NUMA"].found == "not told by the kernel"
+    assert found()["NUMA"].found == "not reported by the kernel"
     node(tmp_path, 0, f"0-{os.cpu_count()}")
     node(tmp_path, 10, "")
     node(tmp_path, 2, "9000-9001")
@@ -109,7 +109,7 @@ def test_a_process_bound_far_from_every_gpu_is_worth_a_look(found, tmp_path: Pat
     node(tmp_path, 1, "9000-9001")
     gpu(tmp_path, "0000:1b:00.0", 1)
     numa = found()["NUMA"]
-    assert numa.state == "look" and numa.found.endswith("this process may use no core that is near a GPU")
+    assert numa.state == "look" and numa.found.endswith("this process may use no core near a GPU")
     assert "--gpus-per-task=1" in numa.advice and "closest" not in numa.advice
 
 

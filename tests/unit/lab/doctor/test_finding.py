@@ -29,7 +29,7 @@ def test_a_finding_of_another_place_says_so() -> None:
     ("message", "found", "advice"),
     [
         ("PORT: 1 (of 2) is taken (take 3)", "PORT: 1 (of 2) is taken", "take 3"),
-        ("it is broken", "it is broken", "mend it"),
+        ("it is broken", "it is broken", "fix it"),
     ],
 )
 def test_an_error_s_last_brackets_are_the_advice(message: str, found: str, advice: str) -> None:

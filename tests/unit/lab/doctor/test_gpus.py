@@ -85,7 +85,7 @@ def never(name: str) -> Any:
     ("environ", "state", "says"),
     [
         ({}, "ok", "none: runs train on the CPU"),
-        ({"SLURM_GPUS_ON_NODE": "4"}, "look", "none, and Slurm gave 4 on this node"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, "look", "none, but Slurm allocated 4 on this node"),
     ],
 )
 def test_a_machine_without_gpus_loads_nothing(tmp_path: Path, environ: dict, state: str, says: str) -> None:
@@ -101,8 +101,8 @@ def test_gpus_that_are_well_say_driver_cuda_and_nccl(found) -> None:
     told = found(torch_of(2))
     assert {finding.state for finding in told.values()} == {"ok"}
     assert told["GPUs"].found == "2 (NVIDIA A100), driver 570.86.15, CUDA 12.8"
-    assert told["NCCL"].found == "2.27.5" and told["GPU health"].found == "nothing is wrong with 2 GPUs"
-    assert told["peer access"].found == "all GPUs reach one another's memory"
+    assert told["NCCL"].found == "2.27.5" and told["GPU health"].found == "no problems with 2 GPUs"
+    assert told["peer access"].found == "all GPUs can access each other's memory"
 
 
 def test_a_torch_that_does_not_see_the_gpus_is_wrong(found) -> None:
@@ -138,11 +138,11 @@ def test_gpus_that_do_not_reach_one_another_are_worth_a_look(found) -> None:
 @pytest.mark.parametrize(
     ("told", "state", "says"),
     [
-        ({"mode": 2}, "wrong", "GPU 0 lets no program compute"),
-        ({"memory": SimpleNamespace(used=60 * GB, total=80 * GB)}, "look", "other programs hold 60 GB of 80 GB"),
+        ({"mode": 2}, "wrong", "GPU 0 does not allow programs to compute"),
+        ({"memory": SimpleNamespace(used=60 * GB, total=80 * GB)}, "look", "other programs use 60 GB of 80 GB"),
         ({"errors": 3}, "look", "3 uncorrected memory errors"),
-        ({"rows": (0, 1, 1, 0)}, "look", "memory rows are to be replaced"),
-        ({"reasons": 0x40}, "look", "slowed down by its temperature"),
+        ({"rows": (0, 1, 1, 0)}, "look", "memory rows are pending replacement"),
+        ({"reasons": 0x40}, "look", "throttled by its temperature"),
         ({"init": None}, "look", "unknown: NVML: Not Supported"),
     ],
 )

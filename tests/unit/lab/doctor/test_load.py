@@ -52,7 +52,7 @@ def test_cores_that_others_use_are_worth_a_look(kernel: Kernel) -> None:
     found = kernel.look(busy_s=0.75 * len(CORES))
     assert found.state == "look"
     assert f"{0.75 * len(CORES):.1f} of {len(CORES)} cores busy (75.0 %), load average 31.40" in found.found
-    assert "end them before anything is measured" in found.advice
+    assert "stop them before measuring" in found.advice
 
 
 def test_what_paceline_uses_itself_is_no_load(kernel: Kernel) -> None:
@@ -71,7 +71,7 @@ def test_what_a_hypervisor_takes_is_told_as_that(kernel: Kernel) -> None:
 
 def test_where_the_kernel_does_not_tell_nothing_is_claimed(tmp_path: Path) -> None:
     here = Here({}, tmp_path, time.perf_counter, 0.0, root=tmp_path)
-    assert load_finding(here) == Finding.ok("load", "not told by the kernel")
+    assert load_finding(here) == Finding.ok("load", "not reported by the kernel")
 
 
 def test_real_busy_processes_are_seen_and_those_that_this_one_started_are_its_own() -> None:

@@ -45,7 +45,7 @@ def free() -> str:
 
 
 def test_who_starts_ranks_is_told(found) -> None:
-    assert found() == {"launcher": Finding.ok("launcher", "none: --ranks says how many processes")}
+    assert found() == {"launcher": Finding.ok("launcher", "none: set --ranks for several processes")}
     assert found(**TORCHRUN)["launcher"].found.startswith("torchrun: rank 1 of 4 (RANK=1, WORLD_SIZE=4")
     assert found(**STEP)["launcher"].found.startswith("slurm: rank 0 of 2 (")
 
@@ -62,7 +62,7 @@ def test_a_batch_script_that_starts_without_srun_is_worth_a_look(found) -> None:
         ({**TORCHRUN, "RANK": "4"}, "no place in a world"),
         ({**TORCHRUN, "WORLD_SIZE": "four"}, "'four' is not a number"),
         ({**STEP, "RANK": "0", "WORLD_SIZE": "1"}, "contradict Slurm's, which has started 2 tasks"),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "each of the processes would train alone"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "each process would train alone"),
     ],
 )
 def test_variables_that_contradict_one_another_are_wrong(found, environ: dict[str, str], says: str) -> None:
@@ -93,7 +93,7 @@ def test_a_port_that_another_program_listens_on_is_wrong_and_the_program_is_name
     port = found(MASTER_PORT=taken)["port"]
     program = Path("/proc/self/comm").read_text().strip()
     assert port.state == "wrong"
-    assert port.found == f"{taken} is taken by {program} (process {os.getpid()})"
+    assert port.found == f"{taken} is in use by {program} (process {os.getpid()})"
     assert found(**STEP, MASTER_PORT=taken)["port"].state == "wrong"
 
 
@@ -122,7 +122,7 @@ def test_who_holds_a_port_of_another_s_processes_cannot_be_seen(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("left_s", "state", "says"),
-    [(7200, "ok", "2:00:00 h of the job"), (120, "look", "2:00 min of the job"), (-1, "look", "should have ended")],
+    [(7200, "ok", "2:00:00 h of the job"), (120, "look", "2:00 min of the job"), (-1, "look", "past its time limit")],
 )
 def test_the_time_that_a_job_has_left_is_told(found, left_s: int, state: str, says: str) -> None:
     left = found(SLURM_JOB_END_TIME=str(int(NOW_S) + left_s))["time left"]

@@ -51,15 +51,15 @@ def _chosen(there: tuple[Interface, ...], addresses: list[str], environ: dict[st
 def test_one_machine_needs_no_more_than_its_loopback(found) -> None:
     told = found((LO,), ["127.0.0.1"])
     assert {finding.state for finding in told.values()} == {"ok"}
-    assert told["host name"].found == "node1 is 127.0.0.1" and told["interfaces"].found == "the loopback alone"
-    assert told["gloo"].found == "takes the loopback: all ranks are on this machine"
+    assert told["host name"].found == "node1 is 127.0.0.1" and told["interfaces"].found == "only the loopback"
+    assert told["gloo"].found == "uses the loopback: all ranks are on this machine"
 
 
 def test_ranks_of_two_nodes_meet_by_the_address_of_the_host_s_name(found) -> None:
     told = found((LO, ETH), ["10.0.0.1"], **TWO_NODES)
     assert {finding.state for finding in told.values()} == {"ok"}
     assert told["interfaces"].found == "eth0 10.0.0.1 (1 Gbit/s)"
-    assert told["gloo"].found == "takes eth0 10.0.0.1 (1 Gbit/s), by the name of this host"
+    assert told["gloo"].found == "uses eth0 10.0.0.1 (1 Gbit/s), by this host's name"
 
 
 def test_a_host_without_an_address_is_wrong_where_ranks_must_meet_by_it(found) -> None:
@@ -77,7 +77,7 @@ def test_a_name_that_stands_for_another_machine_or_the_loopback_is_wrong_between
     assert "not this machine" in found((LO, ETH), ["10.9.9.9"])["host name"].found
     told = found((LO, ETH), ["127.0.0.1"], **TWO_NODES)
     assert told["host name"].state == "ok"
-    assert told["gloo"].state == "wrong" and told["gloo"].found.startswith("takes lo 127.0.0.1")
+    assert told["gloo"].state == "wrong" and told["gloo"].found.startswith("uses lo 127.0.0.1")
 
 
 def test_no_interface_but_the_loopback_is_wrong_between_nodes(found) -> None:
@@ -89,8 +89,8 @@ def test_a_run_takes_the_way_to_rank_0_where_the_host_s_name_leads_nowhere(found
     """As on Debian, where the name leads to 127.0.1.1."""
     told = found((LO, DOCKER, ETH), addresses, ours="eth0", **TWO_NODES)
     assert not [finding for finding in told.values() if finding.state == "wrong"]
-    assert told["gloo"].found.startswith("takes eth0 10.0.0.1 (1 Gbit/s), by paceline")
-    assert found((LO, DOCKER, ETH), addresses, ours="eth0")["gloo"].found.startswith("takes the loopback")
+    assert told["gloo"].found.startswith("uses eth0 10.0.0.1 (1 Gbit/s), chosen by paceline")
+    assert found((LO, DOCKER, ETH), addresses, ours="eth0")["gloo"].found.startswith("uses the loopback")
 
 
 def test_the_way_to_rank_0_is_advised_before_others_and_bridges_never(found) -> None:
@@ -120,7 +120,7 @@ def test_interfaces_that_are_asked_for_and_are_not_there_are_named(found) -> Non
     gloo = found((LO, ETH), ["127.0.0.1"], GLOO_SOCKET_IFNAME="ib7")["gloo"]
     assert gloo.state == "wrong" and "there is no ib7" in gloo.found and "eth0, lo" in gloo.advice
     nccl = found((LO, ETH), ["127.0.0.1"], gpus=2, NCCL_SOCKET_IFNAME="=ib7")["NCCL's sockets"]
-    assert nccl.state == "wrong" and nccl.found == "NCCL_SOCKET_IFNAME==ib7 fits no interface"
+    assert nccl.state == "wrong" and nccl.found == "NCCL_SOCKET_IFNAME==ib7 matches no interface"
     assert found((LO, ETH), ["127.0.0.1"], GLOO_SOCKET_IFNAME="eth0")["gloo"].state == "ok"
 
 

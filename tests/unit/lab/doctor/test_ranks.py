@@ -44,7 +44,7 @@ def test_a_port_that_is_taken_is_told_once(taken: int) -> None:
     world = World(world_size=2, local_world_size=2, master_port=taken)
     (found,) = between(world, []) or ()
     assert (found.name, found.state) == ("ranks", "wrong") and f"{taken} is in use" in found.found
-    assert between(world, [Finding.wrong("port", f"{taken} is taken by python", "end it")]) == ()
+    assert between(world, [Finding.wrong("port", f"{taken} is in use by python", "end it")]) == ()
 
 
 def test_a_rank_that_does_not_reach_rank_0_says_so_itself(taken: int) -> None:
@@ -77,7 +77,7 @@ def met(monkeypatch: pytest.MonkeyPatch):
 def test_a_rank_that_is_lost_is_a_finding_beside_those_before_it(met) -> None:
     met(LOST, SLOW)
     assert between(PAIR, []) == (SLOW, Finding.wrong("ranks", "rank 1 (b) was lost", ranks._SEE))
-    silent = Finding.wrong("ranks", "2 ranks met; rank 1 died or hung since", "see")
+    silent = Finding.wrong("ranks", "2 ranks joined; rank 1 died or hung since", "see")
     met(LOST, silent)
     assert between(PAIR, []) == (silent,), "one finding for one fault"
 
@@ -96,7 +96,7 @@ def test_ranks_that_say_nothing_are_named_beside_what_others_find() -> None:
     assert [each.rank for each in said] == [0, 3]
     silent, other = ranks._compared(said, 4)
     assert (silent.name, silent.state) == ("ranks", "wrong")
-    assert silent.found == "4 ranks met; ranks 1, 2 died or hung since"
+    assert silent.found == "4 ranks joined; ranks 1, 2 died or hung since"
     assert other == shm.at("rank 3 (b)")
 
 

@@ -48,7 +48,7 @@ def test_what_a_worker_takes_is_what_training_reckons_with() -> None:
 
 
 def test_a_container_s_memory_counts_and_not_its_host_s(found, tmp_path: Path) -> None:
-    assert found()["memory"].found == "not told by the kernel"
+    assert found()["memory"].found == "not reported by the kernel"
     write(tmp_path / "proc/meminfo", "MemTotal: 62500000 kB\nMemAvailable: 31250000 kB\nHugePages_Total: 0\n")
     assert found()["memory"] == Finding.ok("memory", "32 GB free of 64 GB")
     write(tmp_path / "proc/self/cgroup", "0::/job\n")
@@ -122,4 +122,4 @@ def test_shared_memory_is_for_the_workers_that_the_cores_of_a_bound_rank_serve(f
     """Each of 4 ranks that are bound to 4 cores of their own has 3 workers, not those of a quarter of its cores."""
     monkeypatch.setattr(room, "rank_cores", lambda world, proc, mount: 4)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(GB, 0, 4 * ONE_WORKER))
-    assert "3 workers a rank" in found(**ranks(4))["shared memory"].found
+    assert "3 workers per rank" in found(**ranks(4))["shared memory"].found

@@ -57,8 +57,8 @@ def test_a_link_is_slow_by_itself_or_for_what_it_is_made_for(line: float, bit_pe
 def test_the_figures_and_what_they_cost_are_told() -> None:
     found = judge_speed(measured(2, 0.8e9), ranks(2))
     assert found.found == (
-        "gloo over eth0: 0.800 Gbit/s and 49.8 µs a hop, made for 10 Gbit/s, between 2 hosts: "
-        "100 MB of gradients take 1.00 s a step"
+        "gloo over eth0: 0.800 Gbit/s and 49.8 µs per hop, nominal 10 Gbit/s, between 2 hosts: "
+        "100 MB of gradients take 1.00 s per step"
     )
     assert "ethtool eth0" in found.advice and "GLOO_SOCKET_IFNAME" in found.advice
 
@@ -92,6 +92,6 @@ def test_the_host_that_is_slow_to_all_others_is_named() -> None:
     finding = Finding.look("all-reduce", "gloo: slow", "see")
     named = blame(finding, {(0, 1): 1e9, (0, 2): 12 * MEGA, (1, 2): 11 * MEGA}, three)
     assert (named.state, named.where) == ("look", "rank 2 (host2)")
-    assert named.found == "gloo: slow; rank 2 (host2) sends and receives 0.0960 Gbit/s, where the others do 8 Gbit/s"
+    assert named.found == "gloo: slow; rank 2 (host2) only reaches 0.0960 Gbit/s, while the others reach 8 Gbit/s"
     assert blame(finding, {(0, 1): 12 * MEGA, (0, 2): 12 * MEGA, (1, 2): 11 * MEGA}, three) == finding
     assert blame(finding, {}, three) == finding

@@ -13,10 +13,10 @@ TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
 @pytest.mark.parametrize(
     ("kept", "environ", "state", "says"),
     [
-        ((0, 0.25), {}, "ok", "synchronised, at most 250 ms off"),
+        ((0, 0.25), {}, "ok", "synchronized, at most 250 ms off"),
         ((5, 16.0), {}, "ok", "fine for one machine"),
-        ((5, 16.0), TWO_NODES, "look", "not synchronised"),
-        ((-1, 0.0), TWO_NODES, "ok", "not told by the kernel"),
+        ((5, 16.0), TWO_NODES, "look", "not synchronized"),
+        ((-1, 0.0), TWO_NODES, "ok", "not reported by the kernel"),
     ],
 )
 def test_a_clock_that_nobody_keeps_is_worth_a_look_on_several_nodes(

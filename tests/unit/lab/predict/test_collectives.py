@@ -105,7 +105,7 @@ def test_a_bandwidth_that_is_given_links_nodes_of_a_network_that_is_within_one()
     assert network.inside == INSIDE["nvlink3"]
     assert network.between.bytes_per_s == 3e9
     assert network.between.alpha_s == build_network(None, ranks_per_node=8, gigabytes_per_s=3).between.alpha_s
-    with pytest.raises(RecipeError, match=r"^--alpha-us: 5 has no effect within a node.* \(add --gigabytes-per-s"):
+    with pytest.raises(RecipeError, match=r"^--alpha-us: 5 has no effect on .* within a node \(add --gigabytes-per-s"):
         build_network("nvlink3", ranks_per_node=8, alpha_us=5)
 
 
@@ -141,9 +141,9 @@ def test_users_give_latency_and_bandwidth_of_their_own():
     ("name", "says"),
     [
         ("ndrr", "did you mean ndr?"),
-        ("0xndr", "is not known"),
+        ("0xndr", "is unknown"),
         ("nvlnk4+ndr", "did you mean nvlink4?"),
-        (None, "none is named"),
+        (None, "is not set"),
         ("missing.json", "cannot be read"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_network_that_nobody_knows_is_an_error_in_one_line(name, says):
 
 def test_a_file_that_is_no_collective_is_an_error_in_one_line(tmp_path: Path):
     (file := tmp_path / "other.json").write_text("{}")
-    with pytest.raises(RecipeError, match="is no measured collective") as raised:
+    with pytest.raises(RecipeError, match="is not a measured collective") as raised:
         build_network(str(file), ranks_per_node=8)
     assert "\n" not in str(raised.value)
 

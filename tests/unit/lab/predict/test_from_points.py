@@ -117,7 +117,7 @@ def test_speeds_have_no_start_up_and_it_is_said() -> None:
     assert are_speeds(speeds)
     found = predicted(speeds, (16,), 8)
     assert "f_s" not in found.terms
-    assert any(note.startswith("f_s: none, as points of the same time are speeds") for note in found.notes)
+    assert any(note.startswith("f_s: none, as points of equal time are speeds") for note in found.notes)
     assert not are_speeds(first("jsc", 32))
     assert not are_speeds([Point(1, 1, 8, 80.0, 4.0)] * 2)
 
@@ -126,10 +126,13 @@ def test_speeds_have_no_start_up_and_it_is_said() -> None:
     ("points", "note"),
     [
         ((Point(1, 1, 8, 80.0, 4.0),), "c1_s: left out"),
-        ((Point(1, 1, 8, 80.0, 4.0), Point(2, 1, 8, 80.0, 2.2)), "c2_s: left out, as the points do not tell it"),
-        ((Point(2, 1, 8, 80.0, 2.2), Point(4, 1, 8, 80.0, 1.2)), "c1_s: is within t_s, as no point is of one rank"),
-        ((Point(1, 1, 8, 80.0, 4.0), Point(1, 1, 8, 80.0, 8.0)), "the points lie"),
-        ((Point(1, 1, 8, 80.0, 4.0), Point(2, 1, 8, 160.0, 4.4)), "the points differ in images; predicted for 160"),
+        ((Point(1, 1, 8, 80.0, 4.0), Point(2, 1, 8, 80.0, 2.2)), "c2_s: left out, as the points do not identify it"),
+        ((Point(2, 1, 8, 80.0, 2.2), Point(4, 1, 8, 80.0, 1.2)), "c1_s: included in t_s, as no point has one rank"),
+        ((Point(1, 1, 8, 80.0, 4.0), Point(1, 1, 8, 80.0, 8.0)), "the points scatter by"),
+        (
+            (Point(1, 1, 8, 80.0, 4.0), Point(2, 1, 8, 160.0, 4.4)),
+            "the points differ in images; the prediction is for 160",
+        ),
     ],
 )
 def test_what_the_points_leave_open_is_said(points: tuple[Point, ...], note: str) -> None:
@@ -139,8 +142,8 @@ def test_what_the_points_leave_open_is_said(points: tuple[Point, ...], note: str
 
 def test_far_off_is_called_a_guess() -> None:
     points = first("jsc", 32)
-    assert any("a guess" in note for note in predicted(points, (512,), 4).notes)
-    assert not any("a guess" in note for note in predicted(points, (256,), 4).notes)
+    assert any("rough extrapolation" in note for note in predicted(points, (512,), 4).notes)
+    assert not any("rough extrapolation" in note for note in predicted(points, (256,), 4).notes)
 
 
 def test_times_that_do_not_fall_give_a_number_all_the_same() -> None:

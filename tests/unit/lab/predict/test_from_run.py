@@ -150,7 +150,7 @@ def test_what_is_within_a_node_tells_nothing_of_more_nodes():
     model = build_model(TWO, build_network("nvlink4", ranks_per_node=8))
     eight = Asked((8,), 8, 32, 6400)
     assert predict(model, eight).network == "nvlink4 (370 GB/s and 1.64 us a hop within a node)"
-    with pytest.raises(RecipeError, match=r"16 ranks are on more \(add what is between, such as nvlink4\+ndr"):
+    with pytest.raises(RecipeError, match=r"16 ranks need several \(add one between nodes, such as nvlink4\+ndr"):
         predict(model, dataclasses.replace(eight, at=(8, 16)))
 
 
@@ -278,7 +278,7 @@ def test_a_folder_without_a_run_is_an_error_in_one_line(tmp_path: Path):
 )
 def test_what_sends_otherwise_than_ddp_is_refused(tmp_path: Path, setting: dict[str, Any], fix: str):
     folder = write_run(tmp_path, result(2), {"communication": BUCKETS}, **setting)
-    with pytest.raises(RecipeError, match=f"the prediction is of ddp .*{fix}") as raised:
+    with pytest.raises(RecipeError, match=f"only ddp is modeled .*{fix}") as raised:
         read_step(folder, ranks_per_node=8)
     assert "\n" not in str(raised.value)
 
@@ -331,9 +331,12 @@ def test_what_is_no_run_is_told_what_it_is(tmp_path: Path):
     (tmp_path / "scale" / "points.csv").write_text("")
     (tmp_path / "times.csv").write_text("")
     for name, says in (
-        ("scale", f"is the folder of an experiment, no run (name one of its runs, in trials/, or --points {tmp_path}"),
-        ("times.csv", "is a file, and a prediction needs a run"),
-        ("digits", "there is no such folder, and a prediction needs a run (name the folder of a run"),
+        (
+            "scale",
+            f"is the folder of an experiment, not of a run (name one of its runs, in trials/, or --points {tmp_path}",
+        ),
+        ("times.csv", "is a file; a prediction needs a run"),
+        ("digits", "no such folder; a prediction needs a run (name the folder of a run"),
     ):
         with pytest.raises(RecipeError) as raised:
             read_step(tmp_path / name, ranks_per_node=8)
@@ -348,7 +351,7 @@ def test_a_run_alone_has_the_recipe_of_the_others_but_for_its_batch_seed_length_
     write_run(alike, result(1), {}, seed=3, train__epochs=1.0)
     write_run(other, result(1), {}, model__width=0.5)
     refuse_another_recipe(run, alike)
-    with pytest.raises(RecipeError, match=r"^--alone: .*other: model\.width is 0\.5, and .* \(train the same recipe"):
+    with pytest.raises(RecipeError, match=r"^--alone: .*other: model\.width is 0\.5, but .* \(train the same recipe"):
         refuse_another_recipe(run, other)
 
 
