@@ -50,7 +50,7 @@ class Prepared:
     is_known: bool = False
 
 
-def _quiet(*told: object) -> None:
+def _quiet(*values: object) -> None:
     """Ignore progress."""
 
 

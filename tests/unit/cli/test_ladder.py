@@ -107,7 +107,7 @@ def test_ranks_of_a_launcher_are_refused(monkeypatch):
 def test_the_list_names_each_shipped_ladder(capsys):
     assert ask([], list_only=True) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines["cpu"].startswith("What helps on CPU cores")
+    assert lines["cpu"].startswith("Optimizations for CPU cores")
     assert {"auto", "cpu", "ddp-post", "sc20"} <= set(lines)
 
 

@@ -55,8 +55,8 @@ def columns_of(terms: Sequence[Term], points: Sequence[Point]) -> np.ndarray:
     return np.array([[term.growth(point) for term in terms] for point in points], dtype=np.float64)
 
 
-def _per_step(name: str, part: str, growth: Growth, told_by: str) -> Term:
-    return Term(name, part, lambda point: steps_of(point) * growth(point), told_by)
+def _per_step(name: str, part: str, growth: Growth, identified_by: str) -> Term:
+    return Term(name, part, lambda point: steps_of(point) * growth(point), identified_by)
 
 
 def _between_nodes(name: str, growth: Growth) -> Term:

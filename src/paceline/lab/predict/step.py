@@ -231,8 +231,8 @@ def _sigma(result: RunResult, jitter_s: float, span_s: float) -> tuple[float, Se
     if result.throughput.n < 2:
         return 0.0, ("stragglers: the scatter of steps is unknown (profile with more --steps)",)
     # Windows of ten independent steps scatter less than steps, by sqrt(10).
-    told = "stragglers: guessed from how one rank's steps scatter (profile on two ranks or more to measure them)"
-    return span_s / _TENTHS * math.sqrt(_WINDOW_STEPS), (told,)
+    note = "stragglers: guessed from how one rank's steps scatter (profile on two ranks or more to measure them)"
+    return span_s / _TENTHS * math.sqrt(_WINDOW_STEPS), (note,)
 
 
 def _buckets(
@@ -248,8 +248,8 @@ def _buckets(
     bucket_bytes = None if section.bucket_mb == "auto" else round(section.bucket_mb * _MIB)
     made = assumed(_GRADIENT_BYTES * parameters, backward_s, bucket_bytes)
     sent = _SENT_SHARE.get(section.compression, 1.0)
-    told = "buckets: assumed as torch makes them, ready evenly in backward (profile on two ranks to measure them)"
-    return tuple(replace(each, num_bytes=round(sent * each.num_bytes)) for each in made), (told,)
+    note = "buckets: assumed as torch makes them, ready evenly in backward (profile on two ranks to measure them)"
+    return tuple(replace(each, num_bytes=round(sent * each.num_bytes)) for each in made), (note,)
 
 
 def _a_step(result: RunResult, stage: str) -> float:
