@@ -1,4 +1,4 @@
-"""Train image classifiers in synchronous data parallel, and account for every second it took."""
+"""Train image classifiers with synchronous data parallelism, from one CPU core to a cluster."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        # The version alone, when somebody asks: a checkout has to ask git, and an installed package its metadata.
+        # Lazily: a checkout has to run git for its version, and an installed package reads its metadata.
         if name == "__version__":
             return import_module("paceline.core.version").version()
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -30,31 +30,31 @@ def train(
     resume: bool = False,
     own_code: bool = False,
 ) -> "RunResult":
-    """Train a classifier, evaluate it, and leave a run directory; return its result.
+    """Train a classifier, evaluate it, write a run directory, and return the result.
 
-    `recipe` is a preset's name, a YAML file, a run directory, a mapping of plain values (which may say `extends`), or a
-    `paceline.recipe.schema.Recipe`; `overrides` are `"KEY=VALUE"` words over it, as on the command line.
+    `recipe` is a preset's name, a YAML file, a run directory, a mapping of plain values (which may contain `extends`),
+    or a `paceline.recipe.schema.Recipe`. `overrides` are `"KEY=VALUE"` strings, as on the command line.
 
-    `model` is a class or function that is called as `model(num_classes=..., in_channels=..., **model.args)` and returns
-    a `torch.nn.Module` from float images [N, C, H, W], normalised, to logits [N, num_classes]. `source` is one that is
-    called as `source(split="train", **data.source.args)`, and with "val". Both must stand at the top of a module, a
-    script or a notebook: the recipe names them by import path. See `docs/how-to/extend.md`.
+    `model` is a class or function, called as `model(num_classes=..., in_channels=..., **model.args)`. It returns a
+    `torch.nn.Module` that maps normalised float images [N, C, H, W] to logits [N, num_classes]. `source` is called as
+    `source(split="train", **data.source.args)`, and with "val". Both must be defined at the top level of a module, a
+    script or a notebook, because the recipe names them by import path. See `docs/how-to/extend.md`.
 
-    Code that a recipe file or a run directory names is imported only with `own_code`: set it where you trust whoever
-    wrote the file. What the arguments name needs no such leave, a mapping or a `Recipe` included.
+    Set `own_code` to import code that a recipe file or a run directory names; do so only if you trust its author. Code
+    that the arguments name, in a mapping or a `Recipe` too, needs no consent.
 
-    `run_dir` is where the run is written, `runs/RECIPE-TIME` unless given; the result has it as `run_dir` too. With
-    `resume` it goes on from its newest checkpoint. One process is one rank: a script that torchrun or srun starts
-    several times trains in all of them, and each gets the same result. Raise `paceline.core.errors.PacelineError` for
-    what a user can mend.
+    `run_dir` is the directory to write (default: `runs/RECIPE-TIME`), which the result repeats as `run_dir`. With
+    `resume`, training continues from its newest checkpoint. One process is one rank: a script that torchrun or srun
+    starts several times trains in all of them, and each gets the same result. Raise
+    `paceline.core.errors.PacelineError` for errors that a user can fix.
     """
-    # Not an import statement, as all over the package `__version__` is read from here: that would be a circle.
+    # Not an import statement: modules all over the package import `__version__` from here, which would be a cycle.
     work: Callable[..., RunResult] = import_module("paceline.cli.script").train
     return work(recipe, overrides, model, source, run_dir, resume=resume, own_code=own_code)
 
 
 class _Package(ModuleType):
-    """The package `paceline.train`, which has the verb's name: called, it is the verb."""
+    """Make the package `paceline.train` callable as the function `train`, whose name it shares."""
 
     __signature__ = inspect.signature(train)
 
@@ -64,6 +64,6 @@ class _Package(ModuleType):
     __call__.__doc__ = train.__doc__
 
 
-# The first import of a module in the package `train` binds its name here, in place of the function: so both are one.
+# The first import from the package `train` rebinds this name from the function to the package, so one object is both.
 _train = train
 import_module("paceline.train").__class__ = _Package

@@ -1,4 +1,4 @@
-"""`python -m paceline`, so that torchrun can start it too."""
+"""Run `python -m paceline`, which torchrun can start too."""
 
 from paceline.cli import main
 

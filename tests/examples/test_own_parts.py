@@ -129,7 +129,7 @@ def test_a_script_goes_on_with_its_run_from_what_it_has_defined(forking, tmp_pat
     whole, resumed = (line for line in said if line.startswith("completed "))
     assert whole.split()[1] == "6" and resumed == whole
     assert said.count("run directory: halves") == 3 and said[-1] == "returned halves halves"
-    assert said.count("halves: was complete already, and nothing was done") == 1
+    assert said.count("halves: was already complete, so nothing was done") == 1
     assert "name: mine:blobs" in (tmp_path / "halves" / "recipe.yaml").read_text()
     used = json.loads((tmp_path / "halves" / "result.json").read_text())["provenance"]["own_parts"]
     assert set(used) == {"mine:blobs", "mine:Counting"}

@@ -1,4 +1,4 @@
-"""The command line: one file a verb. Nothing here imports torch before a verb needs it."""
+"""Command line of paceline: one file per verb. Imports no torch before a verb needs it."""
 
 import contextlib
 import errno
@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 import typer
 
-from paceline.cli import started  # noqa: F401  first, for it takes the time
+from paceline.cli import started  # noqa: F401  first, because it takes the start time
 from paceline.cli.verbs import app
 from paceline.core.console import ConsoleLostError, progress_console, secure_console, undelivered
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
@@ -22,28 +22,26 @@ from paceline.parallel.environ import end_with_launcher, world_from_environ
 # The same class under typer's own click and under the separate package, depending on typer's version.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 COMPLETE: Final = "--complete"
-"""The first word where a shell asks what the last one may become; see `complete.py`."""
+"""First argument of a shell that asks for completions; see `complete.py`."""
 ORDERLY_S: Final = 10.0
-"""For threads and packages to end after a verb has, in seconds. Chosen: as long as trackers had before."""
+"""Seconds that threads and packages get to shut down after a verb. Trackers used to get as many."""
 
 
 def main() -> None:
-    """Run the program, and end the process with a documented exit code."""
+    """Run the program, and exit with a documented code."""
     secure_console()
-    with contextlib.suppress(PacelineError):  # the verb refuses variables that contradict one another
+    with contextlib.suppress(PacelineError):  # the verb reports contradictory variables
         end_with_launcher(os.environ, world_from_environ(os.environ))  # before the imports, which take seconds
     code = _delivered(_run())
-    ignore_stop_signals()  # all has been written, and ending may take seconds: a late signal is not to change the code
+    ignore_stop_signals()  # all is written; a late signal must not change the code
     if code and "torch.distributed" in sys.modules:
-        os._exit(code)  # an orderly end could wait for ranks that are gone
+        os._exit(code)  # the interpreter's shutdown could wait for ranks that are gone
     leave(code)
 
 
 def leave(code: int, orderly_s: float = ORDERLY_S) -> NoReturn:
-    """End the process with `code`, in order where that takes no longer than `orderly_s`; all has been written.
-
-    Python waits for threads, and packages do for their servers: a tracker's may never have an end.
-    """
+    """Exit with `code`, and skip the interpreter's shutdown if it takes longer than `orderly_s` seconds."""
+    # Python waits for non-daemon threads, and packages wait for their servers: a tracker's may never stop.
     if threading.active_count() > 1:
         timer = threading.Timer(orderly_s, os._exit, (code,))
         timer.daemon = True
@@ -52,11 +50,11 @@ def leave(code: int, orderly_s: float = ORDERLY_S) -> NoReturn:
 
 
 def _delivered(code: int) -> int:
-    """Write what is buffered, and return `code`, or 1 where the JSON that was asked for could not be written."""
+    """Flush stdout and return `code`, or 1 if requested JSON could not be written."""
     lost = undelivered()
     if not lost or code:
         return code
-    if lost != os.strerror(errno.EPIPE):  # a reader who has left knows
+    if lost != os.strerror(errno.EPIPE):  # the reader has closed the pipe
         _complain(f"stdout: cannot be written: {lost} (the result is in the run directory)")
     return 1
 
@@ -65,17 +63,17 @@ def _run() -> int:
     try:
         sys.argv = without_local_rank(sys.argv, os.environ)
         code = completed(sys.argv[2:]) if sys.argv[1:2] == [COMPLETE] else app(standalone_mode=False)
-        sys.stdout.flush()  # here a pipe that is closed is explained
+        sys.stdout.flush()  # raises for a closed pipe while errors are still reported
     except BaseException as error:
-        progress_console(as_json=False)  # the error decides the code: what is still buffered is dropped if it must be
+        progress_console(as_json=False)  # the error decides the exit code, so a failing flush is ignored
         return _explained(error)
     return code if isinstance(code, int) else 0
 
 
 def without_local_rank(argv: list[str], environ: Mapping[str, str]) -> list[str]:
-    """Return `argv` without the `--local-rank=N` that `python -m torch.distributed.launch` writes before all else.
+    """Return `argv` without the `--local-rank=N` that `python -m torch.distributed.launch` puts first.
 
-    That launcher sets LOCAL_RANK too, which is what is read. Raise `WorldError` where the two differ.
+    Raise `WorldError` if it differs from LOCAL_RANK, which that launcher sets as well.
     """
     option, _, rank = argv[1].partition("=") if len(argv) > 1 else ("", "", "")
     if option not in ("--local-rank", "--local_rank") or not rank:
@@ -87,7 +85,7 @@ def without_local_rank(argv: list[str], environ: Mapping[str, str]) -> list[str]
 
 
 def completed(words: list[str]) -> int:
-    """Print, for a shell, what the last of `words` may become, a line each; return the exit code."""
+    """Print completions of the last of `words` for a shell, one per line, and return the exit code."""
     from paceline.cli.complete import complete
 
     for each in complete(words, typer.main.get_command(app)):
@@ -96,7 +94,7 @@ def completed(words: list[str]) -> int:
 
 
 def _explained(error: BaseException) -> int:
-    """Say what a person should know of `error`, and return the exit code."""
+    """Print `error` as one line (unexpected ones with their traceback), and return the exit code."""
     match error:
         case PeerLostError() if error.is_explained:
             return error.exit_code
@@ -108,12 +106,12 @@ def _explained(error: BaseException) -> int:
             return int(error.exit_code)
         case KeyboardInterrupt() | typer.Abort():
             return 130
-        case BrokenPipeError() | SystemExit():  # typer makes the latter of the former
+        case BrokenPipeError() | SystemExit():  # typer turns the former into the latter
             return 1
         case ConsoleLostError() | OSError(errno=errno.ENAMETOOLONG):
             return _refused_by_the_system(error)
         case _ if isinstance(error, _UsageError):
-            if error.format_message() and _is_main():  # without words the help was shown
+            if error.format_message() and _is_main():  # an empty message means that the help was shown
                 override = _override_for(error)
                 _complain(override or f"{error.format_message()} (see --help)")
             return 2
@@ -124,7 +122,7 @@ def _explained(error: BaseException) -> int:
 
 
 def _refused_by_the_system(error: OSError) -> int:
-    """Say that output was lost, or that a path which a user named is too long; return the exit code."""
+    """Print lost output or a path that is too long as an error, and return the exit code."""
     if isinstance(error, ConsoleLostError):
         _complain(f"{error.strerror} (free some space, or write elsewhere)")
         return 1
@@ -133,7 +131,7 @@ def _refused_by_the_system(error: OSError) -> int:
 
 
 def _override_for(error: Any) -> str:
-    """Return what to say of a field that was written as an option, such as `--epochs`; "" where it is none."""
+    """Return an error that suggests KEY=VALUE for a field written as an option, such as `--epochs`; else ""."""
     option = getattr(error, "option_name", "") or ""
     takes_fields = any("KEY=VALUE" in str(each.metavar) for each in error.ctx.command.params) if error.ctx else False
     if not option.startswith("--") or not takes_fields:
@@ -141,14 +139,14 @@ def _override_for(error: Any) -> str:
     from paceline.recipe.fields import paths_of
 
     after = sys.argv[sys.argv.index(option) + 1 :] if option in sys.argv else []
-    said = [word.removeprefix(f"{option}=") for word in sys.argv if word.startswith(f"{option}=")] or after
-    value = said[0] if said and not said[0].startswith("--") else "..."
+    values = [word.removeprefix(f"{option}=") for word in sys.argv if word.startswith(f"{option}=")] or after
+    value = values[0] if values and not values[0].startswith("--") else "..."
     paths = paths_of(option[2:].replace("-", "_"))
-    return f"{option}: is no option (write {' or '.join(f'{path}={value}' for path in paths)})" if paths else ""
+    return f"{option}: is not an option (write {' or '.join(f'{path}={value}' for path in paths)})" if paths else ""
 
 
 def _is_main() -> bool:
-    """Whether this process speaks for what all ranks refuse alike, before they meet."""
+    """Return whether this process prints errors that all ranks raise alike."""
     try:
         return world_from_environ(os.environ).is_main
     except PacelineError:

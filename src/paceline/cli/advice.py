@@ -1,7 +1,7 @@
-"""How often a run should save, in words and numbers. Pure: costs in, a recommendation out.
+"""Recommend a checkpoint interval from costs (pure).
 
-The optimum is flat: with half or twice the best interval, saves and steps done again cost a quarter more together, so a
-range is advised, and a round number in it.
+The optimum is flat: at half or twice the best interval, saves and repeated steps cost a quarter more. So paceline
+recommends a range, and a round value in it.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ _ROUND: Final = (
     *((3600 * hours, f"{hours}h") for hours in (1, 2, 3, 4, 6, 8, 12, 24)),
 )
 _WORTH: Final = 0.001
-"""Share of the wall clock that makes another interval worth a word."""
+"""Share of wall-clock time below which a better interval is not worth mentioning."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What saving and starting again take, in seconds, and how the run saves now; None is what is not known.
+    """Costs of saving and restarting, in seconds, and the current interval; None if unknown.
 
-    `stall_s`, `write_s` and `restart_s` are as in `core.goodput`; `step_s` is a step, `slow_s` a slow one, `every_s`
-    the time between two checkpoints.
+    `stall_s`, `write_s` and `restart_s` are as in `core.goodput`; `step_s` is a typical step, `slow_s` a slow one,
+    `every_s` the time between checkpoints.
     """
 
     stall_s: float
@@ -36,7 +36,7 @@ class Costs:
 
 
 def advise(costs: Costs, mtbf_s: float) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-    """Return values for a program and rows for a person on how often to save with failures `mtbf_s` apart."""
+    """Return values for JSON and rows for a table, for failures `mtbf_s` apart."""
     best_s = best_interval(costs.stall_s, costs.write_s, mtbf_s)
     step_s = costs.step_s
     steps = interval_steps(best_s, step_s) if step_s is not None else None
@@ -47,7 +47,7 @@ def advise(costs: Costs, mtbf_s: float) -> tuple[dict[str, Any], list[tuple[str,
     setting = _round(best_s, low_s, high_s, steps)
     in_steps = f", {steps:,} steps" if steps is not None else ""
     rows: list[tuple[str, ...]] = [
-        ("failures", f"taken to be {close_to(mtbf_s)} apart"),
+        ("failures", f"assumed {close_to(mtbf_s)} apart"),
         ("best", f"every {close_to(best_s)}{in_steps}: loses {1 - shares[best_s]:.2%}, restarts included (Daly 2006)"),
         (
             "as good",
@@ -76,7 +76,7 @@ def advise(costs: Costs, mtbf_s: float) -> tuple[dict[str, Any], list[tuple[str,
 
 
 def close_to(seconds: float) -> str:
-    """Return a length of time to the precision that an estimate has: `40 s`, `12 min`, `7.9 h`, `40 days`."""
+    """Return a duration with the precision of an estimate: `40 s`, `12 min`, `7.9 h`, `40 days`."""
     if seconds < 1:
         return f"{seconds:.2f} s"
     for limit, unit_s, unit in ((100, 1, "s"), (100 * 60, 60, "min"), (72 * 3600, 3600, "h")):
@@ -100,7 +100,7 @@ def _share(costs: Costs, work_s: float, mtbf_s: float) -> float:
 
 
 def _round(best_s: float, low_s: float, high_s: float, steps: int | None) -> str:
-    """Return the round duration nearest to the best one by ratio, or `steps` where none is within the range."""
+    """Return the round duration closest to the best by ratio, or `steps` if none is in the range."""
     inside = [each for each in _ROUND if low_s <= each[0] <= high_s]
     if not inside and steps is not None:
         return f"{steps}st"

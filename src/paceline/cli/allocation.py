@@ -1,4 +1,4 @@
-"""The Slurm allocation that this process is in: how many nodes it has, and how steps of ours are started on them."""
+"""Slurm allocation of this process: its nodes, and how to start job steps on them."""
 
 import re
 import signal
@@ -12,29 +12,27 @@ from paceline.lab.child import Start, start_process
 _OF_A_TASK: Final = re.compile(
     r"SLURM_(STEP_\w+|STEPID|PROCID|LOCALID|NODEID|TASK_PID|NTASKS\w*|NPROCS|TASKS_PER_NODE|DISTRIBUTION|CPU_BIND\w*)"
 )
-"""What describes the process that asks, or how many tasks its job was asked for: a step of ours has its own.
+"""Variables that describe the calling process, or the tasks of its job; a step of ours gets its own.
 
-The names are those of https://slurm.schedmd.com/srun.html, sections "Input" and "Output environment variables".
+Names: https://slurm.schedmd.com/srun.html, sections "Input" and "Output environment variables".
 """
 
 
 def refuse_more_nodes(nodes: Sequence[int], environ: Mapping[str, str]) -> None:
-    """Raise `WorldError` for nodes outside of an allocation, and for more of them than it has."""
+    """Raise `WorldError` for nodes outside of an allocation, and for more than it has."""
     if not nodes:
         return
     if "SLURM_JOB_ID" not in environ:
+        raise WorldError(f"--nodes: {_listed(nodes)}, but this is not a Slurm allocation (use salloc or sbatch)")
+    allocated = nodes_of(environ)
+    if max(nodes) > allocated:
         raise WorldError(
-            f"--nodes: {_listed(nodes)}, but this is no allocation of Slurm's (start it in one, with salloc or sbatch)"
-        )
-    there = nodes_of(environ)
-    if max(nodes) > there:
-        raise WorldError(
-            f"--nodes: {max(nodes)} is more than the {count(there, 'node')} of the allocation (ask Slurm for more)"
+            f"--nodes: {max(nodes)} is more than the {count(allocated, 'node')} of the allocation (request more)"
         )
 
 
 def nodes_of(environ: Mapping[str, str]) -> int:
-    """Return how many nodes the allocation has that this process is in, 0 where it is in none."""
+    """Return the number of nodes in the current allocation, 0 outside of one."""
     if "SLURM_JOB_ID" not in environ:
         return 0
     text = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
@@ -42,22 +40,19 @@ def nodes_of(environ: Mapping[str, str]) -> int:
 
 
 def gpus_of_a_node(environ: Mapping[str, str]) -> int:
-    """Return how many GPUs the allocation has on a node, 0 where Slurm does not say."""
+    """Return the number of GPUs per node of the allocation, 0 if Slurm does not report it."""
     text = environ.get("SLURM_GPUS_ON_NODE", "")
     return int(text) if text.isdecimal() else 0
 
 
 def start_in(environ: Mapping[str, str]) -> Start:
-    """Return what starts `srun`: a step that knows nothing of the process that asks for it.
-
-    It shares what another step may hold, such as one that this process is in; steps of ours come one by one. Since
-    Slurm 22.05 `srun` does not take the job's CPUs a task over by itself.
-    """
+    """Return a function that starts `srun` without the variables of the calling task."""
     dropped = [word for name in sorted(environ) if _OF_A_TASK.fullmatch(name) for word in ("-u", name)]
-    given = ["SLURM_OVERLAP=1"]
+    given = ["SLURM_OVERLAP=1"]  # share resources that another step holds, such as the one of this process
+    # Since Slurm 22.05, srun does not inherit the CPUs per task of the job.
     if "SLURM_CPUS_PER_TASK" in environ and "SRUN_CPUS_PER_TASK" not in environ:
         given.append(f"SRUN_CPUS_PER_TASK={environ['SLURM_CPUS_PER_TASK']}")
-    # srun ends its step on every node when it is asked to end; killed, it could not.
+    # On SIGTERM srun ends its step on every node, which it could not on SIGKILL.
     return lambda command: start_process(["env", *dropped, *given, *command], signal.SIGTERM)
 
 

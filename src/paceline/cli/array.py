@@ -1,7 +1,7 @@
-"""An experiment as the jobs of an array: what its command is, word for word, and which tasks it has.
+"""Build an experiment as a job array: its command and its tasks.
 
-A scheduler is told nothing here. What a machine is asked for otherwise, such as how many GPUs it has, is said in the
-words, so that they mean the same where the jobs run.
+Values that depend on the machine, such as the number of GPUs, are written into the arguments, so that they mean the
+same on the nodes.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from paceline.lab.tasks import Task
 
 _AUTO: Final = "auto"
 _OURS: Final = ("run_dir", "task", "list_only")
-"""Options that whoever starts a task gives, or that start none."""
+"""Options that the starter of a task sets, or that start none."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """The `words` after `paceline` that run a whole experiment, and its tasks.
+    """Arguments of `paceline` for a whole experiment, and its tasks.
 
-    With `--run-dir DIR --task K` they run task K, and with `--run-dir DIR` alone what is missing, and judge.
+    With `--run-dir DIR --task K` they run task K. With `--run-dir DIR` alone they run what is missing, and conclude.
     """
 
     words: tuple[str, ...]
@@ -31,17 +31,17 @@ class Array:
 
 
 def build_array(verb: str, words: Sequence[str], options: Sequence[str], ranks_per_node: int) -> Array:
-    """Return the array of an experiment: `ladder` or `scale`, its recipe and overrides, and its own options.
+    """Return the array of `ladder` or `scale` with its arguments and options.
 
-    `ranks_per_node` are those that it has where `--ranks` does not say. Raise `PacelineError` for what it does not
-    have, and a usage error of typer's for options that do not fit.
+    `ranks_per_node` is the default for `--ranks`. Raise `PacelineError` for arguments that do not fit, and typer's
+    usage error for unknown options.
     """
     match verb:
         case "ladder":
             return _ladder([*words, *options], ranks_per_node)
         case "scale":
             return _scale([*words, *options], ranks_per_node)
-    raise RecipeError(f"--array: {verb} has no parts that run at once (it is for ladder and scale)")
+    raise RecipeError(f"--array: {verb} has no independent tasks (it is for ladder and scale)")
 
 
 def _ladder(words: list[str], ranks_per_node: int) -> Array:
@@ -69,10 +69,10 @@ def _scale(words: list[str], ranks_per_node: int) -> Array:
 
 
 def _given(verb: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return what a verb's own options say, by name. Raise `RecipeError` for one that has no place in an array."""
+    """Return a verb's options by parameter name. Raise `RecipeError` for one that an array cannot have."""
     given = read_options(verb, words)
     for name in _OURS:
         if given.get(name):
             option = "--list" if name == "list_only" else f"--{name.replace('_', '-')}"
-            raise RecipeError(f"{option}: has no place among the options of an array (leave it out)")
+            raise RecipeError(f"{option}: is not an option of an array (leave it out)")
     return given

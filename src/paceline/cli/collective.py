@@ -1,6 +1,6 @@
-"""`paceline scale --collective`: what all-reduces take between the ranks of this machine, or of a job.
+"""`paceline scale --collective`: time all-reduces between the ranks of this machine or of a job.
 
-The file it writes is what `paceline scale RUN --predict --network FILE` reads.
+`paceline scale RUN --predict --network FILE` reads the file it writes.
 """
 
 from pathlib import Path
@@ -16,16 +16,16 @@ from paceline.recipe.schema.parallel import Parallel
 
 
 def collective(ranks: str, out: Path | None, *, as_json: bool, oversubscribe: bool = False) -> int:
-    """Time all-reduces between `ranks` ranks, as those of a job or started here; return the exit code.
+    """Time all-reduces between ranks of a job, or `ranks` ranks started here; return the exit code.
 
-    Raise `WorldError` for a single rank, which sends nothing, and for a file that `--network` would not find.
+    Raise `WorldError` for a single rank, and for an output file that `--network` could not tell from a name.
     """
     if out is not None and (out.suffix != ".json" or "+" in str(out)):
-        raise WorldError(f"--out: {out} cannot be told from a network's name (name a file such as net.json, without +)")
+        raise WorldError(f"--out: {out} looks like the name of a network (name a file such as net.json, without +)")
     world = enter_world()
     num_ranks = ranks_to_start(ranks, world, load(DEFAULT).recipe, oversubscribe=oversubscribe)
     if num_ranks < 2:
-        raise WorldError("--ranks: a rank alone sends nothing (set --ranks 2, or more)")
+        raise WorldError("--ranks: a single rank sends nothing (set --ranks 2, or more)")
     if world.launcher == "single":
         return start_ranks(num_ranks, 0, [])
     found = measure(world)
@@ -37,7 +37,7 @@ def collective(ranks: str, out: Path | None, *, as_json: bool, oversubscribe: bo
 
 
 def measure(world: World) -> Measured:
-    """Return what all-reduces between the ranks of `world` take; all of them call it."""
+    """Time all-reduces between the ranks of `world`; a collective call."""
     from paceline.lab.collective import measure_joined
     from paceline.parallel.device import choose_device, set_threads
     from paceline.parallel.group import joined, meeting
@@ -50,7 +50,7 @@ def measure(world: World) -> Measured:
 
 
 def write(found: Measured, path: Path) -> None:
-    """Write what was found. Raise `WorldError` where that cannot be."""
+    """Write the measurement. Raise `WorldError` if that fails."""
     try:
         write_output(path, found.model_dump_json(indent=2) + "\n")
     except OSError as error:

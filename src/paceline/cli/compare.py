@@ -1,4 +1,4 @@
-"""`paceline compare`: which of several runs is better, and by what."""
+"""`paceline compare`: compare runs by time to target, accuracy and throughput."""
 
 import json
 import sys
@@ -23,15 +23,15 @@ _BELOW = 1
 def compare(
     runs: list[Path], *, target: float | None, metric: str, fail_below: list[str], out: Path | None, as_json: bool
 ) -> int:
-    """Do what `paceline compare` was asked for; return the exit code, 1 where a group falls below a level.
+    """Run `paceline compare`; return the exit code, 1 if a group falls below a threshold.
 
-    `out` is an .html, .md or .json file to write as well.
+    `out` is an additional .html, .md or .json file to write.
     """
     if metric not in METRICS:
         raise RecipeError(f"--metric: {metric!r} is not known{near_miss(metric, METRICS)} (use {', '.join(METRICS)})")
     thresholds = parse_thresholds(fail_below, metric)
     if out is not None and out.suffix not in _FORMATS:
-        raise RecipeError(f"--out: {out} says not what to write (name a file ending in {', '.join(_FORMATS)})")
+        raise RecipeError(f"--out: {out} has no known format (name a file ending in {', '.join(_FORMATS)})")
     folders = list({folder.resolve(): folder for folder in (run.expanduser() for run in runs)}.values())
     if not folders:
         raise RecipeError("compare: no run was named (name two or more, such as runs/digits-*)")

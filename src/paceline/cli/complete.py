@@ -1,8 +1,8 @@
-"""What the last word of a command line may become, for shells: verbs, options, recipes, ladders, runs, fields, values.
+"""Shell completion: verbs, options, recipes, ladders, runs, fields and values.
 
-It is read from what verbs say of their arguments: `RECIPE|KEY=VALUE` takes recipes and fields, `RUN` run directories,
-and an option that takes `onnx|torch` takes these words. Where it may be a file, the answer is nothing, and the shell
-completes files. Shells ask by `paceline --complete WORDS`.
+Candidates come from the metavars of a verb: `RECIPE|KEY=VALUE` takes recipes and fields, `RUN` takes run directories,
+and an option with `onnx|torch` takes these words. Without candidates the shell completes files. Shells call `paceline
+--complete WORDS`.
 """
 
 import re
@@ -22,16 +22,16 @@ _WORD: Final = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 def script(shell: str) -> str:
-    """Return what `shell` reads so that it completes paceline's words. Raise `RecipeError` for another than SHELLS."""
+    """Return the completion script of `shell`. Raise `RecipeError` for one not in SHELLS."""
     if shell not in SHELLS:
-        raise RecipeError(f"--show-completion: {shell!r} is no shell it is there for (take {', '.join(SHELLS)})")
+        raise RecipeError(f"--show-completion: {shell!r} is not a supported shell (use {', '.join(SHELLS)})")
     return resources.files("paceline.cli").joinpath("completion", f"paceline.{shell}").read_text(encoding="utf-8")
 
 
 def complete(words: Sequence[str], program: Any) -> list[str]:
-    """Return what the last of `words` may become; the words are those behind `paceline`, the last one may be empty.
+    """Return the candidates for the last of `words`, which follow `paceline`; the last one may be empty.
 
-    `program` is the command line, as `typer.main.get_command` returns it.
+    `program` is the click command of the app, from `typer.main.get_command`.
     """
     *before, last = words or [""]
     command, given = _verb_of(program, before)
@@ -39,7 +39,7 @@ def complete(words: Sequence[str], program: Any) -> list[str]:
 
 
 def _verb_of(command: Any, words: Sequence[str]) -> tuple[Any, list[str]]:
-    """Return the verb that `words` name, and the words behind it."""
+    """Return the command that `words` name, and the words after it."""
     for number, word in enumerate(words):
         verbs = getattr(command, "commands", {})
         if word in verbs:
@@ -57,12 +57,12 @@ def _candidates(command: Any, given: Sequence[str], last: str) -> Iterable[str]:
         return sorted([*(name for name in options if name.startswith("--") and not options[name].hidden), "--help"])
     before = list(_positional(given, options))
     if verbs := getattr(command, "commands", {}):
-        return () if before else verbs  # behind a word that is no verb, nothing is known
+        return () if before else verbs  # nothing can follow an unknown verb
     return _of_argument(command, [word for word in before if "=" not in word], last)
 
 
 def _positional(given: Sequence[str], options: dict[str, Any]) -> Iterator[str]:
-    """Yield the words of `given` that are neither options nor what these take."""
+    """Yield the words of `given` that are neither options nor values of options."""
     takes = False
     for word in given:
         if not takes and not word.startswith("-"):
@@ -71,7 +71,7 @@ def _positional(given: Sequence[str], options: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_argument(command: Any, before: Sequence[str], last: str) -> Iterator[str]:
-    """Yield what the argument behind `before` may be; fields are no such words, and may stand anywhere."""
+    """Yield candidates for the positional argument after `before`; overrides may stand anywhere."""
     said = [_NAME.findall(each.metavar or "") for each in command.params if each.param_type_name == "argument"]
     here = said[min(len(before), len(said) - 1)] if said else []
     if "VERB" in here:
@@ -89,7 +89,7 @@ def _of_argument(command: Any, before: Sequence[str], last: str) -> Iterator[str
 
 
 def _choices(metavar: str | None) -> list[str]:
-    """Return the words among what an option takes: `auto` of `N|auto`."""
+    """Return the literal words of a metavar: `auto` of `N|auto`."""
     return [each for each in (metavar or "").split("|") if _WORD.fullmatch(each)]
 
 
@@ -106,16 +106,16 @@ def _ladders() -> list[str]:
 
 
 def _runs() -> list[str]:
-    """Return the run directories in `runs/`, where they are written unless a folder is named.
+    """Return the run directories in `runs/`.
 
-    Those that do not fit in a line are left out: shells read one candidate from each.
+    Shells read one candidate per line, so names that do not fit on a line are left out.
     """
     found = (str(path) for path in Path().glob("runs/*") if is_run(path))
     return sorted(name for name in found if name.isprintable())
 
 
 def _fields(last: str) -> Iterator[str]:
-    """Yield the sections of a recipe; once one has begun, its fields; and once there is a field, its values."""
+    """Yield sections of a recipe, then the fields of a section, then the values of a field."""
     from paceline.recipe.fields import choices
 
     known = choices()

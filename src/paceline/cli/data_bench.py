@@ -1,4 +1,4 @@
-"""`paceline data bench`: every loader on the user's own data, and beside them what the machine could do at most."""
+"""`paceline data bench`: measure every loader on a data set, and the limits of the machine."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ from paceline.measure.machine import describe_machine
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of `paceline data bench` as they were typed."""
+    """Options of `paceline data bench` as typed."""
 
     seconds: float
     rounds: int
@@ -51,7 +51,7 @@ def bench_data(
     own_code: bool = False,
     as_json: bool,
 ) -> int:
-    """Do what `paceline data bench` was asked for; return the exit code."""
+    """Run `paceline data bench`, and return the exit code."""
     num_workers = count_workers(workers)
     meant = read_source(src, overrides, own_code=own_code)
     folder = _claimed(out) if out else None
@@ -94,29 +94,32 @@ def _kind(source: Source, name: str) -> str:
 
 
 def _chosen(datasets: Datasets, num_images: int) -> Datasets:
-    """Return the images that are measured; a pack is whole, as the native loader needs it to be."""
+    """Return the images to measure; a pack stays whole, because the native loader needs that."""
     return datasets if isinstance(datasets.train, PackSource) else some_of(datasets, num_images)
 
 
 @contextlib.contextmanager
 def _packed(datasets: Datasets, workers: int) -> Iterator[tuple[Source | None, str]]:
-    """Give a pack of the images, made for as long as the context lasts, and what there is to say of it."""
+    """Yield a temporary pack of the images (None if it does not fit on disk), and a note about it."""
     read_bytes = source_bytes(datasets.train)
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         room = shutil.disk_usage(folder).free
         if read_bytes is not None and read_bytes * 2 > room:
-            yield None, f"no pack was measured: {size(read_bytes)} would go to {folder}, which has {size(room)} free"
+            yield (
+                None,
+                f"no pack was measured: {size(read_bytes)} do not fit into {folder}, which has {size(room)} free",
+            )
             return
         path = Path(folder) / "bench.pack"
         with build_progress("images") as progress:
             made = pack(datasets, path, PackOptions(skip_bad=True), progress, workers)
         speed = f"{made.images / max(progress.elapsed_s, 1e-9):,.0f} images/s"
-        told = f"a pack of them was made at {speed}: {size(made.bytes)}"
+        told = f"a pack of the images was written at {speed}: {size(made.bytes)}"
         yield open_pack(path).train, told + (f", {size(read_bytes)} before" if read_bytes else "")
 
 
 def _measure(contest: Contest, asked: Asked) -> list[Row]:
-    """Measure all; show on a terminal who has its turn."""
+    """Measure all contenders; on a terminal, show the current one."""
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     is_warm: set[str] = set()
 
@@ -130,7 +133,7 @@ def _measure(contest: Contest, asked: Asked) -> list[Row]:
             warm(contender.source, contest.window.num_images)
             is_warm.add(contender.reads)
 
-    # Without a thread of its own, which a contender's process would be forked from.
+    # auto_refresh=False: a refresh thread would be alive when a contender forks.
     bar = Progress(TextColumn("{task.description}", markup=False), console=console, auto_refresh=False, transient=True)
 
     def told(done: int, total: int, name: str) -> None:
@@ -144,5 +147,5 @@ def _measure(contest: Contest, asked: Asked) -> list[Row]:
 def _cold_notes(contest: Contest, rows: list[Row]) -> list[str]:
     cold = [row for row in rows if row.cache == "cold"]
     if any(row.disk_bytes < row.bytes_read / 2 for row in cold):
-        return ["little came from the disk: the kernel kept the files, or they lie in memory; cold is not cold here"]
+        return ["little was read from the disk: the page cache or memory held the files; cold results are not cold"]
     return []

@@ -1,4 +1,4 @@
-"""`paceline data inspect --held-out`: which images are held out for validation, one a line and nothing else."""
+"""`paceline data inspect --held-out`: list the validation images, one per line."""
 
 import json
 import sys
@@ -16,14 +16,14 @@ from paceline.data.sources.places import expanded, printable
 def list_held_out(
     src: str | None, overrides: list[str], *, look_at_all: bool = False, own_code: bool = False, as_json: bool
 ) -> int:
-    """Print the names of the validation images, files as they are called below their root; return the exit code.
+    """Print the names of the validation images, relative to their root; return the exit code.
 
-    What a folder holds out follows from the files in it, so a run's are listed as long as these are the same. Raise
-    `DataError` where they are not, and `RecipeError` for images without names; a run without a checkpoint, which
-    holds what they were, is told of.
+    The split of a folder follows from its files, so a run's images are listed only while its files are unchanged. Raise
+    `DataError` if they changed, and `RecipeError` for images without names. A run without a checkpoint, which records
+    the files, prints a note.
     """
     if look_at_all:
-        raise RecipeError("--all: looks into images, and --held-out only lists them (leave it out)")
+        raise RecipeError("--all: inspects images, but --held-out only lists them (leave it out)")
     asked = read_source(src, overrides, own_code=own_code)
     datasets = build_datasets(asked.source, may_download=False, skip_bad=True)
     if isinstance(datasets.val, ArraySource):
@@ -40,7 +40,7 @@ def list_held_out(
 
 
 def _refuse_changed(src: str | None, asked: Asked, digest: str) -> None:
-    """Raise `DataError` where a run is asked of that was trained on other images than are there."""
+    """Raise `DataError` if the run was trained on other images than exist now."""
     if not (src and asked.is_recipe and is_run(expanded(src))):
         return
     run = RunDir(expanded(src))
@@ -51,8 +51,8 @@ def _refuse_changed(src: str | None, asked: Asked, digest: str) -> None:
     if newest is not None:
         check_dataset(newest, digest)
         return
-    what = "holds no checkpoint, which alone says what it was trained on"
-    print(f"note: {run.path}: {what}: not checked whether files were added, removed or changed since", file=sys.stderr)
+    what = "holds no checkpoint to compare with"
+    print(f"note: {run.path}: {what}: files may have been added, removed or changed since training", file=sys.stderr)
 
 
 def _name(source: Source, index: int) -> str:

@@ -1,4 +1,4 @@
-"""`paceline data inspect`: what a data set is like, before anything is trained on it."""
+"""`paceline data inspect`: summarize a data set before training on it."""
 
 import json
 import math
@@ -27,7 +27,7 @@ _NAMED: Final = 3
 def inspect_data(
     src: str | None, overrides: list[str], *, look_at_all: bool, own_code: bool = False, as_json: bool
 ) -> int:
-    """Do what `paceline data inspect` was asked for; return the exit code."""
+    """Run `paceline data inspect`, and return the exit code."""
     asked = read_source(src, overrides, own_code=own_code)
     datasets = build_datasets(asked.source, may_download=False, skip_bad=True)
     limit = None if look_at_all else _LOOKED_AT
@@ -46,11 +46,11 @@ def _show(asked: Asked, datasets: Datasets, splits: Sequence[Inspection], digest
     print_rows(list(_facts(asked, datasets, splits, digest)), asked.name)
     headings = ("split", "images", "classes", "fewest", "most", "bytes")
     rows = [_counts(split) for split in splits]
-    print_table("classes, and images of a class", headings, rows)
+    print_table("classes, and images per class", headings, rows)
     sizes = [row for split in splits for row in _sizes(split)]
     if sizes:
         print_table(
-            "sides in pixels", ("split", "side", "least", "10 %", "median", "90 %", "most"), sizes, words=("side",)
+            "sides in pixels", ("split", "side", "min", "10 %", "median", "90 %", "max"), sizes, words=("side",)
         )
 
 
@@ -64,12 +64,15 @@ def _facts(asked: Asked, datasets: Datasets, splits: Sequence[Inspection], diges
     match datasets.train:
         case PackSource() as packed if packed.index.meta.made.resize:
             made = packed.index.meta.made
-            yield "changed", f"short sides above {made.resize} px were scaled down, and saved at quality {made.quality}"
+            yield (
+                "changed",
+                f"short sides above {made.resize} px were scaled down, and encoded at quality {made.quality}",
+            )
     rare = _rarest(splits[0])
     if rare:
         yield "rarest classes", rare
     if uneven(splits[0].class_counts.tolist()) and labels_of(datasets.train) is not None:
-        yield "uneven classes", "train.class_weights=balanced has the loss count them alike"
+        yield "uneven classes", "train.class_weights=balanced gives all classes the same weight in the loss"
     yield "mean, std", f"{_numbers(info.mean)}, {_numbers(info.std)}"
     for split in splits:
         for note in split.info.notes:
@@ -77,12 +80,12 @@ def _facts(asked: Asked, datasets: Datasets, splits: Sequence[Inspection], diges
 
 
 def _holds(split: Inspection) -> Iterator[str]:
-    """Yield what the images of a split are: what a pack holds of them, and the formats of files."""
+    """Yield what a split contains: record kinds of a pack, file formats, unreadable images."""
     kinds = {**split.kinds} or {**split.forms}
     if not split.info.num_images:
         yield "none"
         return
-    some = "" if split.looked_at >= split.info.num_images else f" (of {split.looked_at:,} that were looked at)"
+    some = "" if split.looked_at >= split.info.num_images else f" (of {split.looked_at:,} inspected)"
     yield ", ".join(f"{held:,} {kind}" for kind, held in kinds.items()) + some if kinds else "none can be read"
     if split.kinds and split.forms:
         yield "files are " + ", ".join(f"{held:,} {form}" for form, held in split.forms.items())
@@ -91,12 +94,12 @@ def _holds(split: Inspection) -> Iterator[str]:
 
 
 def _rarest(split: Inspection) -> str:
-    """Return the rarest classes where some are rarer than others."""
+    """Return the rarest classes, "" if all are equally frequent."""
     if split.imbalance == 1:
         return ""
     order = np.argsort(split.class_counts, kind="stable")[:_NAMED]
     named = ", ".join(f"{split.info.class_names[index]}: {split.class_counts[index]:,}" for index in order)
-    ratio = "some have none" if math.isinf(split.imbalance) else f"1 to {number(round(split.imbalance, 1))} at the most"
+    ratio = "some have none" if math.isinf(split.imbalance) else f"1 to {number(round(split.imbalance, 1))}"
     return f"{named} (in training; {ratio})"
 
 

@@ -1,4 +1,4 @@
-"""`paceline data pack`: a data set as one file, or as shards, that is read several times as fast."""
+"""`paceline data pack`: write a data set as one file or as shards, which load several times as fast."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -22,12 +22,12 @@ from paceline.recipe.schema.source import Lmdb, Pack, SourceSection
 
 _QUALITY: Final = 90
 _MIN_SHARD_BYTES: Final = 2 * 10**6
-"""A shard a few images long would be a folder of files again."""
+"""Bytes. Shards of a few images each would be a folder of files again."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of `paceline data pack` as they were typed; None where one was left out."""
+    """Options of `paceline data pack` as typed; None if omitted."""
 
     form: str = "pack"
     resize: int | None = None
@@ -38,9 +38,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: images, the source's bytes where they are known, bytes on disk, seconds, and what reads it.
+    """Summary of what was written: images, source bytes if known, bytes on disk, seconds, and the section that reads
+    it.
 
-    `kept` counts images that are held as the files they were, by reason.
+    `kept` counts images stored as their original files, by reason.
     """
 
     images: int
@@ -51,7 +52,7 @@ class Written:
     section: SourceSection
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, for JSON."""
+        """Return plain values for JSON."""
         return {
             "images": self.images,
             "source_bytes": None if self.source_bytes is None else round(self.source_bytes),
@@ -65,14 +66,14 @@ class Written:
 def pack_data(
     src: str, out: Path, overrides: list[str], asked: Asked, workers: str, *, own_code: bool = False, as_json: bool
 ) -> int:
-    """Do what `paceline data pack` was asked for; return the exit code."""
+    """Run `paceline data pack`, and return the exit code."""
     _check(asked)
     num_workers = count_workers(workers)
     meant = read_source(src, overrides, own_code=own_code)
     skip_bad = meant.data.on_bad_image == "skip"
     options = _pack_options(asked, skip_bad=skip_bad)
     datasets = build_datasets(meant.source, may_download=True, skip_bad=skip_bad)
-    out = expanded(str(out)).absolute()  # a recipe may be used from another folder
+    out = expanded(str(out)).absolute()  # absolute, because a recipe may be used from another folder
     with build_progress("images") as progress:
         if asked.form == "lmdb":
             written = _lmdb(datasets, out, progress, num_workers, skip_bad=skip_bad)
@@ -87,9 +88,9 @@ def pack_data(
 
 
 def _check(asked: Asked) -> None:
-    """Raise `RecipeError` for options that contradict one another."""
+    """Raise `RecipeError` for options that contradict each other."""
     if asked.form not in ("pack", "lmdb"):
-        raise RecipeError(f"--format: {asked.form!r} is not one (write pack or lmdb)")
+        raise RecipeError(f"--format: {asked.form!r} is not a format (write pack or lmdb)")
     of_packs = {
         "--resize": asked.resize,
         "--quality": asked.quality,
@@ -100,7 +101,7 @@ def _check(asked: Asked) -> None:
     if asked.form == "lmdb" and said:
         raise RecipeError(f"{said}: is for packs, and --format is lmdb (leave it out)")
     if asked.quality is not None and asked.resize is None:
-        raise RecipeError("--quality: has no effect without --resize, as no image is saved anew (add --resize 256)")
+        raise RecipeError("--quality: has no effect without --resize, as no image is re-encoded (add --resize 256)")
 
 
 def _pack_options(asked: Asked, *, skip_bad: bool) -> PackOptions:
@@ -142,12 +143,10 @@ def _rows(datasets: Datasets, written: Written, asked: Asked) -> Iterator[tuple[
     speed = f"{written.images / max(written.seconds, 1e-9):,.0f} images/s"
     yield "time", f"{seconds(written.seconds)} ({speed})"
     if asked.resize:
-        how = (
-            f"short sides above {asked.resize} px scaled to that, and saved at JPEG quality {asked.quality or _QUALITY}"
-        )
-        yield "changed", f"{how}: not the pixels they were"
+        how = f"short sides above {asked.resize} px scaled to that, and encoded at quality {asked.quality or _QUALITY}"
+        yield "changed", f"{how}: pixels differ from the source"
     for reason, images in written.kept.items():
-        yield "kept whole", f"{count(images, 'image')}: {reason}"
+        yield "kept as they were", f"{count(images, 'image')}: {reason}"
     if native() is None and asked.form == "pack" and not isinstance(datasets.train, ArraySource):
         yield "note", WHAT_IS_LOST
 
@@ -156,4 +155,4 @@ def _sizes(written: Written) -> str:
     if not written.source_bytes:
         return size(written.bytes)
     ratio = written.bytes / written.source_bytes
-    return f"{size(written.source_bytes)} read, {size(written.bytes)} written ({number(round(ratio, 3))} times as many)"
+    return f"{size(written.source_bytes)} read, {size(written.bytes)} written ({number(round(ratio, 3))} times)"

@@ -1,6 +1,6 @@
-"""How far a data verb is: a live bar with the time left on a terminal, a line every ten seconds elsewhere. On stderr.
+"""Progress of data verbs on stderr: a live bar on a terminal, a line every ten seconds elsewhere.
 
-Where it is not known yet how much there is to do, only what is done is told.
+While the total is unknown, only the completed amount is shown.
 """
 
 import sys
@@ -15,11 +15,11 @@ from paceline.core.units import duration, size
 
 _QUIET_S: Final = 10.0
 _SETTLED_S: Final = 1.0
-"""Before that, a speed says nothing of the time left."""
+"""Seconds before a rate is reliable enough to estimate the remaining time."""
 
 
 class Reporter(Protocol):
-    """Say how far the work is. Use it as a context."""
+    """Context that reports progress."""
 
     @property
     def elapsed_s(self) -> float:
@@ -31,12 +31,12 @@ class Reporter(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def __call__(self, done: int, total: int, facts: str = "") -> None:
-        """Say that `done` of `total` is done; `facts` are further words."""
+        """Report `done` of `total`, with `facts` as further text."""
         ...
 
 
 class Lines:
-    """A line every ten seconds."""
+    """Print a line every ten seconds."""
 
     def __init__(self, noun: str, now: Callable[[], float] = time.perf_counter) -> None:
         self._noun = noun
@@ -56,7 +56,7 @@ class Lines:
         pass
 
     def __call__(self, done: int, total: int, facts: str = "") -> None:
-        """Say it where the last line is long enough ago."""
+        """Print a line if one is due."""
         if self._now() - self._said_s >= _QUIET_S:
             self._said_s = self._now()
             print(
@@ -66,7 +66,7 @@ class Lines:
 
 
 class Bar:
-    """A live bar."""
+    """Draw a live bar."""
 
     def __init__(self, noun: str, console: Console, now: Callable[[], float] = time.perf_counter) -> None:
         self._noun = noun
@@ -98,7 +98,7 @@ class Bar:
 
 
 def build_progress(noun: str) -> Reporter:
-    """Return what tells of `images` or `bytes`: a bar on a terminal, lines elsewhere."""
+    """Return a bar on a terminal, else lines; `noun` is `images` or `bytes`."""
     console = Console(stderr=True, markup=False, emoji=False, highlight=False)
     return Bar(noun, console) if console.is_terminal else Lines(noun)
 

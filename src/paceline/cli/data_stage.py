@@ -1,6 +1,6 @@
-"""`paceline data stage`: copy what a data set reads from into memory or to a local disk, where it stays until removed.
+"""`paceline data stage`: copy a data set into memory or to a local disk, until it is removed.
 
-A run does so itself with `data.stage`; this is for several runs on one machine, which then find the copy.
+A run does this itself with `data.stage`; this verb makes one copy for several runs on a machine.
 """
 
 import json
@@ -15,11 +15,11 @@ from paceline.data.stage import section_of, stage_for_keeps, unstage
 
 
 def stage_data(words: list[str], *, remove: bool, own_code: bool = False, as_json: bool) -> int:
-    """Do what `paceline data stage` was asked for; return the exit code. `words` are SRC WHERE [KEY=VALUE ...]."""
+    """Run `paceline data stage`, and return the exit code. `words` are SRC WHERE [KEY=VALUE ...]."""
     if remove:
         return _remove(words, as_json=as_json)
     if len(words) < 2 or "=" in words[1]:
-        raise RecipeError("paceline data stage: wants SRC and WHERE (such as: paceline data stage ~/photos /dev/shm)")
+        raise RecipeError("paceline data stage: needs SRC and WHERE (such as: paceline data stage ~/photos /dev/shm)")
     src, where, *overrides = words
     section = read_source(src, overrides, own_code=own_code).source
     with build_progress("bytes") as progress:
@@ -42,7 +42,7 @@ def stage_data(words: list[str], *, remove: bool, own_code: bool = False, as_jso
 
 def _remove(words: list[str], *, as_json: bool) -> int:
     if len(words) != 1:
-        raise RecipeError("--remove: wants the folder alone (such as: paceline data stage --remove /dev/shm)")
+        raise RecipeError("--remove: takes only the folder (such as: paceline data stage --remove /dev/shm)")
     removed = unstage(expanded(words[0]))
     if as_json:
         print(json.dumps({"removed": [str(folder) for folder in removed]}, indent=2))

@@ -1,4 +1,4 @@
-"""`paceline data unpack`: the images of a pack as files again."""
+"""`paceline data unpack`: write the images of a pack as files."""
 
 import json
 from dataclasses import asdict
@@ -15,11 +15,11 @@ from paceline.data.sources.places import expanded, printable
 
 
 def unpack_data(src: str, out: Path, workers: str, *, as_json: bool) -> int:
-    """Do what `paceline data unpack` was asked for; return the exit code."""
+    """Run `paceline data unpack`, and return the exit code."""
     num_workers = count_workers(workers)
     source = read_source(src, []).source
     if source.name != "pack":
-        raise RecipeError(f"{src!r}: is no pack, there is nothing to unpack (name a .pack file or a folder of shards)")
+        raise RecipeError(f"{src!r}: is not a pack (name a .pack file or a folder of shards)")
     packed = build_datasets(source, may_download=False, skip_bad=True)
     folder = expanded(str(out)).absolute()
     with build_progress("images") as progress:

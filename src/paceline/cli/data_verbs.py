@@ -1,4 +1,4 @@
-"""The verbs of `paceline data`. Each verb's work is in its own file, imported when it is called."""
+"""Verbs of `paceline data`. Each verb's work is in its own module, imported when the verb is called."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,20 +8,20 @@ import typer
 from paceline.cli.arguments import Json, OwnCode
 from paceline.cli.unshared import unshared
 
-data = typer.Typer(no_args_is_help=True, help="Pack data, look at it, prove it and measure it before a run does.")
+data = typer.Typer(no_args_is_help=True, help="Pack, inspect, verify and benchmark data before training.")
 
 Source = Annotated[
     str | None,
     typer.Argument(
         metavar="SRC|KEY=VALUE",
-        help="A folder of images, a .csv list, a .pack or its URL, or a recipe's name, file or run (none: digits).",
+        help="A folder of images, a .csv list, a .pack or its URL, or a recipe's name, file or run (default: digits).",
         show_default=False,
     ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of its recipe.", show_default=False)
 ]
-Workers = Annotated[str, typer.Option(metavar="N|auto", help="Workers; auto: one a core.")]
+Workers = Annotated[str, typer.Option(metavar="N|auto", help="Workers; auto: one per core.")]
 
 
 @data.command(epilog="Example: `paceline data inspect ~/photos`")
@@ -29,12 +29,12 @@ Workers = Annotated[str, typer.Option(metavar="N|auto", help="Workers; auto: one
 def inspect(
     src: Source = None,
     overrides: Overrides = None,
-    look_at_all: Annotated[bool, typer.Option("--all", help="Look into every image, not 2,000 of a split.")] = False,
-    held_out: Annotated[bool, typer.Option("--held-out", help="List the validation images, one a line.")] = False,
+    look_at_all: Annotated[bool, typer.Option("--all", help="Inspect every image, not 2,000 per split.")] = False,
+    held_out: Annotated[bool, typer.Option("--held-out", help="List the validation images, one per line.")] = False,
     own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
-    """Say what a data set is like: classes, sizes, formats, bytes."""
+    """Summarize a data set: classes, sizes, formats, bytes."""
     if held_out:
         from paceline.cli.data_held_out import list_held_out
 
@@ -54,24 +54,27 @@ def pack(
             help="A folder of images, a .csv list, a .pack, or a recipe's name, file or run.",
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, or the folder of shards or an LMDB.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, or folder for shards or an LMDB.")],
     overrides: Overrides = None,
-    form: Annotated[str, typer.Option("--format", metavar="pack|lmdb", help="What is written.")] = "pack",
+    form: Annotated[str, typer.Option("--format", metavar="pack|lmdb", help="Output format.")] = "pack",
     resize: Annotated[
-        int | None, typer.Option(min=1, metavar="PX", help="Scale short sides above it down, and save as JPEG anew.")
+        int | None,
+        typer.Option(
+            min=1, metavar="PX", help="Scale down images with longer short sides, and re-encode them as JPEG."
+        ),
     ] = None,
     quality: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Of those JPEGs (90).", show_default=False)
+        int | None, typer.Option(min=1, max=100, help="Quality of those JPEGs (90).", show_default=False)
     ] = None,
     shard_size: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Write a folder of files of at most that, such as 1GB.")
+        str | None, typer.Option(metavar="BYTES", help="Write a folder of files of at most this size, such as 1GB.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a pack that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing pack.")] = False,
     workers: Workers = "auto",
     own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
-    """Write a data set as a pack, which loads several times as fast; no pixel changes without --resize."""
+    """Write a data set as a pack, which loads several times as fast. Pixels change only with --resize."""
     from paceline.cli.data_pack import Asked
     from paceline.cli.data_pack import pack_data as work
 
@@ -83,7 +86,7 @@ def pack(
 @unshared("data unpack")
 def unpack(
     pack: Annotated[str, typer.Argument(metavar="PACK", help="A pack, or a folder of its shards.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to create.")],
     workers: Workers = "auto",
     as_json: Json = False,
 ) -> int:
@@ -99,7 +102,7 @@ def stage(
         list[str] | None,
         typer.Argument(metavar="SRC WHERE [KEY=VALUE]", help="A data set, and a folder in memory or on a local disk."),
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the copies in WHERE, which stands alone.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the copies in WHERE, the only argument.")] = False,
     own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
@@ -114,16 +117,16 @@ def stage(
 def verify(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SRC|KEY=VALUE", help="As for inspect, then overrides.", show_default=False),
+        typer.Argument(metavar="SRC|KEY=VALUE", help="SRC as for inspect, then overrides.", show_default=False),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="SRC", help="What a pack was made from: prove that it holds the same.")
+        str | None, typer.Option(metavar="SRC", help="Source of the pack: check that both hold the same images.")
     ] = None,
     workers: Workers = "auto",
     own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
-    """Read and decode every image; list what cannot be decoded, and what is there more than once."""
+    """Read and decode every image; list images that cannot be decoded, and duplicates."""
     from paceline.cli.data_verify import verify as work
 
     return work(words or [], workers, against=against, own_code=own_code, as_json=as_json)
@@ -134,17 +137,21 @@ def verify(
 def bench(
     src: Source = None,
     overrides: Overrides = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long each is measured each time.")] = 2.0,
-    rounds: Annotated[int, typer.Option(min=1, help="How often, in turns.")] = 3,
-    images: Annotated[int, typer.Option(min=1, help="At most so many images, evenly spread.")] = 4096,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per measurement.")] = 2.0,
+    rounds: Annotated[int, typer.Option(min=1, help="How often to measure each, alternating.")] = 3,
+    images: Annotated[int, typer.Option(min=1, help="Maximum number of images, evenly spread.")] = 4096,
     workers: Workers = "auto",
-    packs: Annotated[bool, typer.Option("--pack/--no-pack", help="Measure a pack of the images, made for it.")] = True,
-    cold: Annotated[bool, typer.Option("--cold/--no-cold", help="Measure from the disk too, not from memory.")] = True,
+    packs: Annotated[
+        bool, typer.Option("--pack/--no-pack", help="Also measure a temporary pack of the images.")
+    ] = True,
+    cold: Annotated[
+        bool, typer.Option("--cold/--no-cold", help="Also measure reads from disk, without the page cache.")
+    ] = True,
     out: Annotated[Path | None, typer.Option(help="Folder to write bench.json to.")] = None,
     own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
-    """Measure every loader on your own data, and what the machine could do at most."""
+    """Measure every loader on your own data, and the limits of this machine."""
     from paceline.cli.data_bench import Asked
     from paceline.cli.data_bench import bench_data as work
 

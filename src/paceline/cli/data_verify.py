@@ -1,8 +1,7 @@
-"""`paceline data verify`: read and decode every image of a data set before a run does, and list the bad ones.
+"""`paceline data verify`: decode every image of a data set, and list bad ones and duplicates.
 
-Images that are there more than once are told too. They end no run, and so are no error.
-
-With `--against`, prove that a pack holds what it was made of instead: the words then say how that is read.
+Duplicates stop no run, so they are not an error. With `--against`, compare a pack with its source instead; the
+arguments then describe how to read the source.
 """
 
 import json
@@ -23,10 +22,7 @@ from paceline.recipe.schema.source import SourceSection
 
 
 def verify(words: list[str], workers: str, *, against: str | None = None, own_code: bool = False, as_json: bool) -> int:
-    """Do what `paceline data verify` was asked for; return the exit code. Raise `DataError` when an image is bad.
-
-    Pixels in memory were all read to get there.
-    """
+    """Run `paceline data verify`, and return the exit code. Raise `DataError` for a bad image."""
     src, overrides = (words[0], words[1:]) if words else (None, [])
     num_workers = count_workers(workers)
     if against is not None:
@@ -68,15 +64,15 @@ def _show(datasets: Datasets, found: Verified, how: str, *, as_json: bool) -> No
         print(f"same   {_told(pair)}")
     print(f"{count(found.images, 'image')}, {len(found.bad):,} bad ({how})")
     if copies and copies.images:
-        verb = "is" if copies.images == 1 else "are"
+        verb = "has" if copies.images == 1 else "have"
         print(
-            f"{count(copies.images, 'image')} {verb} there more than once, {copies.samples:,} times in all: "
+            f"{count(copies.images, 'image')} {verb} duplicates, {copies.samples:,} samples in all: "
             f"{copies.across_splits:,} in both splits, {copies.in_two_classes:,} in two classes"
         )
 
 
 def _pair(pair: Pair, datasets: Datasets) -> dict[str, Any]:
-    """Return two samples that are the same as plain values; by their numbers those of training come first."""
+    """Return a pair of equal samples as plain values."""
     num_train = len(datasets.train)
     places: list[tuple[Split, str]] = [
         ("train", datasets.train.name_of(number))
@@ -103,7 +99,7 @@ def _row(file: BadFile) -> dict[str, str | int]:
 
 
 def _prove(packed: SourceSection, made_of: Asked, workers: int, *, as_json: bool) -> int:
-    """Compare a pack with what it was made of, and say what came of it. Raise `DataError` where they differ."""
+    """Compare a pack with its source, and print the result. Raise `DataError` if they differ."""
     skip_bad = made_of.data.on_bad_image == "skip"
     ours = build_datasets(packed, may_download=False, skip_bad=True)
     theirs = build_datasets(made_of.source, may_download=False, skip_bad=skip_bad)
@@ -126,8 +122,8 @@ def _show_proof(found: Checked) -> None:
     if found.num_faults > len(found.faults):
         print(f"and {found.num_faults - len(found.faults):,} more")
     rest = found.images - found.exact - found.num_faults
-    others = f", {rest:,} scaled down when they were packed ({found.mean_difference:.2f} of 255 off)" if rest else ""
+    others = f", {rest:,} scaled down when packed (mean difference {found.mean_difference:.2f} of 255)" if rest else ""
     print(
         f"{count(found.images, 'image')}: labels, names and order compared; {found.exact:,} with exactly the "
-        f"same pixels{others}, {found.num_faults:,} at fault (decoded by {' and '.join(found.decoders)})"
+        f"same pixels{others}, {found.num_faults:,} different (decoded by {' and '.join(found.decoders)})"
     )

@@ -1,6 +1,6 @@
-"""What SRC means to the data verbs: images, a list of them or a pack, as they lie there, or a recipe's source.
+"""Resolve SRC of the data verbs: images, a list or a pack on disk, or the source of a recipe.
 
-Nothing is read here but names: whether a folder holds what it seems to, whoever opens it finds out.
+This module looks at names only; opening the source checks the content.
 """
 
 import os
@@ -21,16 +21,16 @@ from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import SourceSection
 
 _PHOTOGRAPHS: Final = "folder"
-"""The preset whose sizes and augmentation images are benchmarked with that no recipe names."""
+"""Preset whose sizes and augmentation are used for images without a recipe."""
 _BYTES: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Which data is meant: what a user would call it, and the `data` of the recipe that reads it.
+    """Data set of a data verb: its name for users, and the `data` section that reads it.
 
-    `is_recipe` says that the user has named a recipe, whose sizes and augmentation are meant too.
+    `is_recipe` is true if the user named a recipe, whose sizes and augmentation then apply.
     """
 
     name: str
@@ -39,15 +39,15 @@ class Asked:
 
     @property
     def source(self) -> SourceSection:
-        """Where samples come from."""
+        """Source of the samples."""
         return self.data.source
 
 
 def read_source(src: str | None, overrides: list[str], *, own_code: bool = False) -> Asked:
-    """Return what `src`, with KEY=VALUE words over it, names. Raise `RecipeError` for what it cannot mean.
+    """Return the data set that `src` with the overrides names. Raise `RecipeError` if it names none.
 
-    A folder is data unless paceline has written it, even where a `recipe.yaml` lies in it. A recipe whose file names
-    code for its data is refused without `own_code`.
+    A folder is data, even with a `recipe.yaml` in it, unless paceline wrote it. Without `own_code`, a recipe whose file
+    names code for its data is refused.
     """
     odd = next((word for word in overrides if "=" not in word), None)
     if odd is not None:
@@ -60,12 +60,12 @@ def read_source(src: str | None, overrides: list[str], *, own_code: bool = False
     if not found:
         _refuse_unknown(src)
         return _of_recipe(src, overrides, own_code=own_code)
-    loaded = load(_PHOTOGRAPHS, Patch((*found, *Patch.parse(overrides).assignments)))  # a name is no YAML
+    loaded = load(_PHOTOGRAPHS, Patch((*found, *Patch.parse(overrides).assignments)))  # `src` is a path, not YAML
     return Asked(printable(src), loaded.recipe.data, is_recipe=False)
 
 
 def _refuse_unknown(src: str) -> None:
-    """Raise `RecipeError` for what is neither data nor like a recipe's name, and for a path where nothing is."""
+    """Raise `RecipeError` for a missing path, and for a word that is neither data nor resembles a recipe's name."""
     if _is_recipe(src):
         return
     hint = "name a folder of images, a .csv list, a .pack or a recipe"
@@ -84,13 +84,13 @@ def _of_recipe(name: str, overrides: list[str], *, own_code: bool) -> Asked:
 
 
 def _called(source: SourceSection) -> str:
-    """Return what a user would call a source that was put in the place of a recipe's: where it lies, or its name."""
+    """Return a label for a source that replaces a recipe's: its path, or its name."""
     told = source.model_dump(exclude_defaults=True)
     return next((printable(told[key]) for key in ("root", "train_root", "train") if key in told), source.name)
 
 
 def _settings(src: str, overrides: list[str]) -> Iterator[tuple[str, str | bool]]:
-    """Yield the settings of the recipe that reads what lies at `src`; none where that is a recipe's name."""
+    """Yield the settings that read `src`; none if it is a recipe's name."""
     path = expanded(src)
     name = "" if _is_recipe(src) else _kind(src, path)
     if not name:
@@ -109,7 +109,7 @@ def _is_recipe(src: str) -> bool:
 
 
 def _kind(src: str, path: Path) -> str:
-    """Return the name of the source that reads `src`; "" where it is none of them."""
+    """Return the name of the source that reads `src`, "" for none."""
     if "://" in src or path.suffix == ".pack":
         return "pack"
     if path.suffix == ".csv":
@@ -131,24 +131,24 @@ def _kind_of_folder(path: Path) -> str:
 
 
 def _lists(path: Path, overrides: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the two lists of a manifest: `src` is that of training, and beside it lies that of validation."""
+    """Yield the two lists of a manifest: `src` for training, and its sibling for validation."""
     yield "data.source.train", str(path)
     if any(word.startswith("data.source.val=") for word in overrides):
         return
     beside = (path.with_name(path.name.replace("train", name)) for name in VAL_FOLDERS if "train" in path.name)
     val = next((each for each in beside if is_file(each)), None)
     if val is None and not is_file(path):
-        raise RecipeError(f"{printable(path)}: is no file (name a .csv list of training images)")
+        raise RecipeError(f"{printable(path)}: is not a file (name a .csv list of training images)")
     if val is None:
         raise RecipeError(
-            f"{printable(path)}: lists training images, and no list of validation images lies beside it "
-            f"(add data.source.val=FILE.csv, or data.source.val=off to have none)"
+            f"{printable(path)}: lists training images, but there is no list of validation images beside it "
+            f"(add data.source.val=FILE.csv, or data.source.val=off for none)"
         )
     yield "data.source.val", str(val)
 
 
 def in_recipe(source: SourceSection) -> str:
-    """Return the words that make a recipe read `source`, as they are typed."""
+    """Return the overrides that make a recipe read `source`, as typed."""
     told = [f"data.source.name={source.name}"]
     told += [
         f"data.source.{name}={value}"
@@ -159,7 +159,7 @@ def in_recipe(source: SourceSection) -> str:
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Return how many bytes `text`, such as `1GB`, is. Raise `RecipeError`, naming `option`, for what is none."""
+    """Return `text`, such as `1GB`, in bytes. Raise `RecipeError`, naming `option`, if it is not an amount."""
     match = _AMOUNT.fullmatch(text.strip())
     units = {unit.lower(): amount for unit, amount in _BYTES.items()}
     if match is None or match[2].lower() not in {*units, ""}:
@@ -168,7 +168,7 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def count_workers(text: str) -> int:
-    """Return how many processes to work with: `auto` is one a core that this process may use."""
+    """Return the number of worker processes; `auto` is one per usable core."""
     if text == "auto":
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not text.isdecimal() or int(text) < 1:

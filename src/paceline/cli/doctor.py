@@ -1,4 +1,4 @@
-"""`paceline doctor`: what this machine or allocation can do and what is wrong with it; and what saving takes here."""
+"""`paceline doctor`: check this machine or allocation, and recommend a checkpoint interval."""
 
 import json
 import math
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     Data = Callable[[], Datasets]
 
 WRONG = 1
-"""The exit code where a run would fail."""
+"""Exit code if a run would fail."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the report: its name in JSON and on the screen, its values and its rows."""
+    """Section of the output: its key in JSON, title, values and rows."""
 
     key: str
     title: str
@@ -59,10 +59,10 @@ def doctor(
     port: int = 0,
     own_code: bool = False,
 ) -> int:
-    """Do what `paceline doctor` was asked for; return the exit code.
+    """Run `paceline doctor`, and return the exit code.
 
-    `ranks` says how many to start here to look at what is between them; those that a launcher has started are looked
-    at unasked. `run_dir` is where a run would write.
+    `ranks` is the number of ranks to start here to check communication; ranks of a launcher are checked in any case.
+    `run_dir` is the directory a run would write to.
     """
     mtbf_s = _seconds(mtbf) if mtbf else None
     run = _run(words)
@@ -70,7 +70,7 @@ def doctor(
     if loaded:
         require_consent(loaded, own_code=own_code)
     recipe = loaded.recipe if loaded else None
-    environ = dict(os.environ)  # as it was given, before this process adds to it
+    environ = dict(os.environ)  # as given, before this process changes it
     world = _entered()
     to_start = _ranks_to_start(ranks, world, environ)
     refuse_too_many(to_start, recipe.parallel.device if recipe else "auto", oversubscribe=oversubscribe)
@@ -78,7 +78,7 @@ def doctor(
         return start_ranks(to_start, port, [])
     folder = run_dir.expanduser() if run_dir else run.path if run else Path("runs")
     here = Here(environ, folder, time.perf_counter, time.time())
-    data = cache(lambda: _data_of(recipe))  # looked for once, which takes long on a network disk
+    data = cache(lambda: _data_of(recipe))  # once: opening data can be slow on a network disk
     own = [*machine_findings(here), *_needs(recipe, world, data)]
     shared = _between(world, own, recipe) if world.world_size > 1 else ()
     if shared is None:
@@ -93,7 +93,7 @@ def doctor(
 
 
 def _entered() -> World:
-    """Return this process's place, a single one's where variables contradict one another, which is a finding."""
+    """Return this process's world, or a single process if variables contradict each other (which is a finding)."""
     try:
         return enter_world()
     except WorldError:
@@ -101,7 +101,7 @@ def _entered() -> World:
 
 
 def _ranks_to_start(text: str | None, world: World, environ: Mapping[str, str]) -> int:
-    """Return how many ranks are to be started here, 1 where this process is all there is, or one that was started."""
+    """Return the number of ranks to start here, 1 if none are needed."""
     if text is None or (world.launcher != "single" and text in ("auto", str(world.world_size))):
         return 1
     if world.launcher != "single":
@@ -111,15 +111,15 @@ def _ranks_to_start(text: str | None, world: World, environ: Mapping[str, str]) 
 
 
 def _data_of(recipe: Recipe | None) -> "Datasets":
-    """Return the data of a recipe, which is not fetched."""
+    """Return the data of a recipe, without downloading it."""
     from paceline.data.sources.build import build_datasets
 
-    assert recipe is not None, "without a recipe nobody asks"
+    assert recipe is not None, "called with a recipe only"
     return build_datasets(recipe.data.source, may_download=False, skip_bad=recipe.data.on_bad_image == "skip")
 
 
 def _needs(recipe: Recipe | None, world: World, data: "Data") -> list[Finding]:
-    """Return whether there is here what a recipe needs; nothing without one."""
+    """Return a finding on whether this machine has what the recipe needs; none without a recipe."""
     if recipe is None:
         return []
     from paceline.lab.doctor.needs import recipe_finding
@@ -128,8 +128,8 @@ def _needs(recipe: Recipe | None, world: World, data: "Data") -> list[Finding]:
 
 
 def _between(world: World, own: Sequence[Finding], recipe: Recipe | None) -> tuple[Finding, ...] | None:
-    """Return on rank 0 what is to be said of all ranks, and None on the others."""
-    # NCCL then raises where ranks do not answer; else it ends the process, and with it what there is to say.
+    """Return the findings of all ranks on rank 0, None on the others."""
+    # NCCL then raises an error if ranks do not answer; otherwise it would end the process, findings included.
     # https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     from paceline.lab.doctor.ranks import between
@@ -162,13 +162,13 @@ def _seconds(text: str) -> float:
 
 
 def _run(words: list[str]) -> RunDir | None:
-    """Return the run directory that the words begin with, or None."""
+    """Return the run directory that the arguments begin with, or None."""
     folder = Path(words[0]).expanduser() if words and "=" not in words[0] else None
     return RunDir(folder) if folder and is_run(folder) else None
 
 
 def _of_recipe(recipe: Recipe, data: "Data", mtbf_s: float | None) -> list[Part]:
-    """Return what saving would take, and how often it would pay; a start is taken to be as long as the imports."""
+    """Return the cost of checkpoints and the advised interval, with the import time as restart time."""
     saving, part = _measured(recipe, data, Path())
     if saving is None:
         return [part]
@@ -179,7 +179,7 @@ def _of_recipe(recipe: Recipe, data: "Data", mtbf_s: float | None) -> list[Part]
     )
     restart_s = time.perf_counter() - STARTED_S
     assumed = (
-        f"{restart_s:.1f} s, assumed: what it took to get here; joining ranks, data and the first step come on top"
+        f"{restart_s:.1f} s, assumed: the start-up of this command; joining ranks, data and the first step come on top"
     )
     part.rows.append(("restart", assumed))
     part.values["restart_s"] = restart_s
@@ -187,14 +187,16 @@ def _of_recipe(recipe: Recipe, data: "Data", mtbf_s: float | None) -> list[Part]
 
 
 def _of_run(recipe: Recipe, run: RunDir, data: "Data", mtbf_s: float | None) -> list[Part]:
-    """Return what a run has seen, what saving takes, and how often it would pay."""
+    """Return a run's history, the cost of checkpoints, and the advised interval."""
     from paceline.cli.upkeep import read_upkeep
 
     upkeep = read_upkeep(run, recipe.checkpoint)
     parts = [_seen(run, upkeep)]
     if upkeep.saving is not None:
         saving: CheckpointResult | None = upkeep.saving
-        parts.append(Part("saving", "saving, as the run found it", upkeep.saving.model_dump(), [_saved(upkeep.saving)]))
+        parts.append(
+            Part("saving", "saving, as measured by the run", upkeep.saving.model_dump(), [_saved(upkeep.saving)])
+        )
     else:
         saving, part = _measured(recipe, data, run.path)
         parts.append(part)
@@ -209,7 +211,7 @@ def _of_run(recipe: Recipe, run: RunDir, data: "Data", mtbf_s: float | None) -> 
 
 
 def _advice(costs: Costs, mtbf_s: float | None) -> list[Part]:
-    """Return how often to save; nothing where nobody says how often things fail."""
+    """Return the advised checkpoint interval; a hint if the MTBF is unknown."""
     if mtbf_s is None:
         hint = ("how often to save", "add --mtbf, such as --mtbf 8h: the mean time between failures")
         return [Part("advice", "how often to save", {}, [hint])]
@@ -218,7 +220,7 @@ def _advice(costs: Costs, mtbf_s: float | None) -> list[Part]:
 
 
 def _measured(recipe: Recipe, data: "Data", folder: Path) -> tuple[CheckpointResult | None, Part]:
-    """Return what saving the recipe's state in `folder` takes, measured now, or None and why not."""
+    """Measure saving the recipe's state in `folder`; None and the reason if that fails."""
     from paceline.train.save_trial import try_saving
 
     try:
@@ -234,14 +236,14 @@ def _saved(saving: CheckpointResult) -> tuple[str, ...]:
 
 
 def _seen(run: RunDir, upkeep: "Upkeep") -> Part:
-    """Return what happened in the run so far."""
+    """Return the history of the run so far."""
     rows: list[tuple[str, ...]] = []
     if upkeep.step_s:
         median_s, slow_s = upkeep.step_s
-        rows.append(("step", f"{1000 * median_s:.1f} ms, one in a hundred takes {1000 * slow_s:.1f} ms or more"))
+        rows.append(("step", f"{1000 * median_s:.1f} ms, the 99th percentile {1000 * slow_s:.1f} ms"))
     if upkeep.goodput is not None:
         rows.append(("goodput", goodput_line(upkeep.goodput)))
-    what = "from a failure to the first new step" if upkeep.restarts else "to start; noticing and queueing come on top"
+    what = "from a failure to the first new step" if upkeep.restarts else "to start; detection and queueing come on top"
     rows.append(("restart", f"{upkeep.restart_s:.1f} s {what}"))
     rows.append(("failures", _failures(upkeep)))
     if upkeep.at_risk_s:
@@ -263,8 +265,8 @@ def _seen(run: RunDir, upkeep: "Upkeep") -> Part:
 def _failures(upkeep: "Upkeep") -> str:
     mtbf, up = upkeep.mtbf, close_to(upkeep.up_s)
     if not upkeep.failures:
-        return f"none in {up}, so they are at least {close_to(mtbf.low_s)} apart (95 % sure)"
-    apart = f"one in {close_to(mtbf.mean_s)} ({close_to(mtbf.low_s)} to {close_to(mtbf.high_s)}, 95 % sure)"
+        return f"none in {up}, so at least {close_to(mtbf.low_s)} apart (95 % confidence)"
+    apart = f"one in {close_to(mtbf.mean_s)} ({close_to(mtbf.low_s)} to {close_to(mtbf.high_s)}, 95 % confidence)"
     return f"{upkeep.failures:,} in {up}: {apart}"
 
 

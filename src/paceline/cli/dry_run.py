@@ -1,4 +1,4 @@
-"""`paceline train --dry-run`: everything that would be done, and nothing done."""
+"""`paceline train --dry-run`: check everything, and print the plan."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from paceline.train.try_parts import try_parts
 
 
 def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool, resumed: RunDir | None = None) -> int:
-    """Print what a run would do, or the run in `resumed` when it is resumed; return the exit code."""
+    """Print the plan of a run, and return the exit code."""
     if not world.is_main:
         return 0
     recipe = loaded.recipe
@@ -42,10 +42,12 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool, resumed:
     device = choose_device(recipe.parallel, world)
     datasets = build_datasets(recipe.data.source, may_download=False, skip_bad=recipe.data.on_bad_image == "skip")
     if recipe.data.stage != "off":
-        take_inventory(recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip")  # refuses what cannot be staged
+        take_inventory(
+            recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip"
+        )  # raises for data that cannot be staged
     plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
     known = check_trained_model(recipe, plan, device)
-    build_precision(recipe.train.precision, device)  # refuses a precision that the device does not have
+    build_precision(recipe.train.precision, device)  # raises for a precision that the device does not support
     tried = try_parts(recipe, plan, datasets.train)
     cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
@@ -64,7 +66,7 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool, resumed:
 
 
 def _in_words(loaded: Loaded, plan: Plan, devices: str) -> Iterator[tuple[str, str]]:
-    """Yield what will be done, by name. The recipe itself is for `paceline recipes` to show."""
+    """Yield the rows of the plan by name. `paceline recipes` shows the recipe itself."""
     yield "recipe", f"{loaded.name} {loaded.recipe.hash} (paceline recipes shows every field; --json has all of this)"
     yield "model", loaded.recipe.model.name
     val = f"{plan.val_images:,}" if plan.val_images else "no"

@@ -1,4 +1,4 @@
-"""`paceline eval`: the exact accuracy of a run's weights, as they are and averaged, on its own images or on others."""
+"""`paceline eval`: evaluate a run's weights exactly, raw and EMA, on its own images or others."""
 
 import contextlib
 import sys
@@ -33,7 +33,7 @@ def evaluate(
     per_class: bool,
     oversubscribe: bool = False,
 ) -> int:
-    """Do what `paceline eval` was asked for; return the exit code. `out` is a folder that is made for what came out."""
+    """Run `paceline eval`, and return the exit code. `out` is a folder to create for the outputs."""
     rundir = RunDir.existing(run)
     name = str(rundir.path)
     own, loaded = load(name).recipe, load(name, Patch.parse(overrides))
@@ -58,12 +58,12 @@ def evaluate(
     if world.is_main:
         show_evaluation(report, path, as_json=as_json, per_class=per_class)
     if place and not as_json:
-        print(f"left in: {printable(place)}")
+        print(f"outputs: {printable(place)}")
     return 0
 
 
 def _leave(folder: RunDir, checkpoint: Path, overrides: Sequence[str], report: "EvalReport", source: "Source") -> None:
-    """Write what came out into `folder`, with what was evaluated."""
+    """Write the outputs of an evaluation into `folder`."""
     from paceline.cli.show import evaluation_json
     from paceline.train.leave import leave
 
@@ -72,12 +72,12 @@ def _leave(folder: RunDir, checkpoint: Path, overrides: Sequence[str], report: "
 
 
 def note_missing_end(rundir: RunDir, checkpoint: Path) -> None:
-    """Say which `checkpoint` stands in for that of a run's last step, where this is not there."""
+    """Print a note if `checkpoint` replaces a missing checkpoint of the last step."""
     from paceline.train.resume import missing_end
 
     with contextlib.suppress(PacelineError):
         if checkpoint.name == checkpoint_name(rundir.read_result().steps):
-            return  # without the time that it takes to read all of it
+            return  # cheap: reads no checkpoint
     if missing := missing_end(rundir):
         _note(f"{missing}; {checkpoint.name} is used")
 

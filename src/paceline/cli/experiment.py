@@ -1,4 +1,4 @@
-"""What the lab's verbs have in common: the folder of an experiment is opened, gone on with, and left in one way."""
+"""Open, resume and finish the folder of an experiment, for all verbs of the lab."""
 
 import contextlib
 import json
@@ -26,24 +26,24 @@ from paceline.recipe.schema import Recipe
 
 Result = TypeVar("Result", bound=Experiment)
 STOPS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that interrupt an experiment as Ctrl-C does; the last is what Slurm is told to send before the time is up."""
+"""Signals that interrupt an experiment like Ctrl-C; Slurm sends SIGUSR1 before the time limit."""
 LIMIT_S: Final = 1800.0
-"""Longest that a short run may take: settings that hang, or compile for longer, are not fast ones."""
+"""Time limit of a short run, in seconds: settings that hang or compile for longer are not fast."""
 
 
 def refuse_ranks_of_others(verb: str) -> None:
-    """Raise `RecipeError` where torchrun or Slurm has started this process, for a verb that starts ranks of its own."""
+    """Raise `RecipeError` if torchrun or Slurm started this process: the verb starts its own ranks."""
     launcher = world_from_environ(os.environ).launcher
     if launcher != "single":
-        fix = "start it without, with --ranks"
-        raise RecipeError(f"{verb}: starts ranks of its own, and {launcher} has started these ({fix})")
+        fix = "start it without a launcher, with --ranks"
+        raise RecipeError(f"{verb}: starts its own ranks, but {launcher} started this process ({fix})")
 
 
 @contextlib.contextmanager
 def experiment(name: str, asked: dict[str, Any], run_dir: Path | None, *, as_json: bool) -> Iterator[ExperimentDir]:
-    """Return the context in which an experiment's folder is ours: a new one, or one that asked for the same.
+    """Return a context that locks an experiment's folder: a new one, or one of the same request.
 
-    Which of its runs still count is judged run by run. Whoever interrupts is told how to go on.
+    Which of its runs still count is decided per run. An interrupt prints how to resume.
     """
     out = progress_console(as_json=as_json)
     folder = _open(name, asked, run_dir, lambda line: print(line, file=out, flush=True))
@@ -52,15 +52,15 @@ def experiment(name: str, asked: dict[str, Any], run_dir: Path | None, *, as_jso
 
 
 def files_cached_before(recipe: Recipe, begins: Begins) -> Begins:
-    """Return what a runner calls before each trial of `recipe`: `begins`, and its files are read into memory.
+    """Return a callback that calls `begins` before each trial and reads the files of `recipe` into the page cache.
 
-    Without that the first run would read them for all others.
+    Otherwise the first run would do so for all others.
     """
     from paceline.lab.cache import set_cache
 
     def before(trial: Trial, repeat: int) -> None:
         begins(trial, repeat)
-        with contextlib.suppress(PacelineError):  # which the run tells itself
+        with contextlib.suppress(PacelineError):  # the run will report it
             set_cache(vary(recipe, trial.patch), is_cold=False)
 
     return before
@@ -74,14 +74,14 @@ def run_task(
     *,
     as_json: bool,
 ) -> int:
-    """Do a part of an experiment in the folder that all parts share, beside others, and judge nothing; return 0.
+    """Run one task of an experiment in its shared folder, draw no conclusions, and return 0.
 
-    `run` does it: it is given the folder, what is to be called as each run begins, and what says a line. Nothing is run
-    where the experiment has ended. Raise `RecipeError` where the folder is not named, or holds something else, and
-    where the task, or the whole experiment, is being run.
+    `run` gets the folder, a callback for the start of each run, and one that prints a line. Nothing runs if the
+    experiment has finished. Raise `RecipeError` if the folder is not named or holds something else, or if the task or
+    the whole experiment is already running.
     """
     if run_dir is None:
-        raise RecipeError("--task: is a part of an experiment whose folder all parts share (add --run-dir DIR)")
+        raise RecipeError("--task: runs in a folder that all tasks share (add --run-dir DIR)")
     folder = _open("", asked, run_dir, lambda line: None)
     outcomes: Sequence[Outcome] = ()
     out = progress_console(as_json=as_json)
@@ -92,7 +92,7 @@ def run_task(
         telling(out) as (begins, say),
     ):
         if folder.result.exists():
-            say(f"{folder.path}: has ended, so task {task.number} is not run")
+            say(f"{folder.path}: has finished, so task {task.number} is not run")
         else:
             outcomes = run(folder, begins, say)
     if as_json:
@@ -102,7 +102,7 @@ def run_task(
 
 
 def _open(name: str, asked: dict[str, Any], run_dir: Path | None, told: Say) -> ExperimentDir:
-    # A run that left early because the job ends soon would count as failed; the job's signal ends the whole experiment.
+    # A run that stops early at the end of the job would count as failed; the job's signal stops the whole experiment.
     os.environ["PACELINE_END_TIME"] = ""
     return open_experiment(name, asked, run_dir, datetime.now().astimezone(), told)
 
@@ -112,18 +112,18 @@ def _told_how_to_go_on(folder: ExperimentDir) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"stopped: the same command goes on with {printable(folder.path)}", file=sys.stderr)
+        print(f"stopped: run the same command to resume {printable(folder.path)}", file=sys.stderr)
         raise
 
 
 def found_before(folder: ExperimentDir, kind: type[Result]) -> Result | None:
-    """Return what the experiment came to, where it has ended before."""
+    """Return the result of an experiment that finished earlier, else None."""
     found = folder.read() if folder.result.exists() else None
     return found if isinstance(found, kind) else None
 
 
 def leave(folder: ExperimentDir, result: Experiment) -> None:
-    """Write tables, the result, which says that all is there, and the report; remove the data that were made."""
+    """Write tables, result and report, and remove generated data. The result file marks the experiment as complete."""
     from paceline.cli.report import leave_report
     from paceline.report.experiments.tables import write_tables
 

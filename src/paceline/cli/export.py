@@ -1,4 +1,4 @@
-"""`paceline export`: a run's classifier as a file that others load."""
+"""`paceline export`: write a run's classifier to a file that other programs load."""
 
 from pathlib import Path
 from typing import cast, get_args
@@ -21,10 +21,10 @@ def export(
     own_code: bool = False,
     as_json: bool,
 ) -> int:
-    """Do what `paceline export` was asked for; return the exit code.
+    """Run `paceline export`, and return the exit code.
 
-    `format` is one of `FormName`, `out` the file or the folder, `checkpoint` last, best or a step's number.
-    `image_size` is given where it is to be another than in the run's evaluation.
+    `format` is one of `FormName`, `out` the file or folder, `checkpoint` last, best or a step. `image_size` overrides
+    the size of the run's evaluation, in pixels.
     """
     from paceline.cli.show_export import show_export
     from paceline.inference.export import FormName, build_form, check_place, export_classifier
@@ -33,7 +33,7 @@ def export(
     if format not in names:
         raise RecipeError(f"--format: {format!r} is not known{near_miss(format, names)} (use {', '.join(names)})")
     if with_preprocessing and format in ("safetensors", "state_dict"):
-        raise RecipeError(f"--preprocessing: has no effect on {format}, which holds weights alone (leave it out)")
+        raise RecipeError(f"--preprocessing: has no effect on {format}, which holds only weights (leave it out)")
     run, out = RunDir.existing(run).path, expanded(str(out))
     form = build_form(cast(FormName, format), load(str(run)).recipe.model)
     check_place(out, form.suffix)

@@ -1,4 +1,4 @@
-"""The verbs of the lab. Each verb's work is in its own file, imported when it is called."""
+"""Verbs of the lab. Each verb's work is in its own module, imported when the verb is called."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +12,16 @@ from paceline.core.errors import RecipeError
 def profile(
     words: Words = None,
     ranks: Ranks = "auto",
-    run_dir: Annotated[Path | None, new_folder("Where it is written (runs/profile-RECIPE-TIME).")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps after the warm-up that are measured.")] = 40,
-    repeats: Annotated[int, typer.Option(min=1, help="How often the run and each probe is measured, in turns.")] = 1,
-    probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Measure what free data and such give.")] = True,
+    run_dir: Annotated[Path | None, new_folder("Folder to write (runs/profile-RECIPE-TIME).")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to measure after the measurement warm-up.")] = 40,
+    repeats: Annotated[int, typer.Option(min=1, help="How often to measure the run and each probe, alternating.")] = 1,
+    probes: Annotated[
+        bool, typer.Option("--probes/--no-probes", help="Also measure runs with free data loading and the like.")
+    ] = True,
     trace: Annotated[bool, typer.Option("--trace", help="Write a Chrome trace of all ranks.")] = False,
-    nvtx: Annotated[bool, typer.Option("--nvtx", help="Mark stages for Nsight Systems; prints its command.")] = False,
+    nvtx: Annotated[
+        bool, typer.Option("--nvtx", help="Mark stages for Nsight Systems, and print its command.")
+    ] = False,
     vary: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=V,V", help="Measure each of these values of a field instead, without probes."),
@@ -26,10 +30,12 @@ def profile(
     oversubscribe: Oversubscribe = False,
     as_json: Json = False,
 ) -> int:
-    """Train for a few steps, and say where each second went and what would save it."""
+    """Train for a few steps, and report where the time goes and what would save it."""
     if vary:
         if trace or nvtx:
-            raise RecipeError(f"--{'trace' if trace else 'nvtx'}: slows down what --vary compares (leave one out)")
+            raise RecipeError(
+                f"--{'trace' if trace else 'nvtx'}: slows down the runs that --vary compares (leave one out)"
+            )
         from paceline.cli.sweep import sweep
 
         return sweep(
@@ -65,22 +71,22 @@ def ladder(
         list[str] | None,
         typer.Argument(
             metavar="LADDER|KEY=VALUE",
-            help="A shipped ladder or a ladder file (none: auto), then overrides of its recipe.",
+            help="A shipped ladder or a ladder file (default: auto), then overrides of its recipe.",
             show_default=False,
         ),
     ] = None,
     ranks: Ranks = "auto",
-    recipe: Annotated[str | None, typer.Option(help="A recipe to climb from, in place of the ladder's own.")] = None,
-    run_dir: Annotated[Path | None, new_folder("Where it is written (runs/ladder-NAME-TIME).")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps that are measured in a run (the ladder's).")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Pairs of runs for each rung (the ladder's).")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe to start from, instead of the ladder's.")] = None,
+    run_dir: Annotated[Path | None, new_folder("Folder to write (runs/ladder-NAME-TIME).")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps to measure per run (the ladder's).")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Pairs of runs per rung (the ladder's).")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the ladders, or the rungs of one, and stop.")] = False,
     task: TaskNumber = None,
     own_code: OwnCode = False,
     oversubscribe: Oversubscribe = False,
     as_json: Json = False,
 ) -> int:
-    """Lay settings one over the other, and say what each of them buys: kept where it does, dropped where not."""
+    """Add settings one by one, and measure what each gains: keep it if it is faster, drop it if not."""
     from paceline.cli.ladder import ladder as work
 
     return work(
@@ -101,22 +107,22 @@ def ladder(
 def tune(
     words: Words = None,
     ranks: Ranks = "auto",
-    run_dir: Annotated[Path | None, new_folder("Where it is written (runs/tune-RECIPE-TIME).")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that are measured in the shortest runs.")] = 20,
+    run_dir: Annotated[Path | None, new_folder("Folder to write (runs/tune-RECIPE-TIME).")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to measure in the shortest runs.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Pairs of runs that decide whether a setting stays.")] = 3,
     vary: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V,V", help="Search only these values of a field; may be given several times."),
+        typer.Option(metavar="KEY=V,V", help="Search only these values of a field; can be repeated."),
     ] = None,
     allow_batch: Annotated[
-        bool, typer.Option("--allow-batch", help="Try other batch sizes too, the learning rate following.")
+        bool, typer.Option("--allow-batch", help="Also try other batch sizes, and scale the learning rate.")
     ] = False,
-    budget: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many runs.")] = None,
+    budget: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of runs.")] = None,
     own_code: OwnCode = False,
     oversubscribe: Oversubscribe = False,
     as_json: Json = False,
 ) -> int:
-    """Find the fastest settings for a recipe on this machine that train as it does; write them as a recipe."""
+    """Find the fastest settings of a recipe on this machine that train as well, and write them as a recipe."""
     from paceline.cli.tune import tune as work
 
     return work(
@@ -137,29 +143,29 @@ def tune(
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run directories; those that differ in their seed alone are one group."),
+        typer.Argument(metavar="RUN...", help="Run directories; runs that differ only in their seed form one group."),
     ],
     target: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE", help="Accuracy to reach (the recipes' own, else what all runs reach that have learnt)."
+            metavar="SHARE", help="Target accuracy (the recipes' own, else one that all runs reach that learned)."
         ),
     ] = None,
-    metric: Annotated[
-        str, typer.Option(metavar="top1|top5|mean_class_accuracy", help="Which accuracy is judged.")
-    ] = "top1",
+    metric: Annotated[str, typer.Option(metavar="top1|top5|mean_class_accuracy", help="Accuracy to compare.")] = "top1",
     fail_below: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[METRIC=]VALUE",
-            help="Exit with 1 where a group's speedup (without METRIC), gap, images_per_s or the --metric, such as "
-            "top1=0.75, is lower; for several, again.",
+            help="Exit with code 1 if a group's speedup (without METRIC), gap, images_per_s or the --metric, such as "
+            "top1=0.75, is lower; can be repeated.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as .html, .md or .json as well.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the comparison as .html, .md or .json.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
-    """Compare runs: time and epochs to a target, accuracy, and where a speed-up comes from."""
+    """Compare runs: time and epochs to a target, accuracy, and the cause of a speed-up."""
     from paceline.cli.compare import compare as work
 
     return work(runs, target=target, metric=metric, fail_below=fail_below or [], out=out, as_json=as_json)

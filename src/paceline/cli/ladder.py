@@ -1,7 +1,6 @@
-"""`paceline ladder`: settings laid one over the other, each measured against the one below, and kept or dropped.
+"""`paceline ladder`: add settings one by one, measure each against the rung below, and keep or drop it.
 
-The folder of a ladder holds one run directory a run; the same command goes on where it was stopped, and finds what
-tasks of it have left.
+A ladder's folder holds one run directory per run. The same command resumes it, and reuses the runs of its tasks.
 """
 
 import os
@@ -52,7 +51,7 @@ _AUTO: Final = "auto"
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be climbed: `recipe` is the measured form of the one that was loaded."""
+    """Request: `recipe` is the measured form of `loaded`."""
 
     ladder: Ladder
     loaded: Loaded
@@ -64,7 +63,7 @@ class _Asked:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """All that the runs depend on, as JSON has it."""
+        """Everything that the runs depend on, as plain values."""
         rungs = [rung.model_dump(mode="json") for rung in self.ladder.rungs]
         measured = {"recipe": self.recipe.to_dict(), "ranks": self.ranks, "repeats": self.repeats}
         return {"verb": "ladder", "ladder": self.ladder.name, "rungs": rungs, "then": self.ladder.goes_on, **measured}
@@ -84,7 +83,7 @@ def ladder(
     own_code: bool = False,
     oversubscribe: bool = False,
 ) -> int:
-    """Do what `paceline ladder` was asked for; return the exit code."""
+    """Run `paceline ladder`, and return the exit code."""
     name, recipe, said = _split(words, recipe)
     if list_only:
         if task is not None:
@@ -107,13 +106,13 @@ def ladder(
 def tasks_of(
     words: list[str], ranks: str, *, recipe: str | None, steps: int | None, repeats: int | None
 ) -> tuple[Task, ...]:
-    """Return the tasks of the ladder that was asked for. Raise `RecipeError` for what a ladder does not have."""
+    """Return the tasks of the ladder. Raise `RecipeError` for arguments that a ladder does not take."""
     name, recipe, said = _split(words, recipe)
     return _tasks(_ask(load_ladder(name or _AUTO), recipe, said, ranks, steps=steps, repeats=repeats))
 
 
 def _split(words: list[str], recipe: str | None) -> tuple[str | None, str | None, Patch]:
-    """Return the ladder's name, the recipe's, each None where it was not said, and the overrides."""
+    """Return the names of ladder and recipe, None if omitted, and the overrides."""
     names = [word for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word and not word.startswith("recipe=")]
     named = [word.removeprefix("recipe=") for word in words if word.startswith("recipe=")]
@@ -124,7 +123,7 @@ def _split(words: list[str], recipe: str | None) -> tuple[str | None, str | None
 
 
 def _list(name: str | None, *, as_json: bool) -> None:
-    """Show all shipped ladders, or the rungs of one."""
+    """Print all shipped ladders, or the rungs of one."""
     if name is None:
         show_ladders([load_ladder(each) for each in ladder_names()], as_json=as_json)
     else:
@@ -134,7 +133,7 @@ def _list(name: str | None, *, as_json: bool) -> None:
 def _ask(
     chosen: Ladder, recipe: str | None, said: Patch, ranks: str, *, steps: int | None, repeats: int | None
 ) -> _Asked:
-    """Return what is to be climbed. Raise `RecipeError` for what a ladder does not have."""
+    """Build the request. Raise `RecipeError` for arguments that a ladder does not take."""
     refuse_length(said, "a ladder", to="compare")
     refuse_ranks_of_others("ladder")
     for path, value in said.assignments:
@@ -158,7 +157,7 @@ def _ask(
 
 
 def _climb(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
-    """Run the ladder, and write what it came to."""
+    """Run the ladder, and write its result."""
     out = progress_console(as_json=as_json)
     _write_recipes(asked, folder)
     total = None if asked.ladder.goes_on else asked.repeats * (2 * len(asked.ladder.rungs) - 1)
@@ -171,7 +170,7 @@ def _climb(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> LadderResu
 
 
 def _run_task(asked: _Asked, number: int, run_dir: Path | None, *, as_json: bool) -> int:
-    """Run one turn of one rung, in the folder of the ladder."""
+    """Run one repeat of one rung, in the ladder's folder."""
     task = find_task(_tasks(asked), number)
     index, turn = place_of(task, len(asked.ladder.rungs))
 
@@ -192,9 +191,9 @@ def _write_recipes(asked: _Asked, folder: ExperimentDir) -> None:
 
 
 def _plan(asked: _Asked, total: int | None) -> str:
-    """Return how much there is to wait for."""
+    """Return how many runs and steps there are."""
     steps = count(asked.recipe.measure.warmup_steps + asked.steps, "step")
-    runs = f"up to {count(total, 'run')}" if total is not None else f"{count(asked.repeats, 'pair')} of runs a rung,"
+    runs = f"up to {count(total, 'run')}" if total is not None else f"{count(asked.repeats, 'pair')} of runs per rung,"
     return f"ladder {asked.ladder.name}: {runs} of {steps}"
 
 
@@ -207,10 +206,10 @@ def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> 
     here = Here(gpus=count_gpus(os.environ), cores=usable_cores(), ranks=asked.ranks)
 
     def make(form: Form) -> Prepared:
-        waits = partial(say, f"{form}: waiting for another task that is making data")
+        waits = partial(say, f"{form}: waiting for another task that prepares it")
         made = prepare(form, asked.recipe.data, folder.data, workers=here.cores, now=now_s, waits=waits)
         if not made.is_known:
-            say(f"{form}: made in {made.seconds:,.1f} s")
+            say(f"{form}: prepared in {made.seconds:,.1f} s")
         return made
 
     def before(trial: Trial, repeat: int) -> None:
@@ -243,7 +242,7 @@ def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> 
 
 
 def _of_steps(rung: RungResult, num_steps: int) -> RungResult:
-    """Return a rung with the seconds of so many steps, where a step of it was timed."""
+    """Return the rung with the time of `num_steps` steps, if its step was timed."""
     return rung if rung.step_s is None else rung.model_copy(update={"steps_s": num_steps * rung.step_s})
 
 

@@ -1,4 +1,4 @@
-"""Leave a prediction in a folder, as other experiments are: JSON, tables and a page."""
+"""Print a prediction, and write it to a folder like other experiments."""
 
 import dataclasses
 import sys
@@ -12,9 +12,9 @@ from paceline.lab.predict.asked import Asked
 
 
 def tell_prediction(found: PredictionResult, asked: Asked, run_dir: Path | None, *, as_json: bool) -> None:
-    """Print what is predicted and, where `run_dir` names a folder, leave it there.
+    """Print the prediction and, with `run_dir`, write it there.
 
-    Raise `RecipeError` where that holds something else.
+    Raise `RecipeError` if that folder holds something else.
     """
     found = found.model_copy(update={"command": ("paceline", *sys.argv[1:])})
     out = sys.stderr if as_json else sys.stdout

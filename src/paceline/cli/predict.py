@@ -1,4 +1,4 @@
-"""`paceline predict`: what a run's network says of images in files."""
+"""`paceline predict`: classify image files with a run's model."""
 
 import contextlib
 import sys
@@ -26,9 +26,9 @@ def predict(
     own_code: bool = False,
     as_json: bool,
 ) -> int:
-    """Do what `paceline predict` was asked for; return the exit code, 1 where an image could not be read.
+    """Run `paceline predict`; return the exit code, 1 if an image could not be read.
 
-    `images` are files, folders, and `-` for paths on stdin. `format` auto is a table on a terminal, and CSV elsewhere.
+    `images` are files, folders, and `-` for paths on stdin. `format` auto is a table on a terminal, else CSV.
     """
     _check(images, top, batch_size, format)
     if as_json and format != "auto":
@@ -50,7 +50,9 @@ def predict(
         raise RecipeError(
             f"{run}: reads {number} channels, and files have 1 or 3 (use Classifier.probabilities in Python)"
         )
-    set_threads(classifier.recipe.parallel, world)  # as evaluation does: sums may depend on it
+    set_threads(
+        classifier.recipe.parallel, world
+    )  # as in evaluation: the number of threads can change the order of sums
     top = min(top, len(classifier.classes))
     paths = listed(images, _lines_of_stdin() if FROM_LINES in images else ())
     num_unread = 0
@@ -67,9 +69,9 @@ def predict(
 
 
 def _lines_of_stdin() -> BinaryIO:
-    """Return what paths are read from. Raise `RecipeError` where this process was started without."""
+    """Return the binary stdin. Raise `RecipeError` if it is closed."""
     if sys.stdin is None:
-        raise RecipeError("-: stands for paths on stdin, which is closed (name files or folders)")
+        raise RecipeError("-: reads paths from stdin, which is closed (name files or folders)")
     return sys.stdin.buffer
 
 

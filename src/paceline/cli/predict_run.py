@@ -1,4 +1,4 @@
-"""`paceline scale RUN --predict`: what a run would take on ranks that nobody has started, from its profile."""
+"""`paceline scale RUN --predict`: predict a run on more ranks from its profile."""
 
 from pathlib import Path
 
@@ -29,13 +29,15 @@ def predict_run(
     run_dir: Path | None = None,
     as_json: bool = False,
 ) -> int:
-    """Do what `paceline scale RUN --predict` was asked for; return the exit code.
+    """Run `paceline scale RUN --predict`, and return the exit code.
 
-    `alone` is a run of one rank with the same rank batch, which tells what sending takes from computing; `epochs` are
-    of the run's own training images, and `images` stands in their place. Raise `RecipeError` for what does not fit.
+    `alone` is a run of one rank with the same rank batch, which separates communication from computation. `epochs`
+    counts the run's training images; `images` replaces it. Raise `RecipeError` for invalid options.
     """
     if epochs is not None and images is not None:
-        raise RecipeError(f"--epochs: {epochs:g} and --images: {images:g} both say how long a run is (leave one out)")
+        raise RecipeError(
+            f"--epochs: {epochs:g} and --images: {images:g} both set the length of the run (leave one out)"
+        )
     refuse({"--images": images, "--epochs": epochs, "--price": price, "--gigabytes-per-s": gigabytes_per_s})
     refuse({"--rank-batch": rank_batch, "--ranks-per-node": ranks_per_node})
     refuse({"--fixed-s": fixed_s, "--alpha-us": alpha_us}, may_be_none=True)

@@ -1,4 +1,4 @@
-"""`paceline scale --predict --points FILE`: what other numbers of ranks would take, from a table of what some took."""
+"""`paceline scale --predict --points FILE`: predict other rank counts from a table of measurements."""
 
 from pathlib import Path
 
@@ -20,10 +20,10 @@ def predict_points(
     run_dir: Path | None = None,
     as_json: bool = False,
 ) -> int:
-    """Do what `paceline scale --predict --points` was asked for; return the exit code.
+    """Run `paceline scale --predict --points`, and return the exit code.
 
-    Without `ranks_per_node` nodes are as full as the fullest of the table. `price` is that of an hour of a rank. Raise
-    `RecipeError` for an option and `DataError` for a table that cannot be used.
+    `ranks_per_node` defaults to the largest of the table; `price` is per rank-hour. Raise `RecipeError` for invalid
+    options, and `DataError` for an unusable table.
     """
     refuse({"--ranks-per-node": ranks_per_node, "--rank-batch": rank_batch, "--images": images, "--price": price})
     ranks, table = parse_ranks(at), read_points(points)
@@ -31,9 +31,7 @@ def predict_points(
     asked = ask(table, ranks, ranks_per_node=on_node, rank_batch=rank_batch, images=images, price=price)
     found = predict_from(table, asked, source=str(points))
     if ranks_per_node is None:
-        taken = (
-            f"nodes: {count(on_node, 'rank')} on each, as of the table at most (--ranks-per-node says another number)"
-        )
+        taken = f"nodes: {count(on_node, 'rank')} on each, the largest of the table (set --ranks-per-node to change it)"
         found = found.model_copy(update={"notes": (*found.notes, taken)})
     tell_prediction(found, asked, run_dir, as_json=as_json)
     return 0

@@ -1,4 +1,4 @@
-"""What both predictions are asked in words: which ranks, and that numbers make sense. Their defaults are here."""
+"""Parse the options that both kinds of prediction share."""
 
 import math
 from collections.abc import Mapping
@@ -8,22 +8,22 @@ from paceline.core.errors import RecipeError
 
 DEFAULT_RANKS: Final = "8,16,32,64,128,256,512,1024,2048,4096"
 RANKS_PER_NODE: Final = 8
-"""Ranks of a node where a run is predicted from; a table says itself how many its nodes have."""
+"""Default ranks per node for predictions from a run; a table states its own."""
 _MOST: Final = 1_000_000
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Return the numbers of ranks in `8,64,512`, in their order. Raise `RecipeError` for what is none."""
+    """Return the rank counts of `8,64,512`, in order. Raise `RecipeError` for an invalid one."""
     words = [word.strip() for word in text.split(",")]
     wrong = next((word for word in words if not (word.isdecimal() and 0 < int(word) <= _MOST)), None)
     if wrong is not None:
-        raise RecipeError(f"--at: {wrong!r} is no number of ranks (write such as 8,64,512)")
+        raise RecipeError(f"--at: {wrong!r} is not a number of ranks (write a list such as 8,64,512)")
     return tuple(dict.fromkeys(int(word) for word in words))
 
 
 def refuse(options: Mapping[str, float | None], *, may_be_none: bool = False) -> None:
-    """Raise `RecipeError` for an option that is given and is no finite number above 0, or 0 where that may be."""
+    """Raise `RecipeError` for a given option that is not a finite number above 0, or at least 0 with `may_be_none`."""
     for option, value in options.items():
         if value is not None and not (math.isfinite(value) and (value > 0 or (may_be_none and value == 0))):
             least = "0 or more" if may_be_none else "a number above 0"
-            raise RecipeError(f"{option}: {value:g} makes no sense (write {least})")
+            raise RecipeError(f"{option}: {value:g} is out of range (write {least})")

@@ -1,7 +1,7 @@
-"""`paceline profile`: a few steps of a recipe, what each of them took, and what would save it.
+"""`paceline profile`: measure a few steps of a recipe, and what would save time.
 
-The folder of a profile is the run directory of its base; the other runs lie in `probes/` below it. Under torchrun and
-srun the base runs on the ranks that are there, and all other runs are left to be started by hand.
+The profile's folder is the run directory of its base run; other runs lie in `probes/` below it. Under torchrun and srun
+only the base run is made, on the ranks that exist; all others are left out, with the commands to start them.
 """
 
 import os
@@ -44,9 +44,9 @@ _RECIPE: Final = "base.yaml"
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be measured: `recipe` is the measured form of the one whose hash is `recipe_hash`.
+    """Request: `recipe` is the measured form of the recipe with hash `recipe_hash`.
 
-    `nvtx` is what `measure.nvtx` is to be in a run for Nsight Systems, `off` where there is to be none.
+    `nvtx` is the value of `measure.nvtx` for a run under Nsight Systems, `off` for none.
     """
 
     recipe_hash: str
@@ -62,11 +62,11 @@ class _Asked:
 
     @property
     def trials(self) -> list[Trial]:
-        """All runs; what is compared with none comes last."""
+        """All trials; those that are compared with nothing come last."""
         return [self.base, *self.probes, *self.aside]
 
     def of_turn(self, turn: int) -> list[Trial]:
-        """Return what is run in a turn, from 1."""
+        """Return the trials of a repeat, counted from 1."""
         return [trial for trial in self.trials if turn <= trial.repeats]
 
 
@@ -84,7 +84,7 @@ def profile(
     as_json: bool,
     oversubscribe: bool = False,
 ) -> int:
-    """Do what `paceline profile` was asked for; return the exit code."""
+    """Run `paceline profile`, and return the exit code."""
     name, said = split_words(words)
     refuse_length(said, "a profile", to="profile")
     loaded = load(name, said)
@@ -121,22 +121,22 @@ def profile(
 
 
 def _refuse_more_runs(world: World, *, repeats: int, trace: bool, nvtx: bool) -> None:
-    """Raise `RecipeError` for what needs runs of its own, where ranks of somebody else's are one run."""
+    """Raise `RecipeError` for options that need runs of their own, which ranks of a launcher cannot start."""
     if world.launcher == "single":
         return
-    ranks = f"which ranks that {world.launcher} started do not get"
+    ranks = f"which ranks started by {world.launcher} cannot start"
     if repeats > 1:
-        raise RecipeError(f"--repeats: {repeats} turns need runs of their own, {ranks} (leave it out)")
+        raise RecipeError(f"--repeats: {repeats} needs separate runs, {ranks} (leave it out)")
     if trace:
         fix = "leave it out, and start `paceline train` with measure.trace=40 for it"
-        raise RecipeError(f"--trace: needs a run of its own, {ranks} ({fix})")
+        raise RecipeError(f"--trace: needs a separate run, {ranks} ({fix})")
     if nvtx:
         fix = "leave it out, and start `paceline train` with measure.nvtx=on under nsys"
-        raise RecipeError(f"--nvtx: needs a run of its own, {ranks} ({fix})")
+        raise RecipeError(f"--nvtx: needs a separate run, {ranks} ({fix})")
 
 
 def _rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
-    """Return where to write: as told, or a new folder under `runs/`; the other ranks follow rank 0."""
+    """Return the directory to write: `run_dir`, or a new folder under `runs/`; other ranks follow rank 0."""
     if not world.is_main:
         return RunDir(run_dir or Path("runs"))
     if run_dir is None:
@@ -148,7 +148,7 @@ def _rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
 
 
 def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
-    """Run the trials in processes of their own, write what they came to, and show it."""
+    """Run the trials in child processes, write the results, and print them."""
     out = progress_console(as_json=as_json)
     recipe_file = rundir.path / _RECIPE
     write_recipe(asked.recipe, recipe_file)
@@ -169,7 +169,7 @@ def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
                 say(_line(outcome))
                 outcomes.append(outcome)
     except TrialError:
-        if not rundir.recipe.exists():  # a refusal: there is nothing to look into
+        if not rundir.recipe.exists():  # refused at once: there is no run to inspect
             recipe_file.unlink()
         raise
     _move_trace(outcomes, rundir)
@@ -178,7 +178,7 @@ def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
 
 
 def _plan(asked: _Asked) -> str:
-    """Return how much there is to wait for."""
+    """Return how many runs and steps there are."""
     steps = asked.recipe.measure.warmup_steps + asked.steps
     return f"{count(_num_runs(asked), 'run')} of {count(steps, 'step')}"
 
@@ -193,10 +193,10 @@ def _place(rundir: RunDir, trial: Trial, repeat: int) -> Path:
 
 
 def _check_base(outcome: Outcome) -> None:
-    """Raise what ended a run of the base: without it there is nothing to compare with."""
+    """Raise the error of a failed base run, without which nothing can be compared."""
     if outcome.trial.name != BASE or outcome.result is not None:
         return
-    if outcome.code == 1:  # a bug of ours: its traceback is told too
+    if outcome.code == 1:  # a bug of paceline's: print its traceback too
         print(
             *(line for line in outcome.said.splitlines() if not line.startswith("error: ")), sep="\n", file=sys.stderr
         )
@@ -204,14 +204,14 @@ def _check_base(outcome: Outcome) -> None:
 
 
 def _line(outcome: Outcome) -> str:
-    name = outcome.trial.name + (f", turn {outcome.repeat}" if outcome.trial.repeats > 1 else "")
+    name = outcome.trial.name + (f", repeat {outcome.repeat}" if outcome.trial.repeats > 1 else "")
     if outcome.result is None:
         return f"{name}: failed: {outcome.error}"
     return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"
 
 
 def _move_trace(outcomes: Sequence[Outcome], rundir: RunDir) -> None:
-    """Put the trace where a run has its own."""
+    """Move the trace to the place where a run has its own."""
     for traced in (outcome.rundir for outcome in outcomes if outcome.trial.name == TRACE):
         for source, target in ((traced.trace, rundir.trace), (traced.merged_trace, rundir.merged_trace)):
             if source.exists():
@@ -219,7 +219,7 @@ def _move_trace(outcomes: Sequence[Outcome], rundir: RunDir) -> None:
 
 
 def _conclude(asked: _Asked, outcomes: Sequence[Outcome], rundir: RunDir, *, as_json: bool) -> None:
-    """Write `profile.json` and the report, and show what was found."""
+    """Write `profile.json` and the report, and print the result."""
     from paceline.cli.show_profile import show_profile
     from paceline.lab.profile import put_together
 
@@ -233,12 +233,12 @@ def _conclude(asked: _Asked, outcomes: Sequence[Outcome], rundir: RunDir, *, as_
 
 
 def _nsys_command(asked: _Asked, rundir: RunDir) -> str:
-    """Return the command that measures the base under Nsight Systems, from the end of its warm-up to its last step.
+    """Return the command that measures the base run under Nsight Systems, from the end of its warm-up to its last step.
 
-    Its options are those of NVIDIA's user guide (https://docs.nvidia.com/nsight-systems/UserGuide/index.html). A range
-    is found by its name only where names need not be registered, which torch's are not; collection that a range has
-    ended lets the program go on.
+    Options: https://docs.nvidia.com/nsight-systems/UserGuide/index.html.
     """
+    # A range is found by its name only if names need not be registered: torch's are not. `stop` lets the program
+    # run on after the range.
     options = (
         "--trace=cuda,nvtx,osrt",
         "--capture-range=nvtx",
@@ -254,7 +254,7 @@ def _nsys_command(asked: _Asked, rundir: RunDir) -> str:
 
 
 def _be_a_rank(asked: _Asked, rundir: RunDir, world: World, *, as_json: bool) -> int:
-    """Run the base as one of the ranks that torchrun or Slurm has started; rank 0 says what comes of it."""
+    """Run the base run as one rank of a launcher; rank 0 writes and prints the result."""
     from paceline.train.interrupt import Interrupts
 
     with Interrupts(announces=world.is_main) as interrupts:
@@ -288,7 +288,7 @@ def _be_a_rank(asked: _Asked, rundir: RunDir, world: World, *, as_json: bool) ->
 
 
 def _by_hand(trial: Trial, rundir: RunDir, recipe: Recipe) -> str:
-    """Return how a run is started that a rank of somebody else's cannot start."""
+    """Return the command for a run that a launcher's rank cannot start."""
     of_code = consent_words(recipe)
     words = shlex.join(("train", str(rundir.path / _RECIPE), *words_of(trial.patch), *of_code))
-    return f"needs ranks of its own (start them as these were, with: {words})"
+    return f"needs separate ranks (start them like these, with: {words})"

@@ -1,4 +1,4 @@
-"""What rank 0 prints while it trains: a live bar on a terminal, plain lines elsewhere."""
+"""Progress that rank 0 prints during training: a live bar on a terminal, plain lines elsewhere."""
 
 import math
 import threading
@@ -17,15 +17,14 @@ from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
 
 Where = Callable[[], tuple[int, str]]
-"""Return how many steps are done, and the stage that the run is in."""
+"""Return the number of completed steps and the current stage."""
 _SPOKEN: Final = {"evaluate": "evaluating", "checkpoint": "saving"}
 
 
 class Pace:
-    """Estimate the time per step and the time left from the steps done at different times.
+    """Estimate the time per step and the remaining time from the times at which steps completed.
 
-    The first step that is seen to end only starts the clock: it compiles, fills caches and waits for the first batch.
-    Evaluations and checkpoints are included, since whoever waits for the run waits for them too.
+    The estimate includes evaluations and checkpoints.
     """
 
     def __init__(self, plan: Plan, start: int, now: Callable[[], float]) -> None:
@@ -37,14 +36,15 @@ class Pace:
 
     @property
     def step(self) -> int:
-        """The number of steps done."""
+        """Number of completed steps."""
         return self._last[0]
 
     def reached(self, step: int) -> None:
-        """Note that `step` steps are done by now."""
+        """Record that `step` steps are complete."""
         if step <= self._last[0]:
             return
         self._last = (step, self._now())
+        # The first step only starts the clock: it compiles, fills caches and waits for the first batch.
         self._first = self._first or self._last
 
     @property
@@ -64,14 +64,14 @@ class Pace:
 
 
 class PlainProgress:
-    """A line at the start, from the second step on one every ten seconds, and one for each evaluation.
+    """Print a line at the start, every ten seconds, and after each evaluation.
 
-    With `where` a thread looks at the run once a second, so that steps that take minutes are reported as well.
+    With `where`, a thread polls the run every second, so that long steps are reported too.
     """
 
     _QUIET_S = 10.0
     _SOON_S = 30.0
-    """A run that has longer than this to go reports its time left as soon as it is known."""
+    """A run with more seconds than this to go reports its remaining time as soon as it is known."""
 
     def __init__(self, out: TextIO, where: Where | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._out = out
@@ -86,7 +86,7 @@ class PlainProgress:
         self._pace: Pace | None = None
 
     def started(self, plan: Plan, step: int) -> None:
-        """Print what will be done."""
+        """Print what the run will do."""
         self._plan = plan
         self._pace = Pace(plan, step, self._now)
         self._reported_s = self._now()
@@ -95,12 +95,12 @@ class PlainProgress:
             threading.Thread(target=self._watch, args=(self._where,), name="progress", daemon=True).start()
 
     def step(self, record: StepRecord) -> None:
-        """Print the loss and the speed, at most every ten seconds."""
+        """Print loss and speed, at most every ten seconds."""
         self._record = record
         self.look(record.step)
 
     def look(self, step: int) -> None:
-        """Print how far the run is, if `step` steps are done and it is time for a line."""
+        """Print progress if a line is due after `step` steps."""
         assert self._plan is not None and self._pace is not None
         with self._lock:
             self._pace.reached(step)
@@ -122,10 +122,10 @@ class PlainProgress:
         self._print(f"warning: {message}")
 
     def finished(self, result: RunResult) -> None:
-        """Do nothing: whoever started the run shows the result."""
+        """Do nothing: the caller prints the result."""
 
     def close(self) -> None:
-        """Print nothing more."""
+        """Stop printing."""
         self._closed.set()
 
     def _watch(self, where: Where) -> None:
@@ -137,9 +137,9 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A bar over the current epoch with loss, learning rate, images/s and time left; evaluations stay above it.
+    """Draw a bar for the current epoch with loss, learning rate, images/s and remaining time.
 
-    The bar reads `where` whenever it is drawn, ten times a second, so the run pays nothing for it to move at each step.
+    The bar polls `where` when it is drawn, ten times per second, so that a step costs the run nothing.
     """
 
     _BAR = 20
@@ -162,7 +162,7 @@ class LiveProgress:
         )
 
     def started(self, plan: Plan, step: int) -> None:
-        """Print what will be done, and draw the bar."""
+        """Print what the run will do, and draw the bar."""
         self._plan = plan
         self._pace = Pace(plan, step, self._now)
         self._console.print(printable_lines(introduction(plan, step)))
@@ -170,30 +170,30 @@ class LiveProgress:
         self._bar.start()
 
     def step(self, record: StepRecord) -> None:
-        """Take the loss and the speed."""
+        """Record loss and speed."""
         assert self._pace is not None
         self._record = record
         self._pace.reached(record.step)
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Leave a line above the bar."""
+        """Print a line above the bar."""
         assert self._plan is not None
         line = f"{_place(record.step, record.epoch, self._plan)}  {_judgement(record)}"
         self._bar.console.print(line, highlight=False)
 
     def warned(self, message: str) -> None:
-        """Leave a line above the bar."""
+        """Print a line above the bar."""
         self._bar.console.print(f"warning: {printable_lines(message)}", highlight=False, soft_wrap=True)
 
     def finished(self, result: RunResult) -> None:
-        """Do nothing: whoever started the run shows the result."""
+        """Do nothing: the caller prints the result."""
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
     def _draw(self) -> None:
-        """Bring the bar to where the run is."""
+        """Move the bar to the current step."""
         if self._task is None or self._plan is None or self._pace is None:
             return
         stage = ""
@@ -208,7 +208,7 @@ class LiveProgress:
         self._bar.update(self._task, completed=done, epoch=epoch, facts=facts)
 
     def _fitted(self, stage: str, room: int) -> str:
-        """Return the facts for which there is room: the learning rate goes first, then the speed and the loss."""
+        """Return the status text that fits: drop the learning rate first, then the speed, then the loss."""
         assert self._plan is not None and self._pace is not None
         facts = _facts(self._plan, self._pace, self._record) or [("start", "starting")]
         if stage in _SPOKEN:
@@ -222,26 +222,26 @@ class LiveProgress:
 
 
 class _Bar(Progress):
-    """A progress bar that calls `draw` before it is drawn."""
+    """Progress bar that calls `draw` before each refresh."""
 
     def __init__(self, draw: Callable[[], None], *columns: ProgressColumn, **options: Any) -> None:
         self._before = draw
         super().__init__(*columns, **options)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield what is drawn."""
+        """Yield the renderables."""
         self._before()
         yield from super().get_renderables()
 
 
 def build_progress(out: TextIO, where: Where | None = None) -> LogSink:
-    """Return live progress for a terminal, plain lines for anything else; `where` says how far the run is."""
+    """Return a live bar for a terminal, else plain lines; `where` returns the position of the run."""
     console = Console(file=out, markup=False, emoji=False, highlight=False)
     return LiveProgress(console, where) if console.is_terminal else PlainProgress(out, where)
 
 
 def _facts(plan: Plan, pace: Pace, record: StepRecord | None) -> list[tuple[str, str]]:
-    """Return the facts of a run in progress by name; those that need the second step or a logged one come then."""
+    """Return the known status texts by name."""
     facts = []
     if record is not None:
         facts += [("loss", f"loss {record.loss:.4f}"), ("lr", f"lr {record.lr:.4g}")]
@@ -254,7 +254,7 @@ def _facts(plan: Plan, pace: Pace, record: StepRecord | None) -> list[tuple[str,
 
 
 def introduction(plan: Plan, step: int) -> str:
-    """Return a line on what a run will do, one on its learning rate, and one for each thing to know about its data."""
+    """Return a line about the run, one about its learning rate, and one per note."""
     start = f"from step {step:,}: " if step else ""
     epochs = count(round(plan.total_steps / plan.steps_per_epoch, 2), "epoch")
     what = (
@@ -276,10 +276,9 @@ def _place(step: int, epoch: float, plan: Plan) -> str:
 
 
 def _judgement(record: EvalRecord) -> str:
-    """Return what came out; averaged weights, training images and skipped steps only where there are any.
+    """Return the result of an evaluation; EMA, training images and skipped steps only if there are any.
 
-    The mean over the classes is told where some have many more images than others. The times are that of the whole
-    run so far, evaluations included, and that of an epoch's training alone.
+    Times are that of the whole run so far, evaluations included, and that of training the last epoch.
     """
     report = record.report
     val = report.val

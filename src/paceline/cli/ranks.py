@@ -1,4 +1,4 @@
-"""Being a rank, and starting ranks: what `train` and `eval` share."""
+"""Join the world as a rank, and start ranks: shared by `train` and `eval`."""
 
 import os
 import signal
@@ -21,24 +21,24 @@ from paceline.recipe.schema import Recipe
 _LOOPBACK = "lo"
 _KILLED = 128 + signal.SIGKILL
 _OUT_OF_MEMORY = (
-    "out of memory, as its control group has a limit (lower data.batch_size or data.workers, or ask for more memory)"
+    "out of memory, by the limit of its control group (lower data.batch_size or data.workers, or request more memory)"
 )
 RANKS_PER_CORE: Final = 4
 ALWAYS_ALLOWED: Final = 16
-"""Ranks that any machine may be asked for; beyond them, `RANKS_PER_CORE` for each core. Chosen: each is a process that
-imports torch, 200 MB of its own and seconds of a core."""
+"""Ranks that any machine may start; beyond them, `RANKS_PER_CORE` per core. Each rank is a process that imports torch:
+200 MB of memory and seconds of CPU time.
+"""
 
 
 def enter_world() -> World:
-    """Return this process's place; a rank ends with the launcher, torchrun's agent or Slurm's step that started it.
+    """Return this process's world, and tie the rank's life to its launcher (torchrun's agent, Slurm's step).
 
-    Ranks that share a node talk on its loopback interface alone, and those of several on one that others can reach,
-    unless GLOO_SOCKET_IFNAME says otherwise.
+    Set GLOO_SOCKET_IFNAME, if unset: the loopback interface on one node, else an interface that others can reach.
     """
     world = world_from_environ(os.environ)
-    # A rank that asks a peer for something may find it gone; torch's C++ side would print 20 lines about it.
+    # A lost peer makes torch's C++ side print 20 lines; paceline prints one.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above all levels; its profiler writes when it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above all levels: the profiler logs its start and stop
     end_with_launcher(os.environ, world)
     if interface := _interface(world):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -46,9 +46,9 @@ def enter_world() -> World:
 
 
 def ranks_to_start(text: str, world: World, recipe: Recipe, *, oversubscribe: bool = False) -> int:
-    """Return how many ranks the run has, from `--ranks` or from who started this process.
+    """Return the number of ranks, from `--ranks` or from the launcher.
 
-    Raise `WorldError` when the two disagree, and for more ranks than `refuse_too_many` allows to start here.
+    Raise `WorldError` if the two disagree, and for more ranks than `refuse_too_many` allows.
     """
     if world.launcher != "single":
         if oversubscribe and world.launcher != "local":
@@ -57,33 +57,34 @@ def ranks_to_start(text: str, world: World, recipe: Recipe, *, oversubscribe: bo
             started = f"{count(world.world_size, 'rank')} were started by {world.launcher}"
             raise WorldError(f"--ranks: {text}, but {started} (leave --ranks out)")
         return world.world_size
-    is_one_process = recipe.parallel.strategy == "dataparallel"  # it drives all GPUs itself
+    is_one_process = recipe.parallel.strategy == "dataparallel"  # one process drives all GPUs
     ranks = 1 if text == "auto" and is_one_process else count_ranks(text, os.environ)
     refuse_too_many(ranks, recipe.parallel.device, oversubscribe=oversubscribe)
     return ranks
 
 
 def refuse_too_many(ranks: int, device: str, *, oversubscribe: bool) -> None:
-    """Raise `WorldError` for more ranks than are to be started on this machine.
+    """Raise `WorldError` for more ranks than this machine should start: one per GPU, or a few per CPU core.
 
-    On GPUs, where `device` is not `cpu` and there are some, there is one rank per GPU. On CPUs a rank is a process that
-    imports torch: more of them than a small multiple of the cores take the machine away from everybody, unless that is
-    insisted on.
+    Only the limit per core can be overridden, by `oversubscribe`.
     """
     gpus = 0 if device == "cpu" else count_gpus(os.environ)
     if 0 < gpus < ranks:
-        here = count(gpus, "GPU")
-        raise WorldError(f"--ranks: {ranks} is more than the {here} here (start {gpus}, or set parallel.device=cpu)")
+        available = count(gpus, "GPU")
+        raise WorldError(
+            f"--ranks: {ranks} is more than the {available} of this machine (start {gpus}, or set parallel.device=cpu)"
+        )
+    # Each rank is a process that imports torch: too many make the machine unusable.
     cores = usable_cores()
     most = max(ALWAYS_ALLOWED, RANKS_PER_CORE * cores)
     if not gpus and ranks > most and not oversubscribe:
         raise WorldError(
-            f"--ranks: {ranks} on {count(cores, 'CPU core')} (start at most {most}, or add --oversubscribe to insist)"
+            f"--ranks: {ranks} on {count(cores, 'CPU core')} (start at most {most}, or add --oversubscribe)"
         )
 
 
 def starting(ranks: int, device: str) -> str:
-    """Return the line that says what is started on what, which is printed before the imports that take seconds."""
+    """Return the line that names ranks and hardware, printed before the imports that take seconds."""
     from paceline import __version__
 
     gpus = 0 if device == "cpu" else count_gpus(os.environ)
@@ -92,15 +93,15 @@ def starting(ranks: int, device: str) -> str:
 
 
 def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.0, max_restarts: int = 0) -> int:
-    """Run this very command as `ranks` processes, with `extra` words after the verb; return the exit code.
+    """Run this command as `ranks` processes, with `extra` arguments after the verb; return the exit code.
 
-    When a rank was lost all are started again, up to `max_restarts` times, to resume what `extra` names as the run.
-    A refusal, a signal to stop and a run that has saved itself are no loss.
+    If a rank is lost, restart all of them up to `max_restarts` times and resume. An error, a stop signal and a
+    preempted run are not restarted.
     """
     verb, *words = sys.argv[1:]
     for attempt in range(max_restarts + 1):
         again = ["--resume"] if attempt and "--resume" not in words else []
-        # -P: a module in the current folder, which may be somebody's data, is not to be imported.
+        # -P: do not import modules from the current folder, which may hold data.
         command = [sys.executable, "-P", "-m", "paceline", verb, *extra, *again, *words]
         oom_before = oom_kills()
         ended = launch(command, ranks, os.environ, port=port, grace_s=grace_s, attempt=attempt)
@@ -108,8 +109,8 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
             ended = replace(ended, sentence=f"{ended.sentence}: {_OUT_OF_MEMORY}")
         if not ended.was_lost or attempt == max_restarts:
             break
-        what = ended.sentence or "a rank failed, so all ranks were ended"
-        print(f"warning: {what}; starting them again (restart {attempt + 1} of {max_restarts})", file=sys.stderr)
+        what = ended.sentence or "a rank failed, so all ranks were stopped"
+        print(f"warning: {what}; restarting all ranks (restart {attempt + 1} of {max_restarts})", file=sys.stderr)
     if ended.code == PREEMPTED:
         ignore_stop_signals()
     if ended.sentence:
@@ -118,7 +119,7 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
 
 
 def _interface(world: World) -> str:
-    """Return the network interface that gloo is to use, or nothing where it may choose."""
+    """Return the network interface for gloo, or "" to let it choose."""
     if world.world_size == 1:
         return ""
     if is_one_node(os.environ, world):

@@ -1,4 +1,4 @@
-"""`paceline recipes`: what can be trained, what exactly a name means, and who said so."""
+"""`paceline recipes`: list presets, or show a recipe with all fields and their origins."""
 
 import json
 import shutil
@@ -33,18 +33,19 @@ def recipes(words: list[str], *, origin: bool, schema: bool, as_json: bool) -> i
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON schema of a recipe file, in which any field may be left to the recipe that it extends."""
+    """Return the JSON schema of a recipe file, in which every field is optional."""
     schema = _partial(Recipe.model_json_schema())
-    schema["properties"]["extends"] = {"type": "string", "description": "A preset or a file to start from."}
+    schema["properties"]["extends"] = {"type": "string", "description": "A preset or a file to extend."}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def _partial(schema: Any) -> Any:
-    """Drop from a JSON schema that fields are required and that exactly one variant fits: a part fits several."""
+    """Make all fields of a JSON schema optional."""
     if isinstance(schema, list):
         return [_partial(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
+    # With optional fields a section can fit several variants of a union, which oneOf would reject.
     renamed = {"anyOf" if key == "oneOf" else key: value for key, value in schema.items() if key != "required"}
     return {key: _partial(value) for key, value in renamed.items()}
 
@@ -65,7 +66,7 @@ def _list(*, as_json: bool) -> None:
 
 
 def _group_of(name: str) -> str:
-    """Return `tutorial` for what is below a folder of its own, `start` for what needs no known data set."""
+    """Return the group of a preset: `tutorial` in a subfolder, `start` if it needs no known data set, else `known`."""
     if "/" in name:
         return "tutorial"
     return "start" if name.partition("-")[0] in ("digits", "folder", "synthetic") else "known"

@@ -1,4 +1,4 @@
-"""`paceline report`: the report of a run, as a file or on stdout."""
+"""`paceline report`: write the report of a run to a file or to stdout."""
 
 import json
 import sys
@@ -12,20 +12,23 @@ from paceline.report.write import report_text, write_report
 
 
 def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
-    """Do what `paceline report` was asked for; return the exit code.
+    """Run `paceline report`, and return the exit code.
 
-    HTML goes into the run directory unless `out` names a file; Markdown and JSON go to stdout. With `as_json` what is
-    said of a file that was written is JSON.
+    HTML goes to the run directory unless `out` names a file; Markdown and JSON go to stdout. With `as_json`, the
+    confirmation of a written file is JSON.
     """
     rundir = RunDir(run.expanduser())
     text = report_text(rundir, format)
     if format == "html" and out is None:
-        out, write = rundir.report, write_atomic  # whatever lies there: the run directory may be somebody else's
+        out, write = (
+            rundir.report,
+            write_atomic,
+        )  # atomic and without following links: another user may own the run directory
     else:
         write = write_output
     if out is None:
         if as_json and format == "md":
-            raise RecipeError("--json: Markdown goes to stdout too (add --out PATH, or take --format json)")
+            raise RecipeError("--json: Markdown goes to stdout too (add --out PATH, or use --format json)")
         sys.stdout.write(text)
         return 0
     out = out.expanduser()
@@ -39,7 +42,7 @@ def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
 
 
 def leave_report(rundir: RunDir) -> None:
-    """Write the report of a run that has ended. Where that fails, for whatever reason, the run has not: a warning."""
+    """Write the report of a finished run. Any failure is a warning, not an error."""
     try:
         write_report(rundir)
     except Exception as error:

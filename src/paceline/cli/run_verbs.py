@@ -1,4 +1,4 @@
-"""The verbs of one run. Each verb's work is in its own file, imported when it is called."""
+"""Verbs of one run. Each verb's work is in its own module, imported when the verb is called."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,18 +12,18 @@ from paceline.cli.unshared import unshared
 def train(
     words: Words = None,
     ranks: Ranks = "auto",
-    run_dir: Annotated[Path | None, new_folder("Where the run is written (runs/RECIPE-TIME).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, print the plan, and stop.")] = False,
+    run_dir: Annotated[Path | None, new_folder("Run directory to write (runs/RECIPE-TIME).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, and stop.")] = False,
     own_code: OwnCode = False,
     max_restarts: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Start ranks that went away again, up to N times, and resume.")
+        int, typer.Option(min=0, metavar="N", help="If a rank is lost, restart all ranks and resume, up to N times.")
     ] = 0,
     oversubscribe: Oversubscribe = False,
     port: Port = 0,
     as_json: Json = False,
 ) -> int:
-    """Train a classifier, evaluate it, and leave a run directory."""
+    """Train a classifier, evaluate it, and write a run directory."""
     from paceline.cli.train import train as work
 
     return work(
@@ -46,17 +46,17 @@ def evaluate(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of its recipe.", show_default=False)
     ] = None,
     ranks: Ranks = "auto",
-    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
+    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Checkpoint to evaluate.")] = "last",
     classes: Annotated[bool, typer.Option("--classes", help="Show the accuracy of every class.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Leave the confusion matrix and the worst images there.")
+        Path | None, typer.Option(metavar="FOLDER", help="Write the confusion matrix and the worst images there.")
     ] = None,
     own_code: OwnCode = False,
     oversubscribe: Oversubscribe = False,
     port: Port = 0,
     as_json: Json = False,
 ) -> int:
-    """Evaluate a run's weights: every image of the validation split, once."""
+    """Evaluate a run's weights on every image of the validation split, once each."""
     from paceline.cli.evaluate import evaluate as work
 
     return work(
@@ -78,19 +78,21 @@ def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE|FOLDER|-", show_default=False, help="Files, folders, and - for paths on stdin."),
+        typer.Argument(
+            metavar="IMAGE|FOLDER|-", show_default=False, help="Files, folders, or - to read paths from stdin."
+        ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Classes told of each image.")] = 5,
-    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images that go through the network at once.")] = 64,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to print per image.")] = 5,
+    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Checkpoint to load.")] = "last",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 64,
     format: Annotated[
-        str, typer.Option(metavar="table|csv|jsonl", help="What is printed (table on a terminal, else csv).")
+        str, typer.Option(metavar="table|csv|jsonl", help="Output format (table on a terminal, else csv).")
     ] = "auto",
-    device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Where it computes.")] = "auto",
+    device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Device to compute on.")] = "auto",
     own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
-    """Say what a run's network sees in images."""
+    """Classify images with a trained model."""
     from paceline.cli.predict import predict as work
 
     return work(
@@ -109,21 +111,20 @@ def predict(
 @unshared("export")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    out: Annotated[Path, typer.Option(metavar="PATH", help="File or, of safetensors, folder that is made.")],
-    format: Annotated[
-        str, typer.Option(metavar="onnx|torch|safetensors|state_dict", help="What it is written as.")
-    ] = "onnx",
-    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Which weights.")] = "last",
+    out: Annotated[Path, typer.Option(metavar="PATH", help="File to write; for safetensors, a folder.")],
+    format: Annotated[str, typer.Option(metavar="onnx|torch|safetensors|state_dict", help="Output format.")] = "onnx",
+    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Checkpoint to export.")] = "last",
     with_preprocessing: Annotated[
-        bool, typer.Option("--preprocessing", help="Take uint8 images, and normalise in the file.")
+        bool, typer.Option("--preprocessing", help="Accept uint8 images, and normalise them in the exported model.")
     ] = False,
     image_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Height and width of its images (the evaluation's).")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Height and width of its input images (those of the evaluation)."),
     ] = None,
     own_code: OwnCode = False,
     as_json: Json = False,
 ) -> int:
-    """Write a run's network for other programs, and prove that it says the same."""
+    """Export a run's model for other programs, and check that its outputs match."""
     from paceline.cli.export import export as work
 
     return work(

@@ -1,6 +1,6 @@
-"""`paceline scale`: the same recipe on more ranks and nodes, or with larger batches, and what that gives.
+"""`paceline scale`: train a recipe on more ranks and nodes, or with larger batches, and compare.
 
-Each run is a training in processes of its own. Ranks are started here, or by `srun` where nodes are asked for.
+Each run is a training in processes of its own, started here, or by `srun` if nodes are requested.
 """
 
 import os
@@ -42,9 +42,8 @@ from paceline.recipe.plan import resolve_batch
 
 @dataclass(frozen=True)
 class _Study:
-    """What is run, how often, and what makes fields of `ScaleResult` of how the runs have ended.
-
-    `told` says what an outcome came to, and `lost` why settings are left out, a line each.
+    """Cases to run, and how to turn outcomes into fields of `ScaleResult`. `lost` explains cases left out, one line
+    each.
     """
 
     mode: str
@@ -55,7 +54,7 @@ class _Study:
     oversubscribe: bool = False
 
     def of_turn(self, turn: int) -> list[Trial]:
-        """Return what is run in a turn, from 1, in order."""
+        """Return the trials of a repeat, counted from 1, in order."""
         return [case.trial(turn) for case in there_and_back(self.cases, turn)]
 
 
@@ -79,7 +78,7 @@ def scale(
     own_code: bool = False,
     oversubscribe: bool = False,
 ) -> int:
-    """Do what `paceline scale` was asked for; return the exit code."""
+    """Run `paceline scale`, and return the exit code."""
     options = Options(
         ranks=ranks,
         nodes=nodes,
@@ -115,14 +114,14 @@ def scale(
 
 
 def tasks_of(words: list[str], options: Options) -> tuple[Task, ...]:
-    """Return the tasks of the study that was asked for. Raise `PacelineError` for what it cannot measure."""
+    """Return the tasks of the study. Raise `PacelineError` for arguments it cannot measure."""
     return study_tasks(_read(words, options)[1].cases, options.turns)
 
 
 def _read(words: list[str], options: Options, *, is_here: bool = False) -> tuple[Loaded, _Study]:
-    """Return what is measured. Raise `PacelineError` for what has no effect, and for a recipe that is no study.
+    """Return the loaded recipe and the study. Raise `PacelineError` for options without effect and unfit recipes.
 
-    Where it `is_here` that ranks are started, and not by Slurm, so they do for more than this machine can bear.
+    With `is_here`, also refuse more ranks than this machine can start.
     """
     options.refuse_without_effect()
     name, said = split_words(words)
@@ -141,7 +140,7 @@ def _read(words: list[str], options: Options, *, is_here: bool = False) -> tuple
 
 
 def _missing_nodes(options: Options, loaded: Loaded, study: _Study, run_dir: Path | None) -> list[int]:
-    """Return over how many nodes each case goes of which a run is missing, those alone that go over nodes."""
+    """Return the node counts of multi-node cases that still lack a run."""
     over_nodes = [case for case in study.cases if case.nodes]
     if run_dir is None or not over_nodes:
         return sorted({case.nodes for case in over_nodes})
@@ -156,7 +155,7 @@ def _missing_nodes(options: Options, loaded: Loaded, study: _Study, run_dir: Pat
 def _run_task(
     options: Options, loaded: Loaded, study: _Study, number: int, run_dir: Path | None, *, as_json: bool
 ) -> int:
-    """Run one case in one turn, in the folder of the study."""
+    """Run one repeat of one case, in the study's folder."""
     task = find_task(study_tasks(study.cases, options.turns), number)
     index, turn = place_of(task, len(study.cases))
     case = study.cases[index]
@@ -173,15 +172,15 @@ def _run_task(
 
 
 def _refuse_launcher() -> None:
-    """Raise `WorldError` where this process is one of several ranks, each of which would start all runs."""
+    """Raise `WorldError` if this process is one of several ranks, each of which would start all runs."""
     world = enter_world()
     if world.launcher != "single":
         started = f"{count(world.world_size, 'rank')} were started by {world.launcher}"
-        raise WorldError(f"scale: starts ranks of its own, but {started} (start it once, without torchrun or srun)")
+        raise WorldError(f"scale: starts its own ranks, but {started} (start it once, without torchrun or srun)")
 
 
 def _study_ranks(options: Options, loaded: Loaded, said: Patch, nodes: list[int]) -> tuple[Loaded, _Study]:
-    """Return the study of ranks, and the recipe with the batch that the smallest number of them has."""
+    """Return the study of ranks, and the recipe with the batch size of the smallest rank count."""
     recipe, mode = loaded.recipe, options.scaling_mode()
     gpus = 0 if recipe.parallel.device == "cpu" else count_gpus(os.environ)
     if nodes and recipe.parallel.device != "cpu":
@@ -212,12 +211,12 @@ def _study_ranks(options: Options, loaded: Loaded, said: Patch, nodes: list[int]
 
 
 def _of_steps(point: ScalePoint, num_steps: int) -> ScalePoint:
-    """Return a point with the seconds of so many steps, where a step of it was timed."""
+    """Return the point with the time of `num_steps` steps, if its step was timed."""
     return point if point.step_s is None else point.model_copy(update={"steps_s": num_steps * point.step_s})
 
 
 def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[int]) -> tuple[Loaded, _Study]:
-    """Return the study of batches, and the recipe with the batch that its ranks have."""
+    """Return the study of batch sizes, and the recipe with the batch size of its ranks."""
     target = options.target_of(loaded.recipe)
     num_nodes = one_of("--nodes", nodes) if nodes else 0
     if options.ranks == "auto":
@@ -246,7 +245,7 @@ def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[in
 
 
 def _asked(study: _Study, loaded: Loaded, options: Options) -> dict[str, Any]:
-    """Return all that the runs depend on, as JSON has it."""
+    """Return everything that the runs depend on, as plain values."""
     cases = [
         {"name": case.name, "patch": words_of(case.patch), "ranks": case.ranks, "nodes": case.nodes}
         for case in study.cases
@@ -257,7 +256,7 @@ def _asked(study: _Study, loaded: Loaded, options: Options) -> dict[str, Any]:
 
 
 def _measure(study: _Study, loaded: Loaded, options: Options, folder: ExperimentDir, *, as_json: bool) -> list[Outcome]:
-    """Run all cases in turns; return how their runs ended. Raise `TrialError` where none gave a result."""
+    """Run all cases in alternating order, and return the outcomes. Raise `TrialError` if all failed."""
     out = progress_console(as_json=as_json)
     write_recipe(loaded.recipe, folder.recipe)
     total = len(study.cases) * options.turns
@@ -265,8 +264,8 @@ def _measure(study: _Study, loaded: Loaded, options: Options, folder: Experiment
     with interrupted_by(*STOPS), telling(out, total) as (begins, say):
         for line in study.lost:
             say(line)
-        length = "whole runs" if study.is_whole else f"runs of {options.num_steps:,} counted steps"
-        say(f"{count(len(study.cases), 'case')} in {count(options.turns, 'turn')}: {total:,} {length}")
+        length = "full runs" if study.is_whole else f"runs of {options.num_steps:,} counted steps"
+        say(f"{count(len(study.cases), 'case')} with {count(options.turns, 'repeat')}: {total:,} {length}")
         for outcome in run_turns(study.of_turn, options.turns, _runner(study, loaded, folder, begins, say)):
             say(_line(outcome, options.turns, is_whole=study.is_whole))
             outcomes.append(outcome)
@@ -296,29 +295,29 @@ def _runner(
 
 
 def _line(outcome: Outcome, turns: int, *, is_whole: bool) -> str:
-    name = outcome.trial.name + (f", turn {outcome.repeat}" if turns > 1 else "")
+    name = outcome.trial.name + (f", repeat {outcome.repeat}" if turns > 1 else "")
     if outcome.result is None:
         return f"{name}: failed: {outcome.error}"
     top1 = top1_of([outcome.result]) if is_whole else None
     judged = f", top-1 {percent(top1.value)}" if top1 is not None else ""
-    known = " (was there)" if outcome.is_known else ""
+    known = " (from an earlier start)" if outcome.is_known else ""
     rate = outcome.result.throughput.images_per_s
-    speed = f"{rate:,.0f} images/s" if rate > 0 else "no step was counted behind those of measure.warmup_steps"
+    speed = f"{rate:,.0f} images/s" if rate > 0 else "no step was counted after measure.warmup_steps"
     return f"{name}: {speed}{judged}{known}"
 
 
 def _refuse_nothing(outcomes: Sequence[Outcome]) -> None:
-    """Raise what ended the first run where none gave a result."""
+    """Raise the error of the first run if all runs failed."""
     if any(outcome.result is not None for outcome in outcomes):
         return
     first = outcomes[0]
-    if first.code == 1:  # a bug of ours: its traceback is told too
+    if first.code == 1:  # a bug of paceline's: print its traceback too
         print(*(line for line in first.said.splitlines() if not line.startswith("error: ")), sep="\n", file=sys.stderr)
     raise TrialError(first.error, first.code)
 
 
 def _write_points(result: ScaleResult, folder: ExperimentDir) -> None:
-    """Write what ranks gave as points to predict from. Raise `PacelineError` when they cannot be written."""
+    """Write measured points to predict from. Raise `PacelineError` if they cannot be written."""
     text = points_csv(result.points)
     if not text:
         return
@@ -334,7 +333,7 @@ def _provenance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _epoch_images(outcomes: Sequence[Outcome]) -> float | None:
-    """Return the images of an epoch, as the first run that has ended well saw them."""
+    """Return the images per epoch of the first successful run."""
     return next(outcome.result for outcome in outcomes if outcome.result is not None).epoch_images
 
 

@@ -1,6 +1,6 @@
-"""`paceline scale`: measure ranks, study batches, time collectives, or predict what nobody has started.
+"""`paceline scale`: measure scaling, study batch sizes, time collectives, or predict.
 
-One verb for four questions; here is which of them is asked, and that no option is given that it does not hear.
+One verb has four modes. This module selects the mode and refuses options that it does not use.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from paceline.core.errors import RecipeError
 
 
 class _Question(StrEnum):
-    """What is asked, as it is told in messages."""
+    """Mode of `paceline scale`; the value is its name in messages."""
 
     RANKS = "measuring"
     POINTS = "--predict --points"
@@ -23,11 +23,11 @@ class _Question(StrEnum):
     COLLECTIVE = "--collective"
 
 
-_STUDYING: Final = "A study of batches"
-_PREDICTING: Final = "Predicting"
-_TIMING: Final = "Timing messages"
+_STUDYING: Final = "Batch-size study"
+_PREDICTING: Final = "Prediction"
+_TIMING: Final = "Collectives"
 _OF_BOTH: Final = (_Question.POINTS, _Question.RUN)
-# Which questions hear an option that not all of them do.
+# The modes that use an option which not all modes use.
 _HEARD: Final[Mapping[str, tuple[_Question, ...]]] = {
     **dict.fromkeys(("--ranks", "--oversubscribe"), (_Question.RANKS, _Question.COLLECTIVE)),
     **dict.fromkeys(("--nodes", "--mode", "--steps", "--repeats", "--accuracy"), (_Question.RANKS,)),
@@ -42,27 +42,34 @@ _HEARD: Final[Mapping[str, tuple[_Question, ...]]] = {
 }
 _MEASURING: Final = frozenset(option for option, heard in _HEARD.items() if _Question.RANKS in heard)
 
-Ranks = Annotated[str | None, typer.Option(metavar="N,N|auto", help="Ranks, of each node; auto: 1, 2, 4 ... (auto).")]
-Nodes = Annotated[str | None, typer.Option(metavar="N,N", help="Nodes of a Slurm allocation, with --ranks on each.")]
-Mode = Annotated[str | None, typer.Option(metavar="weak|strong", help="Same batch a rank, or in all (weak).")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps after the warm-up that are measured (40).")]
-Repeats = Annotated[int | None, typer.Option(min=1, help="How often each is measured, in turns (3).")]
-Accuracy = Annotated[bool, typer.Option("--accuracy", help="Train whole runs, and say how accurate they become.")]
+Ranks = Annotated[str | None, typer.Option(metavar="N,N|auto", help="Rank counts, per node; auto: 1, 2, 4 ... (auto).")]
+Nodes = Annotated[
+    str | None, typer.Option(metavar="N,N", help="Node counts in a Slurm allocation, with --ranks on each node.")
+]
+Mode = Annotated[
+    str | None,
+    typer.Option(metavar="weak|strong", help="Keep the batch size per rank (weak) or in total (strong); default weak."),
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps to measure after the measurement warm-up (40).")]
+Repeats = Annotated[int | None, typer.Option(min=1, help="How often to measure each, alternating (3).")]
+Accuracy = Annotated[bool, typer.Option("--accuracy", help="Train full runs, and report their accuracy.")]
 Batches = Annotated[
     str | None,
-    typer.Option(metavar="N,N", help="Study batches: whole runs at each of these sizes.", rich_help_panel=_STUDYING),
+    typer.Option(metavar="N,N", help="Study batch sizes: full runs at each of these.", rich_help_panel=_STUDYING),
 ]
-Warmups = Annotated[str | None, typer.Option(metavar="0ep,5ep", help="Warm-ups to study.", rich_help_panel=_STUDYING)]
+Warmups = Annotated[
+    str | None, typer.Option(metavar="0ep,5ep", help="LR warm-ups to study.", rich_help_panel=_STUDYING)
+]
 Rules = Annotated[
     str | None,
-    typer.Option(metavar="none,sqrt,linear", help="Rules for the learning rate to study.", rich_help_panel=_STUDYING),
+    typer.Option(metavar="none,sqrt,linear", help="Learning-rate scaling rules to study.", rich_help_panel=_STUDYING),
 ]
 Target = Annotated[
     float | None,
-    typer.Option(metavar="TOP1", help="Accuracy to train to (the recipe's own).", rich_help_panel=_STUDYING),
+    typer.Option(metavar="TOP1", help="Target accuracy (the recipe's own).", rich_help_panel=_STUDYING),
 ]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Whole runs of each (3).")]
-Where = Annotated[Path | None, new_folder("Where it is written (runs/scale-RECIPE-TIME; of a prediction nowhere).")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Full runs of each (3).")]
+Where = Annotated[Path | None, new_folder("Folder to write (runs/scale-RECIPE-TIME; for predictions, none).")]
 Predict = Annotated[
     bool, typer.Option("--predict", help="Predict, from a run directory or from --points.", rich_help_panel=_PREDICTING)
 ]
@@ -71,58 +78,59 @@ Points = Annotated[
     typer.Option(metavar="CSV", help="Columns ranks,nodes,rank_batch,images,time_s.", rich_help_panel=_PREDICTING),
 ]
 At = Annotated[
-    str | None, typer.Option(metavar="N,N", help="Ranks to predict (8 to 4096).", rich_help_panel=_PREDICTING)
+    str | None, typer.Option(metavar="N,N", help="Rank counts to predict (8 to 4096).", rich_help_panel=_PREDICTING)
 ]
 PerNode = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Ranks of a node (8; of a table as it has).", rich_help_panel=_PREDICTING),
+    typer.Option(min=1, metavar="N", help="Ranks per node (8; for a table, as in it).", rich_help_panel=_PREDICTING),
 ]
 RankBatch = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Images of a rank and step (as measured).", rich_help_panel=_PREDICTING),
+    typer.Option(min=1, metavar="N", help="Images per rank and step (as measured).", rich_help_panel=_PREDICTING),
 ]
 Images = Annotated[
     float | None,
     typer.Option(
         metavar="N",
-        help="Images of the whole run (one epoch of the run; of a table: its largest point).",
+        help="Images of the full run (one epoch of RUN; for a table, its largest point).",
         rich_help_panel=_PREDICTING,
     ),
 ]
 Epochs = Annotated[
-    float | None, typer.Option(metavar="N", help="Or epochs of the run's own data.", rich_help_panel=_PREDICTING)
+    float | None,
+    typer.Option(metavar="N", help="Length in epochs of RUN's data, instead of --images.", rich_help_panel=_PREDICTING),
 ]
 Network = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="Such as ndr, hdr, 100gbe; or what --collective --out wrote.",
+        help="Network such as ndr, hdr, 100gbe; or a file written by --collective --out.",
         rich_help_panel=_PREDICTING,
     ),
 ]
 Alpha = Annotated[
-    float | None, typer.Option(metavar="US", help="Microseconds a message takes.", rich_help_panel=_PREDICTING)
+    float | None, typer.Option(metavar="US", help="Latency per message in microseconds.", rich_help_panel=_PREDICTING)
 ]
 Bandwidth = Annotated[
-    float | None, typer.Option(metavar="GB/S", help="What the network gives a node.", rich_help_panel=_PREDICTING)
+    float | None, typer.Option(metavar="GB/S", help="Network bandwidth per node.", rich_help_panel=_PREDICTING)
 ]
 Fixed = Annotated[
     float | None,
-    typer.Option(metavar="S", help="Seconds of a run without any step (as measured).", rich_help_panel=_PREDICTING),
+    typer.Option(metavar="S", help="Seconds of a run outside its steps (as measured).", rich_help_panel=_PREDICTING),
 ]
-Price = Annotated[
-    float | None, typer.Option(metavar="MONEY", help="Of an hour of a rank.", rich_help_panel=_PREDICTING)
-]
+Price = Annotated[float | None, typer.Option(metavar="MONEY", help="Price per rank-hour.", rich_help_panel=_PREDICTING)]
 Alone = Annotated[
     Path | None,
-    typer.Option(metavar="RUN", help="A run of one rank with the same rank batch.", rich_help_panel=_PREDICTING),
+    typer.Option(metavar="RUN", help="A single-rank run with the same rank batch.", rich_help_panel=_PREDICTING),
 ]
 Collective = Annotated[
     bool, typer.Option("--collective", help="Time all-reduces between --ranks.", rich_help_panel=_TIMING)
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Where --collective writes what --network reads.", rich_help_panel=_TIMING),
+    typer.Option(
+        metavar="FILE", help="Output file for --collective; can be passed to --network.", rich_help_panel=_TIMING
+    ),
 ]
 
 
@@ -160,7 +168,7 @@ def scale(
     oversubscribe: Oversubscribe = False,
     as_json: Json = False,
 ) -> int:
-    """Measure how a recipe scales over ranks, nodes and batches, or predict it."""
+    """Measure how a recipe scales over ranks, nodes and batch sizes, or predict it."""
     given = dict(locals())
     for name in ("words", "predict", "points", "collective", "as_json"):
         del given[name]
@@ -170,17 +178,15 @@ def scale(
 
 
 def _question(words: list[str], points: Path | None, *, predict: bool, collective: bool) -> _Question:
-    """Return what is asked. Raise `RecipeError` where it cannot be told."""
+    """Return the mode. Raise `RecipeError` if the arguments contradict each other."""
     if collective and (predict or points is not None or words):
-        raise RecipeError("--collective: times messages, with neither a recipe nor --predict (leave those out)")
+        raise RecipeError("--collective: times all-reduces, with neither a recipe nor --predict (leave those out)")
     if points is not None and not predict:
-        raise RecipeError(f"--points: {points} is to predict from (add --predict)")
+        raise RecipeError(f"--points: {points} is input for a prediction (add --predict)")
     if points is not None and words:
-        raise RecipeError(f"--points: {points} and {words[0]} are both to predict from (leave one out)")
+        raise RecipeError(f"--points: {points} and {words[0]} are both inputs for a prediction (leave one out)")
     if predict and points is None and len(words) != 1:
-        raise RecipeError(
-            "--predict: needs a run to predict from (write paceline scale RUN --predict, or --points CSV)"
-        )
+        raise RecipeError("--predict: needs a run (write paceline scale RUN --predict, or --points CSV)")
     if collective:
         return _Question.COLLECTIVE
     if not predict:
@@ -189,7 +195,7 @@ def _question(words: list[str], points: Path | None, *, predict: bool, collectiv
 
 
 def _answer(question: _Question, words: list[str], points: Path | None, given: dict[str, Any], as_json: bool) -> int:
-    """Do what was asked, with the options that were given; return the exit code."""
+    """Run the mode with the given options, and return the exit code."""
     options = _heard(question, given)
     match question:
         case _Question.COLLECTIVE:
@@ -213,30 +219,30 @@ def _answer(question: _Question, words: list[str], points: Path | None, given: d
 
 
 def measuring_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a scaling study, or of a study of batches, by name, all others left out.
+    """Return the options of a scaling or batch-size study by name, all others removed.
 
-    `given` are all of the verb's, as they were read. Raise `RecipeError` where they ask for anything else.
+    `given` are all parameters of the verb. Raise `RecipeError` if they select another mode.
     """
     words, points = given["words"] or [], given["points"]
     question = _question(words, points, predict=given["predict"], collective=given["collective"])
     if question != _Question.RANKS:
-        raise RecipeError(f"{question}: is one run, which has no tasks (start it by itself)")
+        raise RecipeError(f"{question}: has no tasks (start it by itself)")
     options = {name: value for name, value in given.items() if f"--{name.replace('_', '-')}" in _HEARD}
     return _measuring(options, _heard(question, options))
 
 
 def _measuring(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return what the measuring verb takes: the `options` that were given, and for the others what says nothing."""
+    """Return the arguments of the measuring verb: `options`, and defaults for those left out."""
     unsaid: dict[str, Any] = {name: None for name in given if f"--{name.replace('_', '-')}" in _MEASURING}
     return unsaid | {"ranks": "auto", "accuracy": False, "own_code": False, "oversubscribe": False} | options
 
 
 def _heard(question: _Question, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given. Raise `RecipeError` for one that the question does not hear."""
+    """Return the options that were given. Raise `RecipeError` for one that the mode does not use."""
     options = {name: value for name, value in given.items() if value is not None and value is not False}
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if question not in _HEARD[option]:
             needs = " or ".join(each for each in _HEARD[option])
-            raise RecipeError(f"{option}: {value} has no effect here (leave it out; it is for {needs})")
+            raise RecipeError(f"{option}: {value} has no effect in this mode (leave it out; it is for {needs})")
     return options

@@ -1,4 +1,4 @@
-"""Read what `paceline scale` was asked for: which experiment it is, and that nothing asked for is without effect."""
+"""Validate the options of a scaling or batch-size study."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from paceline.recipe.schema import Recipe
 _STEPS: Final = 40
 _REPEATS: Final = 3
 _SEEDS: Final = 3
-_STUDY: Final = "a study of batches"
+_STUDY: Final = "a batch-size study"
 Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options as they were written; None where one was not."""
+    """Options as typed; None if omitted."""
 
     ranks: str = "auto"
     nodes: str | None = None
@@ -38,12 +38,12 @@ class Options:
 
     @property
     def is_study(self) -> bool:
-        """Whether batches are studied, and not ranks."""
+        """Whether batch sizes are studied, not ranks."""
         return any(axis is not None for axis in (self.batch_sizes, self.warmups, self.lr_rules))
 
     @property
     def is_whole(self) -> bool:
-        """Whether whole runs are trained."""
+        """Whether runs train to the end."""
         return self.is_study or self.accuracy
 
     @property
@@ -53,40 +53,40 @@ class Options:
 
     @property
     def turns(self) -> int:
-        """How often each run is made: with as many seeds, or as it is."""
+        """Number of runs per case: one per seed for full runs, else repeats."""
         asked, default = (self.seeds, _SEEDS) if self.is_whole else (self.repeats, _REPEATS)
         return default if asked is None else asked
 
     def refuse_without_effect(self) -> None:
-        """Raise `RecipeError` for the first option that has no effect beside the others."""
+        """Raise `RecipeError` for the first option that has no effect."""
         if self.oversubscribe and self.nodes is not None:
             raise RecipeError("--oversubscribe: has no effect beside --nodes, where Slurm starts ranks (leave it out)")
         short: dict[str, object] = {"--steps": self.steps, "--repeats": self.repeats}
         given: dict[str, object]
         if self.is_study:
             given = {**short, "--mode": self.mode, "--accuracy": self.accuracy or None}
-            beside, fix = f"on {_STUDY}, which trains whole runs", "leave it out"
+            beside, fix = f"on {_STUDY}, which trains full runs", "leave it out"
         elif self.accuracy:
             given = {**short, "--target": self.target}
-            beside, fix = "beside --accuracy, which trains whole runs", "leave it out; --seeds says how many"
+            beside, fix = "beside --accuracy, which trains full runs", "leave it out; --seeds sets how many"
         else:
             given = {"--seeds": self.seeds, "--target": self.target}
-            beside, fix = "on short runs", "add --accuracy, or --batch-sizes for a study of batches"
+            beside, fix = "on short runs", "add --accuracy, or --batch-sizes for a batch-size study"
         for option, value in given.items():
             if value is not None:
                 raise RecipeError(f"{option}: {value} has no effect {beside} ({fix})")
 
     def scaling_mode(self) -> Mode:
-        """Return how work grows with ranks. Raise `RecipeError` for another word."""
+        """Return weak or strong. Raise `RecipeError` for another value of `--mode`."""
         match self.mode:
             case None | "weak":
                 return "weak"
             case "strong":
                 return "strong"
-        raise RecipeError(f"--mode: {self.mode!r} is no way to scale (write weak or strong)")
+        raise RecipeError(f"--mode: {self.mode!r} is not a scaling mode (write weak or strong)")
 
     def grid(self) -> Grid:
-        """Return what a study combines. Raise `RecipeError` for what is no batch size, warm-up or rule."""
+        """Return the grid of a batch-size study. Raise `RecipeError` for invalid values."""
         return Grid(
             batch_sizes=tuple(_listed("--batch-sizes", self.batch_sizes, _batch_size)),
             warmups=tuple(_listed("--warmups", self.warmups, _warmup)),
@@ -94,19 +94,19 @@ class Options:
         )
 
     def target_of(self, recipe: Recipe) -> Goal | None:
-        """Return the accuracy that is waited for: as told, or the recipe's own. Raise `RecipeError` for no share."""
+        """Return the target accuracy: `--target`, or the recipe's own. Raise `RecipeError` unless in (0, 1]."""
         if self.target is not None:
             if not 0 < self.target <= 1:
-                raise RecipeError(f"--target: {self.target:g} is no accuracy (write 0.75 for 75 %)")
+                raise RecipeError(f"--target: {self.target:g} is not an accuracy (write 0.75 for 75 %)")
             return Goal(self.target)
         stop = recipe.train.stop
         return None if stop == "off" else Goal(stop.top1, stop.patience)
 
 
 def read_ranks(text: str, gpus: int) -> list[int]:
-    """Return how many ranks a node is to have, in order: a list, or for `auto` 1, 2, 4 ... to all `gpus` or cores.
+    """Return the ranks per node, sorted: the list, or for `auto` powers of two up to all `gpus` or cores.
 
-    Raise `WorldError` for what is no list of numbers.
+    Raise `WorldError` for an invalid list.
     """
     if text != "auto":
         return _numbers("--ranks", text)
@@ -115,33 +115,33 @@ def read_ranks(text: str, gpus: int) -> list[int]:
 
 
 def read_nodes(text: str | None) -> list[int]:
-    """Return numbers of nodes, in order; none where none were asked for. Raise `WorldError` for what is no list."""
+    """Return the node counts, sorted; empty if omitted. Raise `WorldError` for an invalid list."""
     return [] if text is None else _numbers("--nodes", text)
 
 
 def one_of(option: str, numbers: list[int]) -> int:
-    """Return the only number. Raise `WorldError` where there are several, which a study of batches does not have."""
+    """Return the only number. Raise `WorldError` for several, which a batch-size study does not take."""
     if len(numbers) > 1:
         raise WorldError(f"{option}: {_STUDY} takes one number (write {option} {numbers[-1]})")
     return numbers[0]
 
 
 def refuse_recipe(recipe: Recipe, options: Options) -> None:
-    """Raise `RecipeError` for a recipe without ranks to count, without accuracy to tell, or that is no fair contest."""
+    """Raise `RecipeError` for a recipe without ranks or evaluation, or one that would train for unequal lengths."""
     if recipe.parallel.strategy == "dataparallel" and not options.is_study:
         fix = "set parallel.strategy=ddp"
-        raise RecipeError(f"parallel.strategy: dataparallel is one process, which has no ranks to count ({fix})")
+        raise RecipeError(f"parallel.strategy: dataparallel is one process, so there are no ranks to vary ({fix})")
     if options.is_whole and recipe.train.eval_every == "off":
-        raise RecipeError("train.eval_every: off leaves no accuracy to tell (set train.eval_every=1ep)")
+        raise RecipeError("train.eval_every: off leaves no accuracy to report (set train.eval_every=1ep)")
     if options.is_whole and recipe.train.steps != "auto" and _has_batches(options):
         raise RecipeError(
-            f"train.steps: {recipe.train.steps} trains larger batches on more images, whose accuracies say nothing of "
-            "one another (set train.epochs)"
+            f"train.steps: {recipe.train.steps} trains larger batches on more images, so that accuracies cannot be "
+            "compared (set train.epochs)"
         )
 
 
 def _has_batches(options: Options) -> bool:
-    """Return whether whole runs have different batches: those of a study, or of ranks that keep theirs."""
+    """Return whether full runs have different batch sizes."""
     if options.is_study:
         return len(options.grid().batch_sizes) > 1
     has_several = options.ranks == "auto" or "," in options.ranks or "," in (options.nodes or "")
@@ -157,7 +157,7 @@ def _numbers(option: str, text: str) -> list[int]:
 
 
 def _listed(option: str, text: str | None, read: Callable[[str], Read]) -> Iterable[Read]:
-    """Return what is read from a list, each once."""
+    """Return the parsed items of a comma-separated list, without duplicates."""
     words = [] if text is None else [word.strip() for word in text.split(",")]
     try:
         return dict.fromkeys(map(read, words))
@@ -177,5 +177,5 @@ def _warmup(word: str) -> Duration:
 
 def _rule(word: str) -> str:
     if word not in RULES:
-        raise ValueError(f"{word!r} is no rule (write {', '.join(RULES)}, or some of them)")
+        raise ValueError(f"{word!r} is not a rule (write {', '.join(RULES)}, or some of them)")
     return word

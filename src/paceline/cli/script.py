@@ -1,4 +1,4 @@
-"""A run that a script or a notebook asks for: what `paceline.train` does. It starts no ranks; torchrun and srun do."""
+"""`paceline.train` for scripts and notebooks. It starts no ranks; torchrun and srun do."""
 
 import contextlib
 import re
@@ -26,7 +26,7 @@ _WORDS: Final = {
     r"(?<![\w/-])--resume\b": "resume=True",
     r"(?<![\w/-])--run-dir\b": "run_dir",
 }
-"""What messages say of the options of `paceline train`, and what those are called here."""
+"""Options of `paceline train` in messages, and the arguments to name instead."""
 
 
 def train(
@@ -39,7 +39,7 @@ def train(
     resume: bool,
     own_code: bool = False,
 ) -> RunResult:
-    """Train as this rank of the world that the environment tells of; return the result, the same on every rank."""
+    """Train as one rank of the world that the environment describes; return the result, the same on every rank."""
     from paceline.cli.show import print_place
     from paceline.train.interrupt import Interrupts
 
@@ -62,14 +62,14 @@ def train(
 
         raise CheckpointError(unsaved(rundir, result))
     if world.is_main:
-        with contextlib.suppress(OSError, UnicodeError):  # a console that is full or gone
+        with contextlib.suppress(OSError, UnicodeError):  # the console may be full or gone
             print_place(rundir)
     return result
 
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Have errors that a user can mend name arguments, where they name options of the command line."""
+    """Replace names of command-line options by names of arguments in errors."""
     try:
         yield
     except PacelineError as error:
@@ -81,11 +81,11 @@ def in_python() -> Iterator[None]:
 
 
 def _patch(overrides: tuple[str, ...], model: Part, source: Part) -> Patch:
-    """Return what is laid over the recipe: first the parts that were handed over, then the words."""
+    """Return the overrides: `model` and `source` first, then the strings."""
     parts = (("model.name", "model", model), ("data.source.name", "source", source))
     odd = next((word for word in overrides if not isinstance(word, str)), None)
     if odd is not None:
-        raise RecipeError(f'overrides: {odd!r} is no text (write "KEY=VALUE", such as "optim.lr=0.4")')
+        raise RecipeError(f'overrides: {odd!r} is not a string (write "KEY=VALUE", such as "optim.lr=0.4")')
     chosen = tuple((path, path_of(part, field)) for path, field, part in parts if part is not None)
     return Patch((*chosen, *Patch.parse(list(overrides)).assignments))
 
@@ -93,11 +93,11 @@ def _patch(overrides: tuple[str, ...], model: Part, source: Part) -> Patch:
 def _loaded(
     recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch, run_dir: Path | None, *, resume: bool
 ) -> tuple[str, Loaded]:
-    """Return the recipe and the name it was found by."""
+    """Return the recipe, and the name it was loaded by."""
     if isinstance(recipe, str | Path):
         name = resumed(str(recipe), run_dir) if resume else str(recipe)
         return name, load_any(name, patch)
     loaded = load_any(recipe, patch)
     if resume and run_dir is None:
-        raise RecipeError("resume: which run is meant is not said (name its run_dir)")
+        raise RecipeError("resume: needs the run to resume (give its run_dir)")
     return "script", loaded

@@ -1,4 +1,4 @@
-"""Show a result: a table for a person, JSON for a program."""
+"""Print results: tables for people, JSON for programs."""
 
 import json
 import shlex
@@ -31,14 +31,15 @@ from paceline.recipe.schema import Recipe
 
 _WORST = 3
 _WORTH_A_WORD = 0.02
-"""Share of CPU time from which what other processes took is told of a run that was not starved: gains are of a few
-percent."""
+"""CPU share of other processes from which it is printed for a run that was not starved: speed-ups of a few percent
+would drown in it.
+"""
 _MATTERS = 0.002
-"""Share of the wall clock from which a loss is worth a word."""
+"""Share of wall-clock time from which a loss is printed."""
 
 
 def show_result(result: RunResult, rundir: RunDir, loaded: Loaded, *, as_json: bool) -> None:
-    """Print what a run of the recipe `loaded` amounts to, and where it is."""
+    """Print the result of a run of the recipe `loaded`, and its run directory."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
@@ -58,14 +59,14 @@ def _title(result: RunResult, rundir: RunDir) -> str:
 
 
 def print_place(rundir: RunDir) -> None:
-    """Print where a run is, and its report where there is one."""
+    """Print the run directory, and the report if it exists."""
     print(f"run directory: {printable(rundir.path)}")
     if rundir.report.is_file():
         print(f"report: {printable(rundir.report)}")
 
 
 def show_evaluation(report: EvalReport, checkpoint: Path, *, as_json: bool, per_class: bool = False) -> None:
-    """Print an evaluation of `checkpoint`, with all of its classes when `per_class` asks for them."""
+    """Print an evaluation of `checkpoint`; `per_class` adds all classes."""
     classes = report.classes.classes if report.classes else ()
     if as_json:
         print(json.dumps(evaluation_json(report, classes if per_class else ()), indent=2))
@@ -78,8 +79,7 @@ def show_evaluation(report: EvalReport, checkpoint: Path, *, as_json: bool, per_
 
 
 def evaluation_json(report: EvalReport, classes: Iterable[ClassCount]) -> dict[str, Any]:
-    """Return the weights as they are at the top level; averages, training images, findings and classes where there
-    are any."""
+    """Return an evaluation as plain values: raw weights at the top level, the rest only if present."""
     values = report.model_dump(mode="json", exclude_none=True)
     table = [{"class": each.name, "images": each.images, "correct": each.correct} for each in classes]
     found = {**values.pop("val"), **values}
@@ -91,7 +91,7 @@ def evaluation_json(report: EvalReport, classes: Iterable[ClassCount]) -> dict[s
 
 
 def _network(result: RunResult, loaded: Loaded) -> str:
-    """Return `resnet18_cifar, 11.2 M parameters (digits)`: the network, and the recipe that it was trained by."""
+    """Return `resnet18_cifar, 11.2 M parameters (digits)`: model, size and recipe."""
     num, trained = result.parameters, result.trained_parameters
     size = "" if num is None else f", {parameters(num)} parameters"
     if trained is not None and trained != num:
@@ -126,7 +126,9 @@ def _rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
     )
     rows.append(("trained", trained))
     if result.skipped_steps:
-        rows.append(("skipped", f"{count(result.skipped_steps, 'step')}, whose gradient was no number or overflowed"))
+        rows.append(
+            ("skipped", f"{count(result.skipped_steps, 'step')}, whose gradient was NaN, infinite or overflowed")
+        )
     rows.append(("learning rate", result.lr))
     if result.account is not None:
         rows.append(("accounted", account_line(result.account)))
@@ -135,14 +137,14 @@ def _rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
     rows.append(("bottleneck", verdict_line(result.verdict)))
     if result.cpu is not None and result.starved is None and result.cpu.share >= _WORTH_A_WORD:
         rows.append(
-            ("other programs", f"held the cores {share(result.cpu.share)} of the time that training wanted to run")
+            ("other programs", f"used the cores for {share(result.cpu.share)} of the time that training could have run")
         )
     rows.append(("weights", f"sha256 {result.weights_sha256[:16]}"))
     return rows
 
 
 def _best(result: RunResult, last: EvalResult, rundir: RunDir) -> list[tuple[str, str]]:
-    """Return the row of the best evaluation where it was not the last, and how its weights are had if they are kept."""
+    """Return the row of the best evaluation if it was not the last, and how to load its weights if they were kept."""
     best, step = result.best, result.best_step
     if best is None or step is None or best.top1 <= last.top1:
         return []
@@ -152,7 +154,7 @@ def _best(result: RunResult, last: EvalResult, rundir: RunDir) -> list[tuple[str
 
 
 def verdict_line(verdict: Mapping[str, str]) -> str:
-    """Return what held a run back, why, what there is to win, and what to try, as far as that is known."""
+    """Return bottleneck, evidence, potential gain and advice, as far as known."""
     ceiling, to_try = verdict.get("ceiling", ""), verdict["try"]
     parts = [f"{verdict['bottleneck']}. {verdict['evidence']}"]
     if ceiling:
@@ -163,7 +165,7 @@ def verdict_line(verdict: Mapping[str, str]) -> str:
 
 
 def _kept(result: RunResult, rundir: RunDir, recipe: Recipe) -> list[tuple[str, str]]:
-    """Return the rows on what was saved, what was lost, and how to go on, where there is anything to tell."""
+    """Return rows on goodput, checkpoints, bad images and how to resume, as far as there is anything to report."""
     rows = []
     if result.goodput is not None and result.goodput.wall_s:
         rows.append(("goodput", goodput_line(result.goodput)))
@@ -178,7 +180,7 @@ def _kept(result: RunResult, rundir: RunDir, recipe: Recipe) -> list[tuple[str, 
 
 
 def goodput_line(goodput: GoodputResult) -> str:
-    """Return the share of useful time and what losses matter: `97.1 % of 12:30 min; start-up 4.10 s`."""
+    """Return the share of useful time and the losses that matter: `97.1 % of 12:30 min; start-up 4.10 s`."""
     losses = {
         "start-up": goodput.startup_s,
         spoken("data_wait"): goodput.data_wait_s,
@@ -210,7 +212,7 @@ def saving_line(saving: CheckpointResult) -> str:
 def _judged(
     raw: EvalResult, averaged: EvalResult | None, train: EvalResult | None, classes: Iterable[ClassCount]
 ) -> list[tuple[str, str]]:
-    """Return the rows of an evaluation; of `classes` only those worth a look."""
+    """Return the rows of an evaluation, with the worst of `classes`."""
     rows = [("top-1", f"{_figures(raw)} ({raw.images:,} images)")]
     if averaged is not None:
         rows.append(("averaged weights", _figures(averaged)))
@@ -228,7 +230,7 @@ def _judged(
 
 
 def _figures(result: EvalResult) -> str:
-    """Return the figures of an evaluation; the mean over the classes where it is not that over the images."""
+    """Return the metrics of an evaluation; the class mean only if it differs from top-1."""
     figures = [accuracy(result.top1), f"top-5 {accuracy(result.top5)}", f"loss {result.loss:.4f}"]
     if result.mean_class_accuracy is not None and abs(result.mean_class_accuracy - result.top1) >= 5e-5:
         figures.append(f"mean of classes {accuracy(result.mean_class_accuracy)}")
@@ -238,18 +240,18 @@ def _figures(result: EvalResult) -> str:
 
 
 def print_rows(rows: Sequence[tuple[str, ...]], title: str) -> None:
-    """Print rows of equal length under a title; the first column is what each is about."""
+    """Print rows of equal length under a title; the first column is the row's name."""
     table = _table(title, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     for _ in rows[0][1:]:
         table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*map(printable_lines, row))  # a recipe or a file may have brought a cell
+        table.add_row(*map(printable_lines, row))  # cells may come from a recipe or a file
     _console().print(table)
 
 
 def _print_health(findings: Sequence[Finding]) -> None:
-    """Print what is wrong with what was learnt; nothing where nothing is."""
+    """Print findings about what the model learned, if any."""
     if findings:
         print_rows([(each.title, printable(f"{each.evidence} {each.advice}")) for each in findings], "health")
 
@@ -260,15 +262,15 @@ def _print_classes(classes: Iterable[ClassCount]) -> None:
     for heading in ("images", "correct", "accuracy"):
         table.add_column(heading, justify="right")
     for each in classes:
-        judged = accuracy(each.accuracy) if each.images else "none to judge"
-        table.add_row(printable(each.name), f"{each.images:,}", f"{each.correct:,}", judged)
+        top1 = accuracy(each.accuracy) if each.images else "no images"
+        table.add_row(printable(each.name), f"{each.images:,}", f"{each.correct:,}", top1)
     _console().print(table)
 
 
 def print_stages(stages: Mapping[str, StageResult], num_steps: int, whose: str = "") -> None:
-    """Print what the mean of `num_steps` steps was spent on, what takes longest first, and last what no stage covers.
+    """Print the stages of the mean of `num_steps` steps, longest first, and the residual last.
 
-    The device's own time is shown only where it is not the host's. `whose` clock it is by is told where it is not "".
+    The device column appears only if its times differ from the host's. `whose` names the clock, if not "".
     """
     covered, covered_s = sum(stage.share for stage in stages.values()), sum(stage.host_s for stage in stages.values())
     wall_s = covered_s / covered if covered else 0.0
@@ -284,7 +286,7 @@ def print_stages(stages: Mapping[str, StageResult], num_steps: int, whose: str =
         shown = [_ms(host_s, num_steps), *([device] if has_device else []), share(max(0.0, each_share))]
         table.add_row(spoken(name), *shown)
     title = f"a step: {milliseconds(wall_s / num_steps)} ({where})"
-    _console().print(title, style="bold", soft_wrap=True)  # a table would fold its title at its own width
+    _console().print(title, style="bold", soft_wrap=True)  # a table would fold its title to its own width
     _console().print(table)
 
 
@@ -293,7 +295,9 @@ def _ms(whole_s: float, num_steps: int) -> str:
 
 
 def account_line(account: AccountResult) -> str:
-    """Return `start-up 12.2 s + ... + not explained 100 ms = 25.1 s; 99.6 % explained`, without what took nothing."""
+    """Return `start-up 12.2 s + ... + not explained 100 ms = 25.1 s; 99.6 % explained`, without parts that took no
+    time.
+    """
     parts = {
         "start-up": account.start_up_s,
         "compiling": account.compile_s,

@@ -1,4 +1,4 @@
-"""Show how fast loaders are: two tables for a person, of files in memory and on the disk; JSON for a program."""
+"""Print loader speeds: tables for files in memory and on disk for people, JSON for programs."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,15 @@ from paceline.lab.loaders import Row
 from paceline.measure.verdict import LOST_CPU_SHARE
 
 _ROUNDS = 3
-"""A rate that was measured less often has no spread to speak of."""
+"""Minimum rounds for a meaningful spread."""
 _NOISE = 1.1
-"""A loader cannot be faster than the decoder in it; up to a tenth is what medians of three differ by at rest."""
-_HEADINGS = ("loader, data", "images/s", "spread", "a core", "CPU ms")
+"""Limit of a loader's speed over that of the decoder it contains; medians of three differ by up to a tenth."""
+_HEADINGS = ("loader, data", "images/s", "spread", "per core", "CPU ms")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a bench came to: `rows` of all contenders, `notes` for the user, and provenance."""
+    """Result of a benchmark: `rows` of all contenders, `notes`, and provenance."""
 
     title: str
     contest: Contest
@@ -31,7 +31,7 @@ class Found:
     provenance: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, for JSON."""
+        """Return plain values for JSON."""
         window = self.contest.window
         return {
             "source": self.title,
@@ -47,7 +47,7 @@ class Found:
 
 
 def show_bench(found: Found, *, as_json: bool) -> None:
-    """Print what a bench came to."""
+    """Print the result of a benchmark."""
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))
         return
@@ -58,10 +58,10 @@ def show_bench(found: Found, *, as_json: bool) -> None:
     print(f"{window.num_images:,} images of {found.title} to {window.image_size} px, in batches of {window.batch_size}")
     print_table(f"files in memory, {turns}", (*_HEADINGS, "memory"), map(_warm, warm))
     if cold:
-        print_table("from the disk, a pass from its start", (*_HEADINGS, "from disk"), map(_cold, cold))
+        print_table("from the disk, from the start of a pass", (*_HEADINGS, "from disk"), map(_cold, cold))
     rows = [*_conclusions(found.contest, warm), *(("note", note) for note in found.notes), *found.contest.left_out]
     if rows:
-        print_rows(rows, "what it says")
+        print_rows(rows, "summary")
 
 
 def _warm(row: Row) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def _warm(row: Row) -> tuple[str, ...]:
 
 
 def _cold(row: Row) -> tuple[str, ...]:
-    """Return a row that ends with what came from storage for an image."""
+    """Return a row that ends with the bytes read from storage per image."""
     return *_figures(row), size(row.disk_bytes)
 
 
@@ -81,15 +81,15 @@ def _figures(row: Row) -> tuple[str, ...]:
 
 
 def _rate(value: float) -> str:
-    """Return a rate in full, or of a million and more in millions."""
+    """Return a rate in full, in millions from a million on."""
     return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.1f} M"
 
 
 def _conclusions(contest: Contest, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     lost = max((row.lost_cpu for row in rows), default=0.0)
     if lost >= LOST_CPU_SHARE:
-        held = f"other processes held the cores up to {share(lost)} of the time that loaders wanted to run"
-        yield "CPU-starved", f"{held}: no loader can be told from another (run it again when nothing else runs here)"
+        lost_text = f"other processes used the cores for up to {share(lost)} of the time that loaders could have run"
+        yield "CPU-starved", f"{lost_text}: loaders cannot be compared (run it again on an idle machine)"
         return
     loaders = sorted((row for row in rows if row.kind == "loader"), key=lambda row: row.images_per_s)
     ceilings = {row.name: row for row in rows if row.kind == "floor"}
@@ -100,15 +100,15 @@ def _conclusions(contest: Contest, rows: Sequence[Row]) -> Iterator[tuple[str, s
     if decoder is not None and any(
         row.name.startswith("native") and row.images_per_s > _NOISE * decoder.images_per_s for row in loaders
     ):
-        yield "noise", "a loader is faster than decoding alone, so these rates are noise (give more --rounds)"
+        yield "noise", "a loader is faster than decoding alone, so these rates are noise (increase --rounds)"
         return
     if best.n < _ROUNDS or best.spread[0] <= second.spread[1]:
         why = "their rates overlap" if best.n >= _ROUNDS else f"measured in fewer than {_ROUNDS} rounds"
-        yield "fastest", f"not decided: {best.name} or {second.name}, {why} (give more --rounds)"
+        yield "fastest", f"not decided: {best.name} or {second.name}, {why} (increase --rounds)"
     else:
         ratio = best.images_per_s / max(worst.images_per_s, 1e-9)
         yield "fastest", f"{best.name}: {number(round(ratio, 1), 2)} times {worst.name}"
     if decoder is not None and best.name.startswith("native"):
-        yield "of its ceiling", f"{share(best.images_per_s / decoder.images_per_s)} of what decoding alone does"
+        yield "of its ceiling", f"{share(best.images_per_s / decoder.images_per_s)} of the rate of decoding alone"
     if best.name.endswith(", pack") and len(contest.sources) > 1:
-        yield "to have it", "paceline data pack SRC OUT.pack, and train with data.source={name: pack, root: OUT.pack}"
+        yield "to use it", "paceline data pack SRC OUT.pack, and train with data.source={name: pack, root: OUT.pack}"

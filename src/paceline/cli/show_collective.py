@@ -1,4 +1,4 @@
-"""Show what all-reduces take: a table for a person, the file's JSON for a program."""
+"""Print all-reduce times: a table for people, the file's JSON for programs."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from paceline.lab.predict.networks import GIGA
 
 
 def show_collective(found: Measured, out: Path | None, *, as_json: bool) -> None:
-    """Print what was measured, and where it was written."""
+    """Print the measurement, and the file it was written to."""
     if as_json:
         print(found.model_dump_json(indent=2))
         return
@@ -17,9 +17,9 @@ def show_collective(found: Measured, out: Path | None, *, as_json: bool) -> None
     headings = ("all-reduce", "median", "p10 to p90", "bus bandwidth", "n")
     print_table(f"all-reduces between {where}", headings, [_row(each, found.ranks) for each in found.times])
     low, typical, high = (number(each / GIGA) for each in (found.low, found.bytes_per_s, found.high))
-    print(f"a ring explains them with {seconds(found.alpha_s)} a hop and {typical} GB/s ({low} to {high})")
+    print(f"fit of a ring: {seconds(found.alpha_s)} per hop and {typical} GB/s ({low} to {high})")
     if out is not None:
-        print(f"written: {out} (predict with it: paceline scale RUN --predict --network {out})")
+        print(f"written: {out} (to predict with it: paceline scale RUN --predict --network {out})")
 
 
 def _row(each: TimedReduce, ranks: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Show a comparison to a person: what was found, tables of the groups, what differs, and what to know of it."""
+"""Print a comparison: tables of groups and runs, differing settings, findings and notes."""
 
 from collections.abc import Sequence
 
@@ -29,13 +29,13 @@ def show_comparison(result: CompareResult, runs: Sequence[Trained]) -> None:
         print_table(title, _REACHING, [row[:5] for row in rows], words=_REACHING)
         factors = [[row[0], *row[4:]] for row, (_, each) in zip(rows, groups, strict=True) if each.speedup is not None]
         if factors:
-            why = "images/s on the way there, and images needed"
-            print_table(f"what the speed-up is made of ({why})", _FACTORS, factors, words=_FACTORS)
+            why = "images/s until the target, and images needed"
+            print_table(f"factors of the speed-up ({why})", _FACTORS, factors, words=_FACTORS)
     rows = [[*map(_told, ending(each, place == 0))] for place, each in groups]
     title = f"{called_metric(result.metric)} at the end ({count(len(runs), 'run')}){order(result)}"
     print_table(title, _ENDING, [row[:5] for row in rows], words=_ENDING)
     took = ("group", "images/s", hours_heading(runs))
-    print_table("what it took", took, [[row[0], *row[5:]] for row in rows], words=took)
+    print_table("throughput and cost", took, [[row[0], *row[5:]] for row in rows], words=took)
     print_table("runs", _RUNS, [_run(each, run) for _, each in groups for run in each.runs], words=_RUNS)
     paths = dict.fromkeys(path for each in result.groups for path in each.settings)
     if paths:
@@ -48,7 +48,7 @@ def show_comparison(result: CompareResult, runs: Sequence[Trained]) -> None:
 
 
 def _run(found: GroupResult, run: RunOutcome) -> list[str]:
-    """Return a run's directory, and whose it is."""
+    """Return the table row of a run."""
     seed = "" if run.seed is None else str(run.seed)
     last, best = (cells.of_accuracy(each).text for each in (run.accuracy, run.best))
     return [clean(run.path), found.name, seed, last, best, cells.loss(run.loss).text]

@@ -1,4 +1,4 @@
-"""Show what `paceline doctor` found, in a terminal: what is wrong first to be seen, and advice below what it is for."""
+"""Print the findings of `paceline doctor`, with advice below each."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -10,12 +10,12 @@ _MARKS: Final = {"ok": "ok", "look": "LOOK", "wrong": "WRONG"}
 
 
 def rows_of(findings: Iterable[Finding]) -> list[tuple[str, ...]]:
-    """Return a row a finding: what was looked at, how it stands, and what was found, with the advice below it."""
+    """Return one row per finding: check, state, and result with advice below."""
     return [(each.name, _MARKS[each.state], "\n".join(_lines(each))) for each in findings]
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Return one sentence on all findings."""
+    """Return one sentence about all findings."""
     wrong, look = (sum(each.state == state for each in findings) for state in ("wrong", "look"))
     if wrong:
         return f"a run would fail: {count(wrong, 'thing')} wrong" + (f", {look} worth a look" if look else "")

@@ -1,4 +1,4 @@
-"""Show what was exported: a table for a person, JSON for a program."""
+"""Print an export: a table for people, JSON for programs."""
 
 import json
 from dataclasses import asdict
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # imports torch
 
 
 def show_export(exported: "Exported", checkpoint: Path, *, format: str, as_json: bool) -> None:
-    """Print where a classifier of `checkpoint` was written, in which form, and how it compares with PyTorch."""
+    """Print the path, the format, and the comparison with PyTorch."""
     from paceline.inference.parity import TOLERANCE
 
     parity = exported.parity
@@ -34,11 +34,11 @@ def show_export(exported: "Exported", checkpoint: Path, *, format: str, as_json:
         *exported.facts,
         (
             "parity",
-            f"logits differ from PyTorch's by {parity.difference:.2g} of the largest (at most {TOLERANCE:g}) on "
+            f"logits differ from PyTorch's by {parity.difference:.2g} of the largest (limit {TOLERANCE:g}) on "
             f"{parity.num_images} {parity.of}; the same top-5 on {parity.top5}",
         ),
         ("size", size(exported.num_bytes)),
     ]
     print_rows(rows, f"{format} of {checkpoint.parent.parent.name}, {checkpoint.name}")
     print(f"exported: {printable(str(exported.path))}")
-    print(f"model card, with what is left to fill in: {printable(str(exported.card))}")
+    print(f"model card, with fields to fill in: {printable(str(exported.card))}")

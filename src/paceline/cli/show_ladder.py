@@ -1,4 +1,4 @@
-"""Show a ladder: a table and bars of images/s for a person, `experiment.json` for a program."""
+"""Print a ladder: a table and bars of images/s for people, `experiment.json` for programs."""
 
 import json
 import shlex
@@ -16,13 +16,13 @@ from paceline.lab.times import times
 from paceline.report.experiments.take import commands
 
 _BAR = 40
-"""Characters of the longest bar."""
+"""Length of the longest bar, in characters."""
 _MATTERS = 0.01
-"""Share of a step from which a stage is worth a column."""
+"""Share of a step from which a stage gets a column."""
 
 
 def show_ladder(result: LadderResult, folder: ExperimentDir, *, as_json: bool) -> None:
-    """Print what was found."""
+    """Print the result of a ladder."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
@@ -34,13 +34,13 @@ def show_ladder(result: LadderResult, folder: ExperimentDir, *, as_json: bool) -
     _print_steps(measured)
     _print_times(result, measured)
     print("\n".join(["images/s", *_bars(measured)]))
-    print_rows([*_reasons(result.rungs), *_facts(result, folder)], "what it says")
+    print_rows([*_reasons(result.rungs), *_facts(result, folder)], "summary")
     for why, words in commands(folder.path, result):
         print(f"{why}\n  {printable(shlex.join(words))}")
 
 
 def show_ladders(ladders: Sequence[Ladder], *, as_json: bool) -> None:
-    """Print the name of each ladder and what it is about."""
+    """Print the name and summary of each ladder."""
     if as_json:
         print(json.dumps({ladder.name: ladder.summary for ladder in ladders}, indent=2))
         return
@@ -82,7 +82,7 @@ def _row(rung: RungResult, *, has_ranks: bool) -> tuple[str, ...]:
 
 
 def _print_steps(rungs: Sequence[RungResult]) -> None:
-    """Print what steps are made of, stage by stage, without stages that never matter."""
+    """Print the stages of a step per rung, without stages that never matter."""
     names = dict.fromkeys(name for rung in rungs for name in rung.stages)
     shown = [
         name for name in names if any(rung.stages.get(name, 0.0) > _MATTERS * (rung.step_s or 0) for rung in rungs)
@@ -90,9 +90,9 @@ def _print_steps(rungs: Sequence[RungResult]) -> None:
     rows = [
         (rung.name, _ms(rung.step_s or 0.0), *(_ms(rung.stages.get(name, 0.0)) for name in shown)) for rung in rungs
     ]
-    # A word a line: beside one another the names of the stages would leave no room for those of the rungs.
+    # One word per line: the names of the stages would leave no room for those of the rungs.
     headings = (spoken(name).replace(" ", "\n") for name in shown)
-    print_table("a step, in ms of the device", ("rung", "step", *headings), rows)
+    print_table("time per step, in device ms", ("rung", "step", *headings), rows)
 
 
 def _ms(value_s: float) -> str:
@@ -100,7 +100,7 @@ def _ms(value_s: float) -> str:
 
 
 def _print_times(result: LadderResult, rungs: Sequence[RungResult]) -> None:
-    """Print how long an epoch and the steps that count take, what comes before the first step, and memory."""
+    """Print times of an epoch, of the counted steps and before the first step, and memory."""
     columns = {
         "an epoch": [_maybe(rung.epoch_s, seconds) for rung in rungs],
         count(result.steps, "step"): [_maybe(rung.steps_s, seconds) for rung in rungs],
@@ -110,7 +110,7 @@ def _print_times(result: LadderResult, rungs: Sequence[RungResult]) -> None:
         "of the GPU": [_maybe(rung.device_bytes, size) for rung in rungs],
     }
     shown = {heading: cells for heading, cells in columns.items() if any(cells)}
-    print_table("what each takes", ("rung", *shown), zip((rung.name for rung in rungs), *shown.values(), strict=True))
+    print_table("time and memory", ("rung", *shown), zip((rung.name for rung in rungs), *shown.values(), strict=True))
 
 
 def _maybe(value: float | None, told: Callable[[float], str]) -> str:
@@ -118,7 +118,7 @@ def _maybe(value: float | None, told: Callable[[float], str]) -> str:
 
 
 def _bars(rungs: Sequence[RungResult]) -> Iterator[str]:
-    """Yield a line a rung: its bar, as long as its speed, with a light end for what the ladder did not keep."""
+    """Yield one line per rung: a bar as long as its speed, lighter if the rung was dropped."""
     most = max((rung.images_per_s.value for rung in rungs if rung.images_per_s is not None), default=1.0)
     width = max((len(rung.name) for rung in rungs), default=0)
     for rung in rungs:
@@ -131,14 +131,14 @@ def _bars(rungs: Sequence[RungResult]) -> Iterator[str]:
 
 def _reasons(rungs: Sequence[RungResult]) -> Iterator[tuple[str, str]]:
     for rung in rungs:
-        made = f"; its data took {seconds(rung.prepare_s)} to make" if rung.prepare_s else ""
+        made = f"; preparing its data took {seconds(rung.prepare_s)}" if rung.prepare_s else ""
         trains = f"; {rung.parity.why}" if rung.parity is not None and rung.parity.why not in rung.why else ""
         shrank = "".join(f"; {_shrank(name, *ms)}" for name, ms in rung.shrank.items())
         yield rung.name, f"{rung.status.replace('_', ' ')}: {rung.why}{shrank}{trains}{made}"
 
 
 def _shrank(stage: str, below_s: float, here_s: float) -> str:
-    """Return what became of a stage that a rung was to shrink."""
+    """Return how the time of a stage that the rung targets changed."""
     word = "from" if here_s < below_s else "did not shrink, from"
     return f"{spoken(stage)} {word} {milliseconds(below_s)} to {milliseconds(here_s)}"
 
@@ -149,7 +149,10 @@ def _facts(result: LadderResult, folder: ExperimentDir) -> Iterator[tuple[str, s
     if best.verdict:
         yield "bottleneck", verdict_line(best.verdict)
     if result.stopped:
-        yield "no further", result.stopped
-    runs = f"{count(result.repeats, 'pair')} of runs a rung, of {count(result.steps, 'step')}"
-    yield "measured", f"{runs} after {count(result.warmup_steps, 'step')} of warm-up, in {seconds(result.wall_s)}"
+        yield "stopped", result.stopped
+    runs = f"{count(result.repeats, 'pair')} of runs per rung, of {count(result.steps, 'step')}"
+    yield (
+        "measured",
+        f"{runs} after {count(result.warmup_steps, 'step')} of measurement warm-up, in {seconds(result.wall_s)}",
+    )
     yield "report", f"{printable(folder.report)}"

@@ -1,4 +1,4 @@
-"""Show predictions: rows as they come for programs, a table at the end for a person, and what could not be read."""
+"""Print predictions: rows as they arrive for programs, a table at the end for people; unreadable images on stderr."""
 
 import contextlib
 import csv
@@ -23,10 +23,10 @@ _DIGITS = 6
 
 
 def build_show(format: str, checkpoint: Path, top: int) -> contextlib.AbstractContextManager[Show]:
-    """Return the context that gives what shows the `top` classes of an image in `format`, made by `checkpoint`.
+    """Return a context that yields a function to print each image's `top` classes in `format`.
 
-    That is table, csv, jsonl, json for one document, or auto. An image that could not be read is a line on stderr in
-    each, and a row of its own but in a table.
+    `format` is table, csv, jsonl, json (one document) or auto. An image that could not be read is a line on stderr, and
+    a row except in tables.
     """
     match format:
         case "json":
@@ -43,7 +43,7 @@ def build_show(format: str, checkpoint: Path, top: int) -> contextlib.AbstractCo
 def row_of(each: "Prediction | Unread") -> dict[str, Any]:
     """Return a prediction as plain values: {image, predictions: [{class, probability}]}, or {image, error}.
 
-    `image` is the path itself: JSON has a way to write any, of which `os.fsencode` makes its bytes again.
+    `image` is the path unescaped: JSON can hold any, and `os.fsencode` restores its bytes.
     """
     image = os.fspath(each.path)
     if isinstance(each, Unread):
@@ -54,7 +54,7 @@ def row_of(each: "Prediction | Unread") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _document(checkpoint: Path) -> Iterator[Show]:
-    """Print one JSON object when all is done."""
+    """Print one JSON object at the end."""
     rows: list[dict[str, Any]] = []
 
     def show(each: "Prediction | Unread") -> None:
@@ -70,7 +70,7 @@ def _document(checkpoint: Path) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _lines() -> Iterator[Show]:
-    """Print a JSON object a line."""
+    """Print one JSON object per line."""
 
     def show(each: "Prediction | Unread") -> None:
         _complain(each)
@@ -81,7 +81,7 @@ def _lines() -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _csv(top: int) -> Iterator[Show]:
-    """Print a row per image: its path, `top` pairs of class and probability, and why it has none."""
+    """Print one row per image: path, `top` pairs of class and probability, error."""
     table = csv.writer(sys.stdout, lineterminator="\n")
     pairs = ((f"class_{number}", f"probability_{number}") for number in range(1, top + 1))
     table.writerow(["image", *(column for pair in pairs for column in pair), "error"])
@@ -101,7 +101,7 @@ def _csv(top: int) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _table(checkpoint: Path) -> Iterator[Show]:
-    """Print a table when all is done; meanwhile a terminal shows how many images there were."""
+    """Print a table at the end; meanwhile a terminal shows the number of images."""
     from rich.console import Console
 
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
@@ -144,7 +144,7 @@ def _others(guesses: tuple["Guess", ...]) -> str:
 
 
 def _rounded(guess: "Guess") -> float:
-    """Return the probability to as many digits as float32 has for certain."""
+    """Return the probability rounded to the digits that float32 guarantees."""
     return float(f"{guess.probability:.{_DIGITS}g}")
 
 

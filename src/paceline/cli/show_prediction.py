@@ -1,4 +1,4 @@
-"""Show a prediction beside what was measured: tables for a person, its JSON for a program."""
+"""Print a prediction beside the measurements: tables for people, JSON for programs."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,11 +14,11 @@ _RANGE: Final = {"points": "95 % interval", "run": "likely range"}
 _LAST: Final = "dominated by"
 _NOTHING: Final = "-"
 _HELD: Final = "88 %"
-"""How many of the intervals of published tables held: benchmarks/results/prediction.json."""
+"""Share of intervals of published tables that held: benchmarks/results/prediction.json."""
 
 
 def show_prediction(result: PredictionResult, *, as_json: bool) -> None:
-    """Print what was measured and what is predicted, what dominates it, and what it rests on."""
+    """Print measurements, predictions, what dominates them, and their basis."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
@@ -27,12 +27,12 @@ def show_prediction(result: PredictionResult, *, as_json: bool) -> None:
     rows = [_measured(result, point) for point in result.points] + [_whole(result, each) for each in result.predictions]
     print_table(_title(result), headings, rows)
     print_table("speed and cost", *_speeds(result), words=(_LAST,))
-    print_rows(list(_basis(result)), "what it rests on")
+    print_rows(list(_basis(result)), "basis of the prediction")
 
 
 def _title(result: PredictionResult) -> str:
     first = result.predictions[0]
-    return f"predicted for {count(first.images, 'image')}, {first.rank_batch} a rank and step: {result.source}"
+    return f"predicted for {count(first.images, 'image')}, {first.rank_batch} per rank and step: {result.source}"
 
 
 def _measured(result: PredictionResult, point: MeasuredPoint) -> tuple[str, ...]:
@@ -58,12 +58,12 @@ def _gain(each: MeasuredPoint | Predicted) -> tuple[str, str]:
 
 
 def _speeds(result: PredictionResult) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of a step, its speed, what it costs and what dominates.
+    """Return headings and rows of step time, speed, cost and dominating term.
 
-    Of a point that was measured as a whole run only the fit tells steps from start-up; of a speed they are known.
+    For a point measured as a whole run, only the fit separates steps from start-up; for speeds they are known.
     """
     has_cost = any(each.cost is not None for each in result.predictions)
-    headings = ["ranks", "nodes", "a step", "images/s", "GPU-hours", *(["cost"] if has_cost else []), _LAST]
+    headings = ["ranks", "nodes", "step", "images/s", "GPU-hours", *(["cost"] if has_cost else []), _LAST]
     rows = []
     for point in result.points:
         time_s, rate = result.time_of(point), point.images / point.time_s
@@ -88,12 +88,12 @@ def _basis(result: PredictionResult) -> Iterator[tuple[str, str]]:
     if result.start_up_s:
         last = max(result.points, key=lambda point: point.ranks)
         part = share(result.start_up_s / last.time_s)
-        yield "start-up", f"f_s, by the fit: {part} of the run on {count(last.ranks, 'rank')}, and no shorter on more"
+        yield "start-up", f"f_s, by the fit: {part} of the run on {count(last.ranks, 'rank')}, and the same on more"
     if any(point.efficiency is not None for point in result.points):
         yield "efficiency", efficiency_of(result)
     if result.network:
         yield "network", result.network
     if result.basis == "points":
-        yield "interval", f"meant for 95 %; {_HELD} of those of published tables held what was measured"
+        yield "interval", f"nominally 95 %; on published tables, {_HELD} of the intervals contained the measurement"
     for note in result.notes:
         yield "note", note

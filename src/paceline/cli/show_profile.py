@@ -1,4 +1,4 @@
-"""Show a profile: tables for a person, `profile.json` for a program."""
+"""Print a profile: tables for people, `profile.json` for programs."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,18 +17,18 @@ if TYPE_CHECKING:  # imports torch
 
 
 def show_profile(profile: "Profile", rundir: RunDir, *, nsys: str, as_json: bool) -> None:
-    """Print what was found; `nsys` is the command for Nsight Systems, where it was asked for."""
+    """Print the profile; `nsys` is the command for Nsight Systems, or ""."""
     if as_json:
         print(json.dumps(profile.to_dict(), indent=2))
         return
     whose = ["rank 0"] if profile.ranks > 1 else []
-    whose += ["turn 1"] if profile.base.n > 1 else []
+    whose += ["repeat 1"] if profile.base.n > 1 else []
     print_stages(profile.result.stages, profile.steps, ", ".join(whose))
     if profile.result.loader is not None and profile.result.loader.batches:
         _print_loader(profile.result.loader)
     if profile.communication is not None:
         rows = [*_communication(profile.communication, profile.timed_run), *_straggler(profile.result.straggler)]
-        print_rows(rows, "between the ranks")
+        print_rows(rows, "communication between ranks")
     if profile.probes:
         _print_probes(profile.base, profile.probes)
     print_rows(_rows(profile, rundir), f"profile of recipe {profile.recipe}")
@@ -38,7 +38,7 @@ def show_profile(profile: "Profile", rundir: RunDir, *, nsys: str, as_json: bool
 
 
 def _print_loader(loader: LoaderResult) -> None:
-    """Print what making a batch took: beside the steps, and with several workers at once."""
+    """Print the time to make a batch, which overlaps with steps and other workers."""
     parts = {
         "read": loader.read_s,
         "decode": loader.decode_s,
@@ -50,37 +50,37 @@ def _print_loader(loader: LoaderResult) -> None:
         for name, each_s in parts.items()
     ]
     workers = count(loader.workers, "worker") if loader.workers else "the rank itself"
-    print_table(f"a batch, made by {workers}", ("part", "a batch", "an image"), rows)
+    print_table(f"loading a batch, by {workers}", ("part", "per batch", "per image"), rows)
     facts = [f"{size(loader.bytes_read / loader.batches)} read and {size(loader.bytes_made / loader.batches)} made"]
     if loader.workers:
         facts += [
-            f"{share(loader.ready)} of batches were ready when asked for",
-            f"{number(loader.queue_depth)} lay waiting",
+            f"{share(loader.ready)} of batches were ready when requested",
+            f"{number(loader.queue_depth)} in the queue",
         ]
     if loader.busy is not None:
         facts.append(f"workers were busy {share(loader.busy)} of the time")
-    print(f"a batch: {', '.join(facts)}")
+    print(f"per batch: {', '.join(facts)}")
 
 
 def _communication(measured: CommunicationResult, timed_run: str) -> Iterable[tuple[str, str]]:
-    yield "exposed", f"{milliseconds(measured.exposed_s)} a step ({share(measured.share)})"
+    yield "exposed", f"{milliseconds(measured.exposed_s)} per step ({share(measured.share)})"
     if measured.bytes is not None:
-        yield "sent", f"{size(measured.bytes)} a step, in {count(len(measured.buckets), 'bucket')}"
+        yield "sent", f"{size(measured.bytes)} per step, in {count(len(measured.buckets), 'bucket')}"
     if measured.wire_s is not None:
-        hidden = "" if measured.overlap is None else f", {share(measured.overlap)} of it behind backward"
+        hidden = "" if measured.overlap is None else f", {share(measured.overlap)} of it overlapped with backward"
         where = f" (in the run {timed_run})" if timed_run else ""
-        yield "on the wire", f"{milliseconds(measured.wire_s)} a step{hidden}{where}"
+        yield "on the wire", f"{milliseconds(measured.wire_s)} per step{hidden}{where}"
 
 
 def _straggler(found: StragglerResult | None) -> Iterable[tuple[str, str]]:
     if found is None:
         return
-    whom = "now one rank and now another"
+    whom = "no rank in particular"
     if found.rank is not None:
         whom = f"rank {found.rank}, by {milliseconds(found.late_s)}" + (
             f", in {spoken(found.stage)}" if found.stage else ""
         )
-    yield "waiting for the latest", f"{milliseconds(found.lost_s)} a step ({share(found.share)}): {whom}"
+    yield "waiting for stragglers", f"{milliseconds(found.lost_s)} per step ({share(found.share)}): {whom}"
 
 
 def _print_probes(base: "Rate", probes: Sequence["Probed"]) -> None:
@@ -89,9 +89,9 @@ def _print_probes(base: "Rate", probes: Sequence["Probed"]) -> None:
         spread = probe.ratio_spread
         ratio = f"{probe.ratio:.2f}x" + (f" ({spread[0]:.2f} to {spread[1]:.2f})" if spread else "")
         rows.append((probe.trial.name, *_rate(probe.rate), ratio, probe.trial.explains))
-    turns = f"{count(base.n, 'turn')} of each"
+    repeats = f"{count(base.n, 'run')} of each"
     headings = ("run", "images/s", "from", "to", "ratio", "free")
-    print_table(f"with a part of the work for free ({turns})", headings, rows, words=("free",))
+    print_table(f"with part of the work for free ({repeats})", headings, rows, words=("free",))
 
 
 def _rate(rate: "Rate") -> tuple[str, str, str]:
@@ -113,23 +113,23 @@ def _rows(profile: "Profile", rundir: RunDir) -> list[tuple[str, str]]:
     rows += [(each.name, f"left out: {each.reason}") for each in profile.left_out]
     if rundir.merged_trace.exists():
         rows.append(("trace", f"{printable(rundir.merged_trace)}: open it on https://ui.perfetto.dev"))
-        rows.append(("", f"{printable(rundir.trace)}: each rank's own, for HolisticTraceAnalysis"))
+        rows.append(("", f"{printable(rundir.trace)}: one per rank, for HolisticTraceAnalysis"))
     if profile.trace_share is not None:
-        rows.append(("", f"stages in rank 0's add up to {share(profile.trace_share)} of what its clock says"))
+        rows.append(("", f"stages in rank 0's trace sum to {share(profile.trace_share)} of its measured step time"))
     return rows
 
 
 def _cost(cost: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what the model asks for and what the device gives, as far as either is known."""
+    """Yield the model's FLOPs and the device's rates, as far as known."""
     if not cost:
         return
-    yield "model", f"{cost['parameters']:,} parameters, {flops(cost['flops_per_image'])} an image to train on"
+    yield "model", f"{cost['parameters']:,} parameters, {flops(cost['flops_per_image'])} per training image"
     reached = f"{flops(cost['achieved_flops_per_s'])}/s"
     if cost["mfu"] is None:
-        yield "computing", f"{reached} on each rank"
+        yield "computing", f"{reached} per rank"
         return
     peak = f"{flops(cost['peak_flops_per_s'])}/s ({cost['peak_source']})"
-    yield "computing", f"{reached} on each rank, an MFU of {share(cost['mfu'])} of {peak}"
+    yield "computing", f"{reached} per rank, an MFU of {share(cost['mfu'])} of {peak}"
     if cost["roofline_share"] is not None:
-        bound = f"{cost['roofline_images_per_s']:,.0f} images/s that memory and arithmetic would allow"
+        bound = f"{cost['roofline_images_per_s']:,.0f} images/s that memory bandwidth and arithmetic allow"
         yield "roofline", f"{share(cost['roofline_share'])} of the {bound}"

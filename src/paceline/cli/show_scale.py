@@ -1,4 +1,4 @@
-"""Show what scaling came to: a table for a person, `experiment.json` for a program."""
+"""Print a scaling study: a table for people, `experiment.json` for programs."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ from paceline.lab.predict.points import POINTS
 from paceline.report.experiments.batches import curves_command
 
 _NOTHING = "-"
-_WORDS = ("held back by", "warm-up", "rule")
+_WORDS = ("bottleneck", "warm-up", "rule")
 _NUM_NAMES = 3
-"""Columns that tell the rows of a study of batches apart: its batch, warm-up and rule."""
+"""Columns that identify a row of a batch-size study: batch size, warm-up and rule."""
 
 
 def show_scale(result: ScaleResult, folder: ExperimentDir, *, as_json: bool) -> None:
-    """Print what was measured, and where it is."""
+    """Print the result, and its folder."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
@@ -40,9 +40,10 @@ def show_scale(result: ScaleResult, folder: ExperimentDir, *, as_json: bool) -> 
 
 
 def _prediction(result: ScaleResult, measured: Sequence[ScalePoint], folder: ExperimentDir) -> str:
-    """Return the command that says what four times as many ranks would take for an epoch, with the batches they have.
+    """Return the command that predicts an epoch on four times as many ranks.
 
-    The points are speeds, whose images are those of a second; where the whole batch stays, more ranks have less each.
+    The points are speeds: their images are those of one second. In strong scaling the global batch size stays, so the
+    rank batch shrinks.
     """
     most = max(measured, key=lambda point: point.ranks)
     at, a_node = 4 * most.ranks, max(point.ranks // point.nodes for point in measured)
@@ -54,10 +55,10 @@ def _prediction(result: ScaleResult, measured: Sequence[ScalePoint], folder: Exp
 
 
 def _print_points(result: ScaleResult) -> None:
-    """Print what was gained, and what a step lost: one table of both would be wider than many a terminal."""
+    """Print gains and step times in two tables: one would be wider than many terminals."""
     points = result.points
     has_top1 = any(point.top1 is not None for point in points)
-    turns = count(result.repeats, "turn") if result.steps else f"whole runs of {count(result.repeats, 'seed')}"
+    turns = count(result.repeats, "repeat") if result.steps else f"full runs of {count(result.repeats, 'seed')}"
     measured = [point for point in points if point.images_per_s is not None]
     rows = [_gain(result, point, has_top1=has_top1) for point in points]
     headings = ["ranks", "batch", "images/s", "speed-up", "efficiency", *(["top-1", "points"] if has_top1 else [])]
@@ -65,11 +66,11 @@ def _print_points(result: ScaleResult) -> None:
     has_epoch, has_steps = (
         any(getattr(point, name) is not None for point in points) for name in ("epoch_s", "steps_s")
     )
-    headings = ["ranks", *(["an epoch"] if has_epoch else []), *([count(result.steps, "step")] if has_steps else [])]
-    headings += ["a step", "exposed", "late ranks", "held back by"]
+    headings = ["ranks", *(["epoch"] if has_epoch else []), *([count(result.steps, "step")] if has_steps else [])]
+    headings += ["step", "exposed", "stragglers", "bottleneck"]
     if measured:
         rows = [_loss(point, has_epoch=has_epoch, has_steps=has_steps) for point in measured]
-        print_table("how long it takes, and where a step waits", headings, rows, words=_WORDS)
+        print_table("time per step, and what it waits for", headings, rows, words=_WORDS)
     _print_notes([(_ranks(point), _note(result, point)) for point in points])
 
 
@@ -82,7 +83,7 @@ def _gain(result: ScaleResult, point: ScalePoint, *, has_top1: bool) -> Sequence
 
 
 def _points(point: ScalePoint) -> str:
-    """Return percentage points of accuracy over the smallest number of ranks."""
+    """Return the accuracy difference to the smallest rank count, in percentage points."""
     return _with_bounds(point.top1_gap, lambda value: f"{100 * value:+.2f}")
 
 
@@ -109,11 +110,11 @@ def _print_notes(notes: Sequence[tuple[str, str]]) -> None:
 
 
 def _print_batches(result: ScaleResult) -> None:
-    """Print how whole runs trained, and with a target when they reached it."""
+    """Print the results of full runs, and with a target when they reached it."""
     batches, target = result.batches, result.target
     has_epoch = any(point.epoch_s is not None for point in batches)
-    headings = ["batch", "warm-up", "rule", "peak lr", "top-1", "images/s", *(["an epoch"] if has_epoch else [])]
-    title = f"batches of {result.recipe} (whole runs of {count(result.repeats, 'seed')})"
+    headings = ["batch", "warm-up", "rule", "peak lr", "top-1", "images/s", *(["epoch"] if has_epoch else [])]
+    title = f"batch sizes of {result.recipe} (full runs of {count(result.repeats, 'seed')})"
     rows = [[*_setting(point), *_training(point, has_epoch=has_epoch)] for point in batches]
     print_table(title, headings, rows, words=_WORDS, names=_NUM_NAMES)
     if target is not None:
@@ -144,7 +145,7 @@ def _with_bounds(found: Interval | None, told: Callable[[float], str]) -> str:
         return _NOTHING
     if found.low is None or found.high is None:
         return told(found.value)
-    low, high = (told(each).removesuffix(" %") for each in (found.low, found.high))  # the unit is said once
+    low, high = (told(each).removesuffix(" %") for each in (found.low, found.high))  # print the unit once
     return f"{told(found.value)} ({low} to {high})"
 
 

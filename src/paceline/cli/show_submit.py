@@ -1,4 +1,4 @@
-"""Tell what was handed to a scheduler, where it writes, and how to follow it; and follow a job of Slurm's."""
+"""Print submitted jobs and how to follow them, and follow a Slurm job."""
 
 import json
 import shlex
@@ -16,38 +16,38 @@ from paceline.core.units import count
 
 _PAUSE_S: Final = 2.0
 _LONGEST_PAUSE_S: Final = 30.0
-"""Between looks at a job that says nothing and stays as it is: the controller has others to answer."""
+"""Seconds between polls of a quiet job, to spare the controller."""
 _GROWTH: Final = 1.5
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A job that Slurm knows by its `number`, and the script that it runs."""
+    """Job with its Slurm job ID `number`, and its script."""
 
     number: str
     job: Job
     script: Path
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return plain values for JSON."""
         tasks = {"tasks": list(self.job.tasks)} if self.job.tasks else {}
         return {"job_id": self.number, "script": str(self.script), "nodes": self.job.nodes, **tasks}
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """All jobs that were queued, the main one last, and the file of what that one says."""
+    """All queued jobs, the main one last, and its output file."""
 
     jobs: tuple[Queued, ...]
     output: str
 
     @property
     def main(self) -> Queued:
-        """The job that is followed, and that starts after the others."""
+        """Job that is followed, and starts after the others."""
         return self.jobs[-1]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return plain values for JSON."""
         return {
             "job_id": self.main.number,
             "job_ids": [each.number for each in self.jobs],
@@ -59,7 +59,7 @@ class Submitted:
 
 
 def show_scripts(run_dir: Path, scripts: Sequence[tuple[Path, str]], *, as_json: bool) -> None:
-    """Print what would be written and handed over; one alone as it is, several with their names between."""
+    """Print the scripts; several with their paths between."""
     if as_json:
         print(json.dumps({"run_dir": str(run_dir), "scripts": {str(path): text for path, text in scripts}}))
         return
@@ -70,7 +70,7 @@ def show_scripts(run_dir: Path, scripts: Sequence[tuple[Path, str]], *, as_json:
 
 
 def show_submitted(submitted: Submitted, *, as_json: bool) -> None:
-    """Tell the jobs' numbers, where the run directory is, and how to follow."""
+    """Print job IDs, run directory, and how to follow the job."""
     if as_json:
         print(json.dumps(submitted.to_dict()))
         return
@@ -81,9 +81,9 @@ def show_submitted(submitted: Submitted, *, as_json: bool) -> None:
 
 
 def show_wait(submitted: Submitted, slurm: Slurm, output: Path | None, *, as_json: bool) -> int:
-    """Follow the main job to its end, and tell what it says; return its exit code. Ctrl-C ends the following alone.
+    """Follow the main job to its end, print its output, and return its exit code. Ctrl-C stops following only.
 
-    `output` is its file, where Slurm need not be asked for it.
+    `output` is its file, if known without asking Slurm.
     """
     number, out = submitted.main.number, progress_console(as_json=as_json)
     pause = _Pause()
@@ -103,7 +103,7 @@ def show_wait(submitted: Submitted, slurm: Slurm, output: Path | None, *, as_jso
             output,
         )
     except KeyboardInterrupt:
-        print(f"stopped following: job {number} goes on ({_how_to_end(submitted)})", file=sys.stderr)
+        print(f"stopped following: job {number} keeps running ({_how_to_end(submitted)})", file=sys.stderr)
         raise
     if as_json:
         ended = {"state": end.state, "exit_code": end.exit_code, "restarts": end.restarts}
@@ -112,7 +112,7 @@ def show_wait(submitted: Submitted, slurm: Slurm, output: Path | None, *, as_jso
 
 
 class _Pause:
-    """Waits between looks at a job, longer and longer until it starts over."""
+    """Sleep between polls, longer each time until reset."""
 
     def __init__(self) -> None:
         self._next_s = _PAUSE_S
@@ -122,12 +122,12 @@ class _Pause:
         self._next_s = min(_LONGEST_PAUSE_S, _GROWTH * self._next_s)
 
     def start_over(self) -> None:
-        """Look again soon, as something has changed."""
+        """Reset to the first pause after a change."""
         self._next_s = _PAUSE_S
 
 
 def show_kubernetes(job: Job, path: Path, steps: Sequence[str], said: str, there: str, *, as_json: bool) -> None:
-    """Tell where the manifests are, what kubectl has said (nothing: it is not here), and what comes next.
+    """Print the manifests' path, the output of kubectl ("" if not installed), and the next commands.
 
     `there` is the run directory as pods see it.
     """
@@ -135,7 +135,7 @@ def show_kubernetes(job: Job, path: Path, steps: Sequence[str], said: str, there
         folders = {"run_dir": str(job.run_dir), "run_dir_in_pods": there}
         print(json.dumps({"script": str(path), **folders, "is_created": bool(said), "next": list(steps)}))
         return
-    print(said.strip() or f"nothing was created, as kubectl is not here; the manifests are in {path}")
+    print(said.strip() or f"nothing was created, as kubectl is not installed; the manifests are in {path}")
     print(f"run directory  {there}, as pods see it")
     for step in steps:
         print(f"    {step}")
@@ -151,7 +151,7 @@ def _how_to_end(submitted: Submitted) -> str:
 
 
 def _introduction(submitted: Submitted) -> list[str]:
-    """Return what was queued and where it writes."""
+    """Return lines about the queued jobs, their script, run directory and output."""
     *before, main = submitted.jobs
     lines = [
         f"job {each.number} is queued: {count(len(each.job.tasks), 'task')} on {count(each.job.nodes, 'node')} each"

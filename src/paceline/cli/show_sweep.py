@@ -1,4 +1,4 @@
-"""Show a sweep: a table of values for a person, `experiment.json` for a program."""
+"""Print a sweep: a table of values for people, `experiment.json` for programs."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ from paceline.data.sources.places import printable
 
 
 def show_sweep(result: SweepResult, folder: ExperimentDir, *, as_json: bool) -> None:
-    """Print how fast each value was."""
+    """Print the speed of each value."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
-    headings = ("value", "images/s", "from", "to", "a step", "data wait", "an epoch", "note")
+    headings = ("value", "images/s", "from", "to", "step", "data wait", "epoch", "note")
     title = f"{result.key} of {result.recipe}, on {count(result.ranks, 'rank')}"
     print_table(title, headings, map(_row, result.points), words=("note",))
     rows = [("fastest", result.sentence), ("table", printable(folder.markdown)), ("report", printable(folder.report))]

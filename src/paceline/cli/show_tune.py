@@ -1,4 +1,4 @@
-"""Show what tuning came to: a table of what was tried for a person, `experiment.json` for a program."""
+"""Print a search: a table of trials for people, `experiment.json` for programs."""
 
 import shlex
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from paceline.recipe.consent import OWN_CODE
 
 
 def show_tune(result: TuneResult, folder: ExperimentDir, *, as_json: bool) -> None:
-    """Print what was found."""
+    """Print the result of a search."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
     if result.tried:
         headings = ("round", "setting", "images/s", "outcome", "why")
-        title = f"what was tried over {result.recipe}, on {count(result.ranks, 'rank')}"
+        title = f"trials over {result.recipe}, on {count(result.ranks, 'rank')}"
         print_table(title, headings, map(_row, result.tried), words=("setting", "outcome", "why"))
     print_rows(list(_facts(result, folder)), f"tuned {result.recipe}")
 
@@ -32,9 +32,9 @@ def _row(tried: TriedResult) -> tuple[str, ...]:
 
 
 def _facts(result: TuneResult, folder: ExperimentDir) -> Iterator[tuple[str, str]]:
-    yield "as it was", f"{_interval(result.first)} images/s"
+    yield "original", f"{_interval(result.first)} images/s"
     if result.gain is None:
-        yield "faster", "nothing was"
+        yield "tuned", "nothing was faster"
     else:
         yield "tuned", f"{_interval(result.best)} images/s, {times(result.gain, word='x as fast')}"
         yield "settings", " ".join(result.best_patch)

@@ -1,6 +1,6 @@
-"""When the process started, as nearly as Python code can tell."""
+"""Start time of the process, taken at the first import."""
 
 import time
 
 STARTED_S = time.perf_counter()
-"""Seconds of `time.perf_counter` at the first import of this module, which the command line does before all else."""
+"""`time.perf_counter()` at the first import of this module, in seconds. The command line imports it first."""

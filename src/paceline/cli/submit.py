@@ -1,7 +1,7 @@
-"""`paceline submit`: check what is to run, write it down for a scheduler, and hand it over.
+"""`paceline submit`: check a job, write it for a scheduler, and queue it.
 
-What is queued is what was checked: recipe and ladder are written into the run directory, so that a later change of a
-file changes nothing, unless it is a shipped one. The scheduler is Slurm or Kubernetes; nothing here schedules.
+Recipe and ladder are frozen into the run directory, so that later edits of the files do not change the job; shipped
+ones are not copied.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _ENGINES: Final = ("slurm", "kubernetes")
 
 @dataclass(frozen=True)
 class _Written:
-    """A job, and the text that a scheduler is given for it, to be written to `path`."""
+    """Job, and the scheduler's text for it, to be written to `path`."""
 
     job: Job
     path: Path
@@ -56,7 +56,7 @@ def submit(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Do what `paceline submit` was asked for; return the exit code, with `wait` that of the job."""
+    """Run `paceline submit`; return the exit code, with `wait` that of the job."""
     asked = read_words(words, own_code=own_code)
     chosen = _engine(engine, os.environ)
     answers = _site(site, asked.site, chosen, os.environ)
@@ -88,18 +88,18 @@ def submit(
 
 
 def _engine(asked: str | None, environ: Mapping[str, str]) -> str:
-    """Return which scheduler is meant: as told, or Slurm where it is here. Raise `RecipeError` where there is none."""
+    """Return the scheduler: as given, else Slurm if sbatch is installed. Raise `RecipeError` otherwise."""
     if asked is None:
         if shutil.which("sbatch", path=environ.get("PATH")) is None:
-            raise RecipeError("--engine: is needed where there is no sbatch (write --engine slurm or kubernetes)")
+            raise RecipeError("--engine: is required without sbatch (write --engine slurm or kubernetes)")
         return "slurm"
     if asked not in _ENGINES:
-        raise RecipeError(f"--engine: {asked!r} is no engine (write slurm or kubernetes)")
+        raise RecipeError(f"--engine: {asked!r} is not a scheduler (write slurm or kubernetes)")
     return asked
 
 
 def _site(name: str | None, words: Sequence[str], engine: str, environ: Mapping[str, str]) -> Site:
-    """Return the site: as told, else by PACELINE_SITE, else of the user's own file, where there is one."""
+    """Return the site: from `--site`, else PACELINE_SITE, else the user's own file if there is one."""
     idle = next((word for word in words if not word.startswith(f"{engine}.")), None)
     if idle is not None:
         raise RecipeError(f"{idle.partition('=')[0]}: has no effect with --engine {engine} (leave it out)")
@@ -110,20 +110,20 @@ def _site(name: str | None, words: Sequence[str], engine: str, environ: Mapping[
 
 
 def _refuse_without_effect(engine: str, *, array: bool, wait: bool, dry_run: bool) -> None:
-    """Raise `RecipeError` for options that do nothing beside the others."""
+    """Raise `RecipeError` for options that have no effect in this combination."""
     if wait and dry_run:
         raise RecipeError("--wait: there is nothing to wait for with --dry-run (leave one out)")
     if wait and engine != "slurm":
-        raise RecipeError(f"--wait: follows jobs of Slurm's, not of {engine} (leave it out)")
+        raise RecipeError(f"--wait: follows Slurm jobs, not {engine} jobs (leave it out)")
     if array and engine != "slurm":
-        raise RecipeError(f"--array: is a way of Slurm's, not of {engine} (leave it out)")
+        raise RecipeError(f"--array: is for Slurm, not for {engine} (leave it out)")
 
 
 @contextlib.contextmanager
 def _claimed(prepared: Prepared, run_dir: Path | None, *, dry_run: bool) -> Iterator[RunDir]:
-    """Return the context in which there is a run directory, by its absolute path; with `dry_run` none is made.
+    """Return a context with the run directory, as an absolute path; with `dry_run`, do not create it.
 
-    One that was made for this goes again where nothing comes of it.
+    A directory created here is removed on failure.
     """
     told = prepared.run or run_dir
     if told is not None:
@@ -143,7 +143,7 @@ def _claimed(prepared: Prepared, run_dir: Path | None, *, dry_run: bool) -> Iter
 
 
 def _texts(prepared: Prepared, rundir: RunDir, site: Site, engine: str, *, array: bool) -> list[_Written]:
-    """Return what the engine is given, in the order in which it is to be."""
+    """Return the files for the scheduler, in submission order."""
     folder = Path.cwd()
     jobs = jobs_of(prepared, rundir.path, folder, _said(prepared), array=array)
     if engine == "kubernetes":
@@ -160,25 +160,25 @@ def _texts(prepared: Prepared, rundir: RunDir, site: Site, engine: str, *, array
 
 
 def _stem(job: Job) -> str:
-    """Return what a job's file is called; a run that is evaluated keeps that of its training."""
+    """Return the file name of a job, without suffix; an evaluation does not overwrite the script of its training."""
     if job.tasks:
         return f"tasks-{job.nodes}n"
     return "eval" if job.words[0] == "eval" else "job"
 
 
 def _said(prepared: Prepared) -> list[str]:
-    """Return what a script begins with."""
+    """Return the comment lines of a script."""
     lines = [shlex.join(("paceline", *sys.argv[1:]))]
     if prepared.ladder:
-        lines.append(f"{prepared.name.replace('-', ' ', 1)}, as it was then, in job/{prepared.ladder_file}")
+        lines.append(f"{prepared.name.replace('-', ' ', 1)}, as submitted, in job/{prepared.ladder_file}")
     if prepared.is_frozen:
         assert prepared.recipe is not None, "what is frozen was loaded"
-        lines.append(f"recipe {prepared.recipe.hash}, as it was then, in job/recipe-{prepared.recipe.hash}.yaml")
+        lines.append(f"recipe {prepared.recipe.hash}, as submitted, in job/recipe-{prepared.recipe.hash}.yaml")
     return lines
 
 
 def _frozen(prepared: Prepared, job: Job) -> dict[Path, str]:
-    """Return the files that are kept for a job in its folder, and their texts."""
+    """Return the files to freeze into the job's folder, with their texts."""
     kept = {job.frozen_ladder: prepared.ladder} if prepared.ladder else {}
     if prepared.is_frozen:
         assert prepared.recipe is not None, "what is frozen was loaded"
@@ -187,9 +187,9 @@ def _frozen(prepared: Prepared, job: Job) -> dict[Path, str]:
 
 
 def _refuse_another(prepared: Prepared, rundir: RunDir, frozen: Mapping[Path, str]) -> None:
-    """Raise `RecipeError` where a run that is gone on with, or is queued and has not begun, is another experiment."""
+    """Raise `RecipeError` if the run directory holds, or has queued, a different experiment."""
     if prepared.asked.verb != "train":
-        return  # an experiment tells itself
+        return  # an experiment checks this itself
     assert prepared.recipe is not None, "what is trained was loaded"
     queued = [path for path in sorted((rundir.path / "job").glob("recipe-*.yaml")) if path not in frozen]
     if rundir.recipe.exists():
@@ -202,26 +202,26 @@ def _refuse_another(prepared: Prepared, rundir: RunDir, frozen: Mapping[Path, st
         for path in queued:
             refused = not_free(load(str(path)).recipe, prepared.recipe)
             if refused:
-                fix = "name another, or remove that file where its job was cancelled"
+                fix = "name another, or remove that file if its job was cancelled"
                 raise RecipeError(f"--run-dir: {path} is queued with {', '.join(refused)} ({fix})")
 
 
 @contextlib.contextmanager
 def _kept(frozen: Mapping[Path, str]) -> Iterator[None]:
-    """Return the context after which the files stay that were kept for a job, unless there is no job."""
+    """Return a context that removes the frozen files if it fails."""
     new = [path for path in frozen if not path.exists()]
     try:
         yield
     except BaseException:
         for path in new:
             path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # a ladder's own folder
+            with contextlib.suppress(OSError):  # the folder of a ladder
                 path.parent.rmdir()
         raise
 
 
 def _write(written: Sequence[_Written], frozen: Mapping[Path, str]) -> None:
-    """Write what was checked into the folder of the job. Raise `RecipeError` when it cannot be."""
+    """Write the job's files. Raise `RecipeError` if that fails."""
     folder = written[-1].job.job_folder
     texts = {each.path: each.text for each in written} | dict(frozen)
     try:
@@ -233,7 +233,7 @@ def _write(written: Sequence[_Written], frozen: Mapping[Path, str]) -> None:
 
 
 def _queue(slurm: Slurm, written: Sequence[_Written]) -> list[Queued]:
-    """Hand all scripts to Slurm, the last to start after the others. Raise `SlurmError` where it takes one not."""
+    """Submit all scripts, the last one dependent on the others. Raise `SlurmError` if sbatch rejects a script."""
     queued: list[Queued] = []
     try:
         for each in written:
@@ -241,13 +241,13 @@ def _queue(slurm: Slurm, written: Sequence[_Written]) -> list[Queued]:
             queued.append(Queued(slurm.submit(each.path, after), each.job, each.path))
     except BaseException:
         if queued:
-            slurm.cancel([each.number for each in queued])  # tasks that nothing would judge
+            slurm.cancel([each.number for each in queued])  # tasks without the job that concludes
         raise
     return queued
 
 
 def _output(slurm: Slurm, main: Queued, site: Site) -> str:
-    """Return the file of what a job says; the site's pattern for it, where Slurm does not say which it is."""
+    """Return the output file of a job, or the site's pattern if Slurm does not report it."""
     if site.slurm.output == "auto":
         return str(main.job.job_folder / f"{main.number}.out")
     with contextlib.suppress(SlurmError):
@@ -256,9 +256,9 @@ def _output(slurm: Slurm, main: Queued, site: Site) -> str:
 
 
 def _create(written: _Written, site: Site, *, as_json: bool) -> int:
-    """Have kubectl create the job where it is installed; else say how that is done.
+    """Create the job with kubectl, or print how to if it is not installed.
 
-    Raise `PacelineError` where it is there already: its objects would stay as they are.
+    Raise `PacelineError` if its objects exist already: they would stay unchanged.
     """
     from paceline.cluster.kubernetes import next_steps
     from paceline.cluster.kubernetes_pod import run_dir_in_pods
@@ -272,16 +272,16 @@ def _create(written: _Written, site: Site, *, as_json: bool) -> int:
     where = [*(["-n", site.kubernetes.namespace] if site.kubernetes.namespace else []), "-f", str(written.path)]
     found = _kubectl("get", "--ignore-not-found", "--output=name", *where).split()
     if found:
-        raise PacelineError(f"kubectl: {', '.join(found)} is there already (delete it first: {delete})")
+        raise PacelineError(f"kubectl: {', '.join(found)} exists already (delete it first: {delete})")
     show_kubernetes(written.job, written.path, then, _kubectl("create", *where), there, as_json=as_json)
     return 0
 
 
 def _kubectl(*words: str) -> str:
-    """Return what kubectl says. Raise `PacelineError` where it fails."""
+    """Return the output of kubectl. Raise `PacelineError` if it fails."""
     command = ["kubectl", *words]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ended.returncode:
         said = " ".join((ended.stderr or ended.stdout).split())
-        raise PacelineError(f"kubectl: {said or 'has failed and does not say why'}")
+        raise PacelineError(f"kubectl: {said or 'failed without a message'}")
     return ended.stdout

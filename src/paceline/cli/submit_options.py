@@ -1,6 +1,5 @@
-"""The options of a verb that is to run in a job, read as the verb itself reads them.
-
-What it does not have is refused now, and not when the job starts.
+"""Read the options of a submitted verb with the verb's own parser, so that errors appear now and not when the job
+starts.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +13,9 @@ from paceline.core.errors import RecipeError
 
 
 def read_options(verb: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return what the words after a verb say, by the name of the argument or option.
+    """Return the parsed arguments and options of a verb, by parameter name.
 
-    Raise a usage error of typer's for options that the verb does not have.
+    Raise typer's usage error for an unknown option.
     """
     program = typer.Typer(add_completion=False)
     program.command(verb)(_function(verb))
@@ -24,14 +23,14 @@ def read_options(verb: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def check_options(verb: str, words: Sequence[str], options: Sequence[str]) -> None:
-    """Raise `RecipeError` for a word among a verb's options, and typer's usage error for those it does not have."""
+    """Raise `RecipeError` for an argument among a verb's options, and typer's usage error for unknown options."""
     if verb == "eval" and not words:
-        return  # that a run is missing is told in its own words
+        return  # a missing run has a message of its own
     given = read_options(verb, [*words, *options])
     said = [given["run"], *(given["overrides"] or [])] if verb == "eval" else given["words"] or []
     if len(said) > len(words):
         word = str(said[len(words)])
-        raise RecipeError(f"{word!r}: stands among the options of {verb} (write it before `--`)")
+        raise RecipeError(f"{word!r}: is among the options of {verb} (write it before `--`)")
 
 
 def _function(verb: str) -> Callable[..., int]:

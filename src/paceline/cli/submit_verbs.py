@@ -1,4 +1,4 @@
-"""What each verb is as a job: what is checked before it is queued, and the words that it runs with."""
+"""Check what a job would run, and build its arguments."""
 
 import hashlib
 from collections.abc import Sequence
@@ -32,13 +32,12 @@ _LADDER: Final = "auto"
 
 @dataclass(frozen=True)
 class Prepared:
-    """A verb that was checked: `name` is what its run directory is called, where it has none yet.
+    """Checked job. `name` is the base name of a new run directory.
 
-    `recipe` is what it runs with: frozen into the job's folder where `is_frozen`, else read again when it starts. So is
-    a ladder, the text of whose file is `ladder`; it is empty for one that comes along. With `own_code` a file that the
-    job reads names code, which was consented to. `run` is the run directory that it works on, where the words have said
-    which. Where `goes_on` is false a job that was stopped is not to be started again. `note` is what its user should
-    know before it is queued.
+    `recipe` is frozen into the job's folder if `is_frozen`, else read again at the start. `ladder` is the text of a
+    ladder file to freeze, empty for a shipped one. With `own_code`, a file of the job names code, with consent. `run`
+    is the run directory to work on, if the arguments name one. A stopped job is restarted only if `goes_on`. `note` is
+    a warning to print.
     """
 
     asked: Asked
@@ -54,7 +53,7 @@ class Prepared:
 
     @property
     def ladder_file(self) -> str:
-        """What the ladder's file is called below the job's folder: by its own name, in a folder named by its text."""
+        """Path of the ladder's file below the job's folder, in a folder named by the hash of its text."""
         if not self.ladder:
             return ""
         digest = hashlib.sha256(self.ladder.encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -62,9 +61,9 @@ class Prepared:
 
 
 def prepare(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
-    """Check what can be checked without data or torch; `stage` is where the site copies data to, or off.
+    """Check everything that needs neither data nor torch; `stage` is the site's staging folder, or off.
 
-    Raise `RecipeError` or `WorldError` for what would fail when it starts.
+    Raise `RecipeError` or `WorldError` for errors that the job would hit.
     """
     match asked.verb:
         case "train":
@@ -78,17 +77,17 @@ def prepare(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Pre
 
 
 def refuse_what_pods_lack(prepared: Prepared, mount: str) -> None:
-    """Raise `RecipeError` for a run of this machine that pods, which see the claim at `mount`, would have to read."""
+    """Raise `RecipeError` for a local run that pods, which mount the claim at `mount`, cannot read."""
     run = prepared.run
     if run is not None and not run.is_relative_to(mount):
-        raise RecipeError(f"{run}: is not on the claim, which pods see as {mount} (put it there, and name it so)")
+        raise RecipeError(f"{run}: is not on the claim, which pods mount at {mount} (move it there)")
 
 
 def jobs_of(prepared: Prepared, run_dir: Path, folder: Path, said: Sequence[str], *, array: bool) -> list[Job]:
-    """Return the jobs, the main one last: where tasks are jobs of their own, it comes after them and judges.
+    """Return the jobs, the main one last: with tasks as separate jobs, it runs after them and concludes.
 
-    `folder` is where the program starts, and `said` what their scripts begin with. Raise `RecipeError` for an `array`
-    of a verb that has no tasks.
+    `folder` is the working directory, `said` the comment lines of the scripts. Raise `RecipeError` for an `array` of a
+    verb without tasks.
     """
     asked, shape, recipe = prepared.asked, prepared.shape, prepared.recipe
     main = Job(
@@ -116,14 +115,14 @@ def jobs_of(prepared: Prepared, run_dir: Path, folder: Path, said: Sequence[str]
     main = replace(
         main, words=(verb, *_frozen_words(prepared, main, words), *_consent(prepared), "--run-dir", str(run_dir))
     )
-    # All have the cores that the largest needs: what ran on fewer would count for nothing where there are more.
+    # All tasks get the cores that the largest needs: a run on fewer cores would not be reused on more.
     most = max(-(-task.ranks // task.nodes) for task in parts.tasks)
     main = replace(main, ranks_per_node=max(main.ranks_per_node, most))
     return [*_arrays(main, parts.tasks), main]
 
 
 def _arrays(main: Job, tasks: Sequence[Task]) -> list[Job]:
-    """Return a job for the tasks of each number of nodes."""
+    """Return one job per node count of the tasks."""
     jobs = []
     for nodes in sorted({task.nodes for task in tasks}):
         numbers = tuple(task.number for task in tasks if task.nodes == nodes)
@@ -134,7 +133,7 @@ def _arrays(main: Job, tasks: Sequence[Task]) -> list[Job]:
 def _train(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
     name, said = split_words(list(asked.words))
     if name == DEFAULT and run_dir is not None and is_run(run_dir):
-        name = str(run_dir)  # what is gone on with, as `train --resume` has it
+        name = str(run_dir)  # the run to resume, as in `train --resume`
     loaded = load(name, said)
     require_consent(loaded, own_code=asked.own_code)
     if stage != "off" and loaded.stack.origin("data.stage") == "default":
@@ -146,7 +145,7 @@ def _train(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prep
     if run_dir is not None and is_run(run_dir) and not loaded.is_said("data.rank_batch_size"):
         from paceline.train.resume import keep_batch
 
-        recipe, _ = keep_batch(recipe, RunDir(run_dir), shape.num_ranks)  # the job says so itself
+        recipe, _ = keep_batch(recipe, RunDir(run_dir), shape.num_ranks)  # the job prints the note itself
     recipe = resolve_batch(recipe, shape.num_ranks)
     divide_batch(recipe, shape.num_ranks)
     device = "cpu" if loaded.recipe.parallel.device == "cpu" or not shape.gpus_per_node else "cuda"
@@ -161,7 +160,7 @@ def _evaluate(asked: Asked, shape: Shape, run_dir: Path | None) -> Prepared:
     run = Path(asked.words[0]).expanduser()
     RunDir.existing(run)
     if run_dir is not None:
-        raise RecipeError(f"--run-dir: {run_dir} has no effect on eval, which is told its run (leave it out)")
+        raise RecipeError(f"--run-dir: {run_dir} has no effect on eval, which writes to its run (leave it out)")
     loaded = load(str(run), Patch.parse(list(asked.words[1:])))
     require_consent(loaded, own_code=asked.own_code, of=("model", "data.source"))
     refuse_few_gpus(shape, loaded.recipe.parallel.device)
@@ -202,7 +201,7 @@ def _ladder(asked: Asked, shape: Shape) -> Prepared:
 
 
 def _without_recipe(options: Sequence[str]) -> tuple[str, ...]:
-    """Return a ladder's options without the recipe, which is among its words."""
+    """Return a ladder's options without `--recipe`, which is among its arguments."""
     kept = [word for word in options if not word.startswith("--recipe=")]
     if "--recipe" in kept:
         place = kept.index("--recipe")
@@ -225,12 +224,12 @@ def _measure(asked: Asked, shape: Shape) -> Prepared:
 
 
 def _is_preset(name: str) -> bool:
-    """Whether a recipe is a shipped one, which is where paceline is, and which nobody edits."""
+    """Return whether a recipe is shipped with paceline, hence need not be frozen."""
     return find(name).is_relative_to(PRESETS)
 
 
 def _with_nodes(asked: Asked, shape: Shape) -> Shape:
-    """Return the shape with as many nodes as a study goes to. Raise `WorldError` where fewer were asked for."""
+    """Return the shape with the nodes that a study needs. Raise `WorldError` if fewer were requested."""
     most = max(read_nodes(measuring_options(read_options("scale", [*asked.words, *asked.options]))["nodes"]), default=1)
     if 1 < shape.nodes < most:
         raise WorldError(f"--nodes: {shape.nodes}, but the study goes to {most} (write --nodes {most} before `--`)")
@@ -238,14 +237,14 @@ def _with_nodes(asked: Asked, shape: Shape) -> Shape:
 
 
 def _with_ranks(asked: Asked, shape: Shape) -> Asked:
-    """Return what is asked with as many ranks as the node was asked for, unless it says on how many."""
+    """Return the request with the node's ranks, unless it has `--ranks`."""
     if asked.has_option("--ranks"):
         return asked
     return replace(asked, options=(*asked.options, "--ranks", str(shape.ranks_per_node)))
 
 
 def _over_nodes(asked: Asked, shape: Shape) -> Asked:
-    """Return a scaling study with the ranks and nodes that it was given: 1, 2, 4 ... to all, unless it says which."""
+    """Return a study with ranks and nodes: powers of two up to all, unless given."""
     options = list(asked.options)
     is_study = any(map(asked.has_option, ("--batch-sizes", "--warmups", "--lr-rules")))
     if not asked.has_option("--ranks"):
@@ -260,7 +259,7 @@ def _doubling(most: int) -> str:
 
 
 def _words(prepared: Prepared, job: Job) -> tuple[str, ...]:
-    """Return the words that a job runs `paceline` with."""
+    """Return the arguments of the job's `paceline` command."""
     asked, run_dir = prepared.asked, str(job.run_dir)
     match asked.verb:
         case "train":
@@ -273,14 +272,14 @@ def _words(prepared: Prepared, job: Job) -> tuple[str, ...]:
 
 
 def _consent(prepared: Prepared) -> tuple[str, ...]:
-    """Return the word that a job needs for code that its files name, those included that were written for it."""
+    """Return `--own-code` if the job's files name code, which includes the files written for it."""
     return (OWN_CODE,) if prepared.own_code else ()
 
 
 def _frozen_words(prepared: Prepared, job: Job, words: Sequence[str]) -> tuple[str, ...]:
-    """Return a measuring verb's words with what was kept in place of what was named: a ladder's are two of them.
+    """Return a measuring verb's arguments with frozen files in place of names; a ladder has two of them.
 
-    Overrides stay, as some of them say more than their value: how a run is measured leaves alone what was said.
+    Overrides stay: a value given explicitly also overrides what measuring would set.
     """
     kept = [*([str(job.frozen_ladder)] if job.ladder else []), *([str(job.frozen)] if prepared.is_frozen else [])]
     place = 1 if prepared.asked.verb == "ladder" and not job.ladder else 0

@@ -1,6 +1,6 @@
-"""`paceline profile --vary`: a short profile for each value of a setting, and which value is the fastest.
+"""`paceline profile --vary`: a short profile for each value of a setting, and the fastest value.
 
-The folder of a sweep holds one run directory a run; the same command goes on where it was stopped.
+A sweep's folder holds one run directory per run. The same command resumes it.
 """
 
 import os
@@ -42,7 +42,7 @@ from paceline.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be measured: `recipe` is the measured form of the one that was `loaded`."""
+    """Request: `recipe` is the measured form of `loaded`."""
 
     loaded: Loaded
     recipe: Recipe
@@ -54,7 +54,7 @@ class _Asked:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """All that the runs depend on, as JSON has it."""
+        """Everything that the runs depend on, as plain values."""
         values = [trial.name for trial in self.sweep.trials]
         length = {"ranks": self.ranks, "steps": self.steps, "repeats": self.repeats}
         return {"verb": "profile --vary", "recipe": self.recipe.to_dict(), "values": values, **length}
@@ -72,14 +72,14 @@ def sweep(
     oversubscribe: bool,
     as_json: bool,
 ) -> int:
-    """Do what `paceline profile --vary` was asked for; return the exit code."""
+    """Run `paceline profile --vary`, and return the exit code."""
     name, said = split_words(words)
     refuse_length(said, "a profile", to="profile")
     refuse_ranks_of_others("profile --vary")
     loaded = load(name, said)
     require_consent(loaded, own_code=own_code)
     if loaded.recipe.measure.trace != "off" or loaded.recipe.measure.nvtx != "off":
-        raise RecipeError("--vary: compares speeds, which a trace and NVTX ranges change (leave measure.* out)")
+        raise RecipeError("--vary: compares speeds, which traces and NVTX ranges change (leave measure.* out)")
     num_ranks = count_ranks(ranks, os.environ)
     refuse_too_many(num_ranks, loaded.recipe.parallel.device, oversubscribe=oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
@@ -93,7 +93,7 @@ def sweep(
 
 
 def _measure(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> SweepResult:
-    """Run all values, turn by turn, and write what they came to."""
+    """Run all values in alternating order, and write the result."""
     trials, outcomes = asked.sweep.trials, []
     write_recipe(asked.loaded.recipe, folder.recipe)
     write_recipe(asked.recipe, folder.measured)
@@ -120,14 +120,14 @@ def _measure(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> SweepRes
 
 
 def _line(outcome: Outcome, repeats: int) -> str:
-    name = outcome.trial.name + (f", turn {outcome.repeat}" if repeats > 1 else "")
+    name = outcome.trial.name + (f", repeat {outcome.repeat}" if repeats > 1 else "")
     if outcome.result is None:
         return f"{name}: failed: {outcome.error}"
     return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"
 
 
 def _result(asked: _Asked, outcomes: Sequence[Outcome]) -> SweepResult:
-    """Return what it came to. Raise `TrialError` where every run has failed, as for one cause."""
+    """Build the result. Raise `TrialError` if every run failed."""
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     if not results:
         raise TrialError(outcomes[0].error, outcomes[0].code)

@@ -1,4 +1,4 @@
-"""Tables of numbers for a person: a title that is not folded, and columns that are."""
+"""Print tables of numbers: an unfolded title, and columns split over several tables if the terminal is narrow."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
@@ -10,23 +10,23 @@ from rich.table import Table
 from paceline.data.sources.places import printable_lines
 
 _LONGEST: Final = 16
-"""Characters from which a word may be broken where there is no room for it."""
+"""Length in characters from which a word may be broken."""
 _SHORTEST: Final = 8
-"""Characters that names have at least."""
+"""Minimum width of name columns, in characters."""
 
 
 def print_table(
     title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = (), *, names: int = 1
 ) -> None:
-    """Print a table whose first column names; those headed by one of `words` tell, the others are numbers.
+    """Print a table. The first column and those headed by one of `words` are text, the others numbers.
 
-    Numbers are never cut: columns that the terminal has no room for follow in tables of their own, of which each begins
-    with the first `names` columns.
+    Numbers are never cut: columns that do not fit the terminal follow in further tables, which repeat the first `names`
+    columns.
     """
-    table = [[*map(printable_lines, row)] for row in rows]  # a recipe or a file may have brought a cell
+    table = [[*map(printable_lines, row)] for row in rows]  # cells may come from a recipe or a file
     is_text = [index == 0 or heading in words for index, heading in enumerate(headings)]
     console = Console(highlight=False, markup=False)
-    console.print(printable_lines(title), style="bold", soft_wrap=True)  # a table would fold its title at its own width
+    console.print(printable_lines(title), style="bold", soft_wrap=True)  # a table would fold its title to its own width
     widths = [
         _least([heading, *(row[index] for row in table)], is_text=is_text[index])
         for index, heading in enumerate(headings)
@@ -34,7 +34,7 @@ def print_table(
     parts, folded = (
         list(_parts([min(widths[0], most), *widths[1:]], console.width, names)) for most in (_LONGEST, _SHORTEST)
     )
-    for part in folded if len(folded) < len(parts) else parts:  # names are broken where that saves a table
+    for part in folded if len(folded) < len(parts) else parts:  # break names if that saves a table
         cells = [[row[index] for index in part] for row in table]
         console.print(_table([headings[index] for index in part], cells, [is_text[index] for index in part]))
 
@@ -50,14 +50,14 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], is_text: Sequ
 
 
 def _least(cells: Sequence[str], *, is_text: bool) -> int:
-    """Return how many characters a column has at least: its longest line, or of text its longest word up to a limit."""
+    """Return the minimum width of a column: its longest line for numbers, its longest word up to a limit for text."""
     if not is_text:
         return max(len(line) for cell in cells for line in cell.split("\n"))
     return min(_LONGEST, max((len(word) for cell in cells for word in cell.split()), default=0))
 
 
 def _parts(widths: Sequence[int], room: int, names: int) -> Iterator[list[int]]:
-    """Yield the columns of each table, the first `names` in all of them; each column has three characters around it."""
+    """Yield the column indices of each table, the first `names` in all of them; a column has three more characters."""
     of_names = sum(widths[:names]) + 3 * names + 1
     part, used = [*range(names)], of_names
     for index, width in enumerate(widths[names:], start=names):

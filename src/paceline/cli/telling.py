@@ -1,4 +1,4 @@
-"""Tell what goes on while runs are made: on a terminal which one runs, and a line for each that has ended."""
+"""Progress of experiments: on a terminal the current run, and a line per finished run."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -13,9 +13,9 @@ Say = Callable[[str], None]
 
 @contextlib.contextmanager
 def telling(out: TextIO, total: int | None = None) -> Iterator[tuple[Begins, Say]]:
-    """Give what is to be called as each run begins, which a terminal shows while it runs, and what says a line.
+    """Yield a function to call as each run starts, and one that prints a line.
 
-    `total` is how many runs there will be, None where nobody knows yet. An `out` that is no terminal gets lines alone.
+    `total` is the number of runs, None if unknown. Without a terminal only lines are printed.
     """
     from rich.console import Console
 

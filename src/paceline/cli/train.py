@@ -1,4 +1,4 @@
-"""`paceline train`: read the words, start ranks if nobody else did, and run this one."""
+"""`paceline train`: parse arguments, start ranks if no launcher did, and train as this rank."""
 
 import contextlib
 import os
@@ -43,9 +43,9 @@ def train(
     as_json: bool,
     oversubscribe: bool = False,
 ) -> int:
-    """Do what `paceline train` was asked for; return the exit code."""
+    """Run `paceline train`, and return the exit code."""
     if not dry_run:
-        progress_console(as_json=as_json)  # whoever starts ranks is to outlive its console too
+        progress_console(as_json=as_json)  # a process that starts ranks must survive a lost console too
     name, patch = split_words(words)
     if resume:
         name = resumed(name, run_dir)
@@ -66,7 +66,7 @@ def train(
         return show(loaded, world, num_ranks, as_json=as_json, resumed=resumed_run)
     rundir = choose_rundir(name, loaded, run_dir, world, resume=resume)
     try:
-        if world.launcher == "single" and not as_json:  # a refusal is one line on stderr
+        if world.launcher == "single" and not as_json:  # with --json, an error is the only line on stderr
             out = progress_console(as_json=False)
             print(starting(num_ranks, loaded.recipe.parallel.device), file=out, flush=True)
         if world.launcher == "single" and (num_ranks > 1 or max_restarts):
@@ -82,9 +82,9 @@ def train(
 
 
 def resumed(name: str, run_dir: Path | None) -> str:
-    """Return the run that is gone on with, in place of its recipe's name; without a folder it is the newest of these.
+    """Return the run to resume instead of its recipe's name; without `run_dir`, the newest run of the recipe.
 
-    Raise `RecipeError` when there is none.
+    Raise `RecipeError` if there is none.
     """
     if run_dir is not None:
         return str(run_dir) if name == DEFAULT and is_run(run_dir.expanduser()) else name
@@ -98,7 +98,7 @@ def resumed(name: str, run_dir: Path | None) -> str:
 
 
 def _ranks_before(run: Path) -> str:
-    """Return how many ranks the run to resume had, which it goes on with unless told otherwise."""
+    """Return the number of ranks of the run to resume, the default for `--ranks`."""
     try:
         return str(read_json(run / "plan.json")["world_size"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -106,16 +106,16 @@ def _ranks_before(run: Path) -> str:
 
 
 def choose_rundir(name: str, loaded: Loaded, run_dir: Path | None, world: World, *, resume: bool) -> RunDir:
-    """Return where to write: as told, or the run that is resumed, or a new folder under `runs/`.
+    """Return the directory to write: `run_dir`, the run to resume, or a new folder under `runs/`.
 
-    Ranks that were started again by torchrun or Slurm go on with the run that this launch has begun.
+    Ranks that torchrun or Slurm restarts continue the run that this launch began.
     """
     if run_dir is not None:
         return RunDir(run_dir.expanduser())
     if resume and is_run(Path(name).expanduser()):
         return RunDir(Path(name).expanduser())
     if not world.is_main:
-        return RunDir(Path("runs"))  # until rank 0 says which
+        return RunDir(Path("runs"))  # until rank 0 broadcasts it
     ours = RunDir.newest_of(loaded.name, _is_of_this_launch) if world.may_be_again else None
     return ours or RunDir.claim(loaded.name, datetime.now().astimezone())
 
@@ -133,7 +133,7 @@ def _is_of_this_launch(rundir: RunDir) -> bool:
 def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
     from paceline.train.interrupt import Interrupts
 
-    with Interrupts(announces=world.is_main) as interrupts:  # importing torch takes seconds, in which a signal may come
+    with Interrupts(announces=world.is_main) as interrupts:  # importing torch takes seconds: handle signals before
         from paceline.cli.show import show_result
 
         out = progress_console(as_json=as_json)
@@ -141,14 +141,14 @@ def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, a
         result = run_here(loaded, world, rundir, interrupts, asked)
         if world.is_main:
             show_result(result, rundir, loaded, as_json=as_json)
-        ignore_stop_signals()  # what the run came to is written: ending late is no reason to end otherwise
+        ignore_stop_signals()  # the result is written: a late signal must not change the exit code
         if result.status == "failed":
             return _unsaved(result, rundir, world)
     return PREEMPTED if result.status == "preempted" else 0
 
 
 def _unsaved(result: RunResult, rundir: RunDir, world: World) -> int:
-    """Return the exit code of a run whose final weights could not be saved; rank 0 says so, by `CheckpointError`."""
+    """Return the exit code of a run whose final weights were not saved; rank 0 raises `CheckpointError`."""
     from paceline.train.resume import unsaved
 
     if world.is_main:
@@ -158,7 +158,7 @@ def _unsaved(result: RunResult, rundir: RunDir, world: World) -> int:
 
 @dataclass(frozen=True)
 class Asked:
-    """How a run was asked for: when, in which words, where its progress is told, and whether it is to go on."""
+    """How a run was started: start time, command line, output stream for progress, and whether to resume."""
 
     started_s: float
     words: tuple[str, ...]
@@ -167,7 +167,7 @@ class Asked:
 
 
 def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrupts", asked: Asked) -> RunResult:
-    """Train as this rank, telling how far it is, and leave the report; `interrupts` have been entered."""
+    """Train as this rank, print progress, and write the report; `interrupts` must be active."""
     from paceline.cli.progress import build_progress
     from paceline.cli.report import leave_report
     from paceline.parallel.flight_recorder import flight_recorder_environ
@@ -194,16 +194,16 @@ def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrup
         whereabouts=whereabouts,
     )
     recipe = loaded.recipe
-    if asked.resume and loaded.is_said("data.rank_batch_size"):  # not what a preset says: `run` keeps the run's batch
+    if asked.resume and loaded.is_said("data.rank_batch_size"):  # else `run` keeps the batch size of the run
         recipe = resolve_batch(recipe, world.world_size)
     result = run(recipe, world, rundir, resume=asked.resume, invocation=invocation)
     if was_complete:
-        print(f"{printable(rundir.path)}: was complete already, and nothing was done", file=asked.out, flush=True)
+        print(f"{printable(rundir.path)}: was already complete, so nothing was done", file=asked.out, flush=True)
     has_time = result.status != "preempted"
     has_report = was_complete and rundir.report.is_file()
     is_new = world.is_main and has_time and not was_ended
     if is_new:
-        result = _closed(result, rundir, asked)  # for the report
+        result = _closed(result, rundir, asked)  # so that the report has it
     if world.is_main and loaded.recipe.log.report == "on" and has_time and not has_report:
         leave_report(rundir)
         if is_new:
@@ -212,10 +212,10 @@ def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrup
 
 
 def _closed(result: RunResult, rundir: RunDir, asked: Asked) -> RunResult:
-    """Return the result with the account of the process up to now, and write it; rank 0 only."""
+    """Return the result with its account extended to now, and write it; rank 0 only."""
     if result.account is None:
         return result
     closed = result.model_copy(update={"account": result.account.closed(time.perf_counter() - asked.started_s)})
-    with contextlib.suppress(PacelineError):  # on a full disk the account stays that of the result
+    with contextlib.suppress(PacelineError):  # on a full disk the result keeps its account
         rundir.write_result(closed)
     return closed

@@ -1,6 +1,6 @@
-"""`paceline tune`: the fastest settings of a recipe on this machine, found by short runs, and a recipe with them.
+"""`paceline tune`: search the fastest settings of a recipe on this machine by short runs, and write a recipe with them.
 
-The folder of a search holds one run directory a run; the same command goes on where it was stopped.
+A search's folder holds one run directory per run. The same command resumes it.
 """
 
 import os
@@ -50,7 +50,7 @@ _TUNED: Final = "tuned.yaml"
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be tuned: `recipe` is the measured form of the one that was loaded by `name` and what was `said`."""
+    """Request: `recipe` is the measured form of `loaded`, which is `name` with the overrides `said`."""
 
     name: str
     said: Patch
@@ -67,13 +67,13 @@ class _Asked:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """All that the runs depend on, as JSON has it."""
+        """Everything that the runs depend on, as plain values."""
         space = {"vary": list(self.vary), "allow_batch": self.allow_batch}
         length = {"ranks": self.ranks, "steps": self.steps, "repeats": self.repeats, "budget": self.budget}
         return {"verb": "tune", "recipe": self.recipe.to_dict(), **space, **length}
 
     def lay(self, patch: Patch) -> Recipe | None:
-        """Return the measured recipe with a patch over it; None where the patch does not fit it or the recipe."""
+        """Return the measured recipe with `patch` applied; None if the patch does not fit."""
         try:
             vary(self.loaded.recipe, patch)
             varied = vary(self.recipe, patch)
@@ -97,7 +97,7 @@ def tune(
     as_json: bool,
     oversubscribe: bool = False,
 ) -> int:
-    """Do what `paceline tune` was asked for; return the exit code."""
+    """Run `paceline tune`, and return the exit code."""
     name, said = split_words(words)
     refuse_length(said, "a search", to="compare")
     refuse_ranks_of_others("tune")
@@ -158,13 +158,13 @@ def _ask(
 
 
 def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResult:
-    """Search, and write the tuned recipe and what was found."""
+    """Search, and write the tuned recipe and the result."""
     out = progress_console(as_json=as_json)
     write_recipe(asked.loaded.recipe, folder.recipe)
     write_recipe(asked.recipe, folder.measured)
     with interrupted_by(*STOPS), telling(out, asked.budget) as (begins, say):
         most = "" if asked.budget is None else f"up to {count(asked.budget, 'run')}, "
-        say(f"tuning {asked.loaded.name}: {most}{count(asked.repeats, 'pair')} of runs for what looks faster")
+        say(f"tuning {asked.loaded.name}: {most}{count(asked.repeats, 'pair')} of runs per promising candidate")
 
         runner = Runner(
             asked.recipe,
@@ -192,7 +192,7 @@ def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResul
 
 
 def _write_tuned(asked: _Asked, found: Found, path: Path) -> None:
-    """Write the recipe that has won, which is the loaded one with the best patch over it."""
+    """Write the winning recipe: the loaded one with the best patch applied."""
     comments = {
         path: f"{tried.name}: {tried.why}"
         for tried in found.tried
@@ -203,7 +203,7 @@ def _write_tuned(asked: _Asked, found: Found, path: Path) -> None:
     patch = lay(asked.loaded.recipe, asked.said, found.patch)
     write_tuned(path, tuned_text(asked.name, patch, comments, header))
     tuned = resolve_batch(load(str(path)).recipe, asked.ranks)
-    assert tuned == vary(asked.loaded.recipe, found.patch), f"{path} is another recipe than the one that has won"
+    assert tuned == vary(asked.loaded.recipe, found.patch), f"{path} differs from the winning recipe"
 
 
 def _gain(gain: Interval | None) -> str:
@@ -236,7 +236,7 @@ def _result(asked: _Asked, found: Found, folder: ExperimentDir) -> TuneResult:
 
 
 def _wall_s(path: Path) -> float:
-    """Return how long a run took, 0 where it has failed."""
+    """Return the wall-clock time of a run in seconds, 0 if it failed."""
     try:
         return RunDir(path).read_result().time.wall_s
     except PacelineError:

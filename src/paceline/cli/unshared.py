@@ -1,4 +1,4 @@
-"""Verbs whose work ranks do not share: where a launcher has started several, each does it, and rank 0 says so."""
+"""Verbs that do not distribute their work: under a launcher every rank does all of it, and rank 0 prints a note."""
 
 import os
 import sys
@@ -14,15 +14,13 @@ Options = ParamSpec("Options")
 
 
 def unshared(verb: str) -> Callable[[Callable[Options, int]], Callable[Options, int]]:
-    """Return what makes the function of a verb say that it is not shared, where torchrun or Slurm has started several.
-
-    Each of them does it all the same: in a script that `srun` starts, each may have work of its own.
-    """
+    """Return a decorator that prints a note if torchrun or Slurm started several ranks of `verb`."""
 
     def decorate(function: Callable[Options, int]) -> Callable[Options, int]:
         @wraps(function)
         def work(*args: Options.args, **kwargs: Options.kwargs) -> int:
             world = _launched()
+            # Only a note: in a script that srun starts, each rank may have work of its own.
             if world.is_main and world.world_size > 1:
                 print(_note(verb, world), file=sys.stderr)
             return function(*args, **kwargs)
@@ -34,18 +32,15 @@ def unshared(verb: str) -> Callable[[Callable[Options, int]], Callable[Options, 
 
 def _note(verb: str, world: World) -> str:
     return (
-        f"note: {verb} is one process's work, and each of {world.world_size} ranks does all of it "
-        f"(start one, or give each its own)"
+        f"note: {verb} is not distributed: each of {world.world_size} ranks does all of the work "
+        f"(start one process, or give each its own input)"
     )
 
 
 def _launched() -> World:
-    """Return this process's place among those that a launcher has started; a single one's where none has.
-
-    RANK and WORLD_SIZE may be left over in a shell, or contradict one another, which is for verbs that use them.
-    """
+    """Return the world that a launcher started, or a single process if none did."""
     try:
         world = world_from_environ(os.environ)
-    except WorldError:
+    except WorldError:  # variables left over in a shell, which matter only to verbs that use them
         return World.single()
     return world if ends_with_parent(os.environ, world) else World.single()

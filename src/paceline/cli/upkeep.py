@@ -1,6 +1,6 @@
-"""What a run directory tells about saving, failing and starting again: numbers for `paceline doctor`.
+"""Read step times, failures, restarts and checkpoint costs from a run directory, for `paceline doctor`.
 
-It only reads. A process that left no end in the ledger is running where its host says so, or where it cannot be asked.
+A process without an end in the ledger counts as running unless its host, if it is this one, has no such process.
 """
 
 import os
@@ -23,11 +23,12 @@ from paceline.train.checkpoint import Checkpoints, Keep, read_state
 
 @dataclass(frozen=True)
 class Upkeep:
-    """Seconds. `step_s` is the (50th, 99th) percentile of the means between records, None without any.
+    """History of a run, in seconds. `step_s` is the (50th, 99th) percentile of the means between records, None without
+    any.
 
-    `every_s` is the time between two checkpoints, None where there are none or it is not known; `restart_s` is the
-    median from a failure to the first new step over `restarts`, or the start-up alone; `at_risk_s` is what was trained
-    since the newest checkpoint of a run that has not ended.
+    `every_s` is the time between checkpoints, None if unknown or off. `restart_s` is the median from a failure to the
+    first new step over `restarts`, or the start-up alone. `at_risk_s` is the training time since the newest checkpoint
+    of an unfinished run.
     """
 
     step_s: tuple[float, float] | None
@@ -42,12 +43,12 @@ class Upkeep:
 
     @property
     def mtbf(self) -> Mtbf:
-        """What the failures so far say about the time between them."""
+        """Estimated mean time between failures."""
         return observed_mtbf(self.failures, self.up_s)
 
 
 def read_upkeep(rundir: RunDir, section: Checkpoint) -> Upkeep:
-    """Return what `rundir` tells, with checkpoints as `section` asks for. Raise `PacelineError` for damage."""
+    """Return the history of `rundir` with checkpoints as in `section`. Raise `PacelineError` for damaged files."""
     plan = _plan(rundir)
     steps = _step_s(rundir, float(plan.get("batch_size", 0)))
     attempts = read_attempts(rundir.attempts)
@@ -59,7 +60,10 @@ def read_upkeep(rundir: RunDir, section: Checkpoint) -> Upkeep:
     result = rundir.read_result() if (rundir.path / "result.json").exists() else None
     trained_s = ended[-1].end.trained_s if ended and ended[-1].end else 0.0
     spent, saved_s = _spent(saved, rundir)
-    is_over = result is not None and result.status in ("completed", "target_reached")  # else it may have gone on since
+    is_over = result is not None and result.status in (
+        "completed",
+        "target_reached",
+    )  # otherwise it may have been resumed since
     so_far = account(ended, trained_s, spent) if ended else None
     return Upkeep(
         step_s=steps,
@@ -75,12 +79,12 @@ def read_upkeep(rundir: RunDir, section: Checkpoint) -> Upkeep:
 
 
 def _spent(saved: dict[str, Any], rundir: RunDir) -> tuple[Spent, float]:
-    """Return what of the newest checkpoint's trained time were no steps, and that time."""
+    """Return the newest checkpoint's non-step times, and its trained time. Raise `CheckpointError` if damaged."""
     try:
         spent = Spent(**{name: float(value) for name, value in saved.get("spent", {}).items()})
         return spent, float(saved.get("trained_s", 0.0))
     except (AttributeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{rundir.checkpoints}: the newest tells of no times: {error} (remove it)") from None
+        raise CheckpointError(f"{rundir.checkpoints}: the newest holds no valid times: {error} (remove it)") from None
 
 
 def _plan(rundir: RunDir) -> dict[str, Any]:
@@ -117,12 +121,12 @@ def _has_failed(attempt: Attempt) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        return False  # somebody else's process has the number
+        return False  # the PID belongs to another user's process
     return False
 
 
 def _restarts(ended: Sequence[Attempt], failed: set[int]) -> list[float]:
-    """Return the seconds from each failure that was followed by another process to the first step of that one."""
+    """Return the seconds from each failure to the first step of the next process."""
     return [
         attempt.start.startup_s + max(0.0, attempt.start.started_s - before.end.ended_s)
         for before, attempt in pairwise(ended)

@@ -1,4 +1,4 @@
-"""The verbs and their options. Each verb's work is in its own file, imported when it is called."""
+"""Typer app of all verbs and their options. A verb's work is in its own module, imported when the verb is called."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Train image classifiers in synchronous data parallel, from one CPU core to a cluster.",
+    help="Train image classifiers with synchronous data parallelism, from one CPU core to a cluster.",
 )
 
 
@@ -24,10 +24,10 @@ app = typer.Typer(
 def paceline(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     show_completion: Annotated[
-        str | None, typer.Option(metavar="bash|fish|zsh", help="Print what completes words in that shell.")
+        str | None, typer.Option(metavar="bash|fish|zsh", help="Print the completion script of that shell.")
     ] = None,
 ) -> None:
-    """Train image classifiers in synchronous data parallel, from one CPU core to a cluster."""
+    """Train image classifiers with synchronous data parallelism, from one CPU core to a cluster."""
     if version:
         from paceline import __version__
 
@@ -55,14 +55,14 @@ def recipes(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME|KEY=VALUE", help="Which to show (none: all), and overrides of it.", show_default=False
+            metavar="NAME|KEY=VALUE", help="Recipe to show (default: list all), and overrides.", show_default=False
         ),
     ] = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each value was set.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each value was set.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a recipe, for editors.")] = False,
     as_json: Json = False,
 ) -> int:
-    """List the shipped recipes, or show one with everything it resolves to."""
+    """List the shipped recipes, or show one with every field resolved."""
     from paceline.cli.recipes import recipes as work
 
     return work(words or [], origin=origin, schema=schema, as_json=as_json)
@@ -79,30 +79,30 @@ def submit(
         list[str] | None,
         typer.Argument(
             metavar="[VERB] RECIPE|KEY=VALUE [-- OPTIONS]",
-            help="train (the default), eval, ladder, scale, tune or profile; its words; slurm.KEY=VALUE and "
-            "kubernetes.KEY=VALUE for the site; behind --, options of the verb.",
+            help="train (the default), eval, ladder, scale, tune or profile; its arguments; slurm.KEY=VALUE and "
+            "kubernetes.KEY=VALUE for the site; after --, options of the verb.",
             show_default=False,
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="slurm|kubernetes", help="Scheduler (slurm, where sbatch is).")
+        str | None, typer.Option(metavar="slurm|kubernetes", help="Scheduler (slurm, if sbatch is installed).")
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs of a node; each has a rank.")] = 0,
-    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks of a node (one a GPU, or one).")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs per node, with one rank each.")] = 0,
+    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks per node (one per GPU, or one).")] = None,
     site: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE", help="What the cluster wants ($PACELINE_SITE, ~/.config/paceline/site.yaml)."
+            metavar="NAME|FILE", help="Settings of the cluster ($PACELINE_SITE, ~/.config/paceline/site.yaml)."
         ),
     ] = None,
-    run_dir: Annotated[Path | None, new_folder("Where it is written, on a disk that all nodes see.")] = None,
+    run_dir: Annotated[Path | None, new_folder("Run directory, on a file system that all nodes share.")] = None,
     own_code: OwnCode = False,
     array: Annotated[
-        bool, typer.Option("--array", help="The parts of a ladder or of scale as tasks of arrays.")
+        bool, typer.Option("--array", help="Run the tasks of a ladder or of scale as a job array.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the job, and end as it ends.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script, write and queue nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job, and exit with its code.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; write and queue nothing.")] = False,
     as_json: Json = False,
 ) -> int:
     """Write a job for Slurm or Kubernetes, and queue it."""
@@ -129,18 +129,18 @@ def doctor(
     words: Words = None,
     mtbf: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Mean time between failures, such as 8h: says how often to save."),
+        typer.Option(metavar="DURATION", help="Mean time between failures, such as 8h, to advise how often to save."),
     ] = None,
     ranks: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="Ranks to start here, and to look at what is between them.")
+        str | None, typer.Option(metavar="N|auto", help="Start this many ranks here, and check their communication.")
     ] = None,
-    run_dir: Annotated[Path | None, new_folder("Where runs would be written (runs/).")] = None,
+    run_dir: Annotated[Path | None, new_folder("Folder that runs would be written to (runs/).")] = None,
     own_code: OwnCode = False,
     oversubscribe: Oversubscribe = False,
     port: Port = 0,
     as_json: Json = False,
 ) -> int:
-    """Look at this machine, or at all ranks of a job, for what a run would fail or be slow by; and at saving."""
+    """Check this machine, or every rank of a job, for problems that would break or slow a run."""
     from paceline.cli.doctor import doctor as work
 
     return work(
@@ -167,11 +167,11 @@ app.command(epilog="Example: `paceline compare runs/b128-* runs/b2048-* --target
 @app.command(epilog="Example: `paceline report runs/digits-20261121-101500 --format md`")
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    format: Annotated[str, typer.Option(metavar="html|md|json", help="What is written.")] = "html",
-    out: Annotated[Path | None, typer.Option(help="Where to (RUN/report.html; md and json: stdout).")] = None,
+    format: Annotated[str, typer.Option(metavar="html|md|json", help="Output format.")] = "html",
+    out: Annotated[Path | None, typer.Option(help="Output file (RUN/report.html; for md and json, stdout).")] = None,
     as_json: Json = False,
 ) -> int:
-    """Write what a run did, and where its time went, as one file."""
+    """Write the report of a run, with its results and where the time went, to one file."""
     from paceline.cli.report import report as work
 
     return work(run, format, out, as_json=as_json)

@@ -1,4 +1,4 @@
-"""Read what is common to several verbs: `[RECIPE] [KEY=VALUE ...]`, and how many ranks."""
+"""Parse `[RECIPE] [KEY=VALUE ...]` and `--ranks`, which several verbs take."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from paceline.recipe.patch import Patch
 
 
 def split_words(words: list[str]) -> tuple[str, Patch]:
-    """Return the recipe's name and the patch. The name comes first and may be left out."""
+    """Return the recipe's name and the overrides. The name comes first, and may be omitted."""
     name, overrides = (words[0], words[1:]) if words and "=" not in words[0] else (DEFAULT, words)
     extra = next((word for word in overrides if "=" not in word), None)
     if extra is not None and Path(extra).expanduser().is_dir():
@@ -23,9 +23,10 @@ def split_words(words: list[str]) -> tuple[str, Patch]:
 
 
 def refuse_length(said: Patch, of: str, *, to: str) -> None:
-    """Raise `RecipeError` for a length, as short runs have their own, and for a clock that is off.
+    """Raise `RecipeError` for overrides of the training length, which short runs set themselves, and for a disabled
+    clock.
 
-    `of` and `to` say in the message what has that length, and what a clock is for.
+    `of` and `to` name the experiment and the purpose of the clock in the message.
     """
     for path, value in said.assignments:
         if path in ("train.steps", "train.epochs"):
@@ -34,13 +35,13 @@ def refuse_length(said: Patch, of: str, *, to: str) -> None:
 
 
 def refuse_no_clock(said: Patch, to: str) -> None:
-    """Raise `RecipeError` for a clock that is off, without which there is nothing `to` do."""
+    """Raise `RecipeError` for a disabled clock, which leaves nothing `to` do."""
     if ("measure.clock", "off") in said.assignments:
         raise RecipeError(f"measure.clock: off leaves nothing to {to} (leave it out)")
 
 
 def count_ranks(text: str, environ: Mapping[str, str]) -> int:
-    """Return how many ranks to start here: `auto` is one a GPU, or one."""
+    """Return the number of ranks to start here; `auto` is one per GPU, or one."""
     if text == "auto":
         return max(1, count_gpus(environ))
     if not text.isdecimal() or int(text) < 1:

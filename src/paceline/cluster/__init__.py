@@ -1,1 +1,1 @@
-"""Where a run is started on machines that others own: a site's answers, and scripts and manifests for its scheduler."""
+"""Submit jobs to clusters: site configuration, Slurm scripts and Kubernetes manifests."""

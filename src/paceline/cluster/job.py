@@ -1,7 +1,7 @@
-"""A job: a program of paceline's that a scheduler is to run, on how many nodes, with how many ranks a node.
+"""Describe a job independently of its scheduler.
 
-It does not know which scheduler: `cluster.slurm` writes a batch script of it, `cluster.kubernetes` manifests. What a
-site wants besides (a partition, a queue, an image) is in `cluster.site`.
+`cluster.slurm` writes it as a batch script, `cluster.kubernetes` as manifests; `cluster.site` holds what a site adds
+(partition, queue, image).
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Job:
-    """Say what a scheduler is to run.
+    """Paceline command for a scheduler to run.
 
-    `words` come after `paceline`, such as ("train", "RUN/job/recipe-HASH.yaml", "--run-dir", "RUN", "--resume").
-    `run_dir` and `folder` (where the program starts) are absolute and on a file system that all nodes see.
+    `words` follow `paceline`, such as ("train", "RUN/job/recipe-HASH.yaml", "--run-dir", "RUN", "--resume"). `run_dir`
+    and the working directory `folder` are absolute, on a file system that all nodes share.
     """
 
     name: str
@@ -23,29 +23,29 @@ class Job:
     nodes: int = 1
     ranks_per_node: int = 1
     gpus_per_node: int = 0
-    is_ranks: bool = True  # each rank a process of the scheduler's; else one process that starts what it needs
-    tasks: tuple[int, ...] = ()  # of an array: each is given to the program as `--task N`
-    said: tuple[str, ...] = ()  # lines of comment: the command as typed, the recipe's hash
-    grace_s: float = 60.0  # how long the program may take to leave once it was asked to
-    recipe_hash: str = ""  # of the recipe that is kept for it in its folder; empty where none is
-    ladder: str = ""  # what the ladder's file is called that is kept for it there; empty where none is
+    is_ranks: bool = True  # the scheduler starts each rank; else one process that starts its own
+    tasks: tuple[int, ...] = ()  # of an array, each passed as `--task N`
+    said: tuple[str, ...] = ()  # comment lines: the command as typed, the recipe's hash
+    grace_s: float = 60.0  # time to save and exit after a signal
+    recipe_hash: str = ""  # of the frozen recipe in its folder; empty for none
+    ladder: str = ""  # file name of the frozen ladder; empty for none
 
     @property
     def num_ranks(self) -> int:
-        """Count the ranks of the whole job."""
+        """Number of ranks of the whole job."""
         return self.nodes * self.ranks_per_node
 
     @property
     def job_folder(self) -> Path:
-        """Name the folder of what was submitted: the script or manifests, recipe and ladder as frozen, the output."""
+        """Folder of the submission: script or manifests, frozen recipe and ladder, output."""
         return self.run_dir / "job"
 
     @property
     def frozen(self) -> Path:
-        """Name the file of the recipe that was kept, by what is in it: no other job's recipe takes its place."""
+        """Path of the frozen recipe, named by its hash so that no other job overwrites it."""
         return self.job_folder / f"recipe-{self.recipe_hash}.yaml"
 
     @property
     def frozen_ladder(self) -> Path:
-        """Name the file of the ladder that was kept, likewise; it goes by its own name."""
+        """Path of the frozen ladder."""
         return self.job_folder / self.ladder

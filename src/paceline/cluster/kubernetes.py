@@ -1,6 +1,6 @@
-"""A job as manifests for Kubernetes: a TrainJob of Kubeflow Trainer, or a plain indexed Job with a headless Service.
+"""Write a job as Kubernetes manifests: a Kubeflow TrainJob, or an indexed Job with a headless Service.
 
-Recipe and ladder travel with them as a ConfigMap, so that no file has to be on the cluster. Nothing is sent from here.
+Recipe and ladder travel in a ConfigMap, so no file has to exist on the cluster. This module contacts no cluster.
 """
 
 import shlex
@@ -30,17 +30,17 @@ from paceline.core.units import count, mib
 Manifest = dict[str, Any]
 
 _CONTAINER: Final = "node"
-"""What Kubeflow's runtimes call the container and the job of the ranks; ours is called the same."""
+"""Name of the container and of the replicated job in Kubeflow's runtimes; the plain Job uses it too."""
 _LARGEST_BYTES: Final = 1_048_576
-"""What a ConfigMap may hold: https://kubernetes.io/docs/concepts/configuration/configmap/."""
+"""Size limit of a ConfigMap: https://kubernetes.io/docs/concepts/configuration/configmap/."""
 _INSTANCE: Final = "app.kubernetes.io/instance"
 
 
 def manifests(job: Job, site: KubernetesSite, *, kept: Mapping[Path, str] | None = None) -> tuple[Manifest, ...]:
-    """Return the objects of `job`, in the order in which they are created.
+    """Return the objects of `job` in creation order.
 
-    `kept` are the texts of the files that are kept for the job in its folder. Raise `RecipeError` for what the site
-    lacks, `WorldError` for a job that pods cannot be.
+    `kept` are the texts of the job's frozen files. Raise `RecipeError` for missing site fields, and `WorldError` for a
+    job that pods cannot run.
     """
     pod = build_pod(job, site, kept or {})
     _refuse(pod)
@@ -54,7 +54,7 @@ def manifests(job: Job, site: KubernetesSite, *, kept: Mapping[Path, str] | None
 
 
 def next_steps(job: Job, site: KubernetesSite, file: Path) -> tuple[str, ...]:
-    """Return the commands that create what is in `file`, show the pods, follow the output, and remove it all."""
+    """Return the kubectl commands that create `file`, show the pods, follow their logs, and delete everything."""
     pod = build_pod(job, site, {})
     where = f" -n {site.namespace}" if site.namespace else ""
     path = shlex.quote(str(file))
@@ -77,20 +77,22 @@ def _refuse(pod: Pod) -> None:
         raise RecipeError("kubernetes.claim: is not set (name the PersistentVolumeClaim with the data and the runs)")
     if job.tasks:
         raise WorldError(
-            f"--array: {count(len(job.tasks), 'task')}, but Kubernetes is given one job (leave --array out)"
+            f"--array: {count(len(job.tasks), 'task')}, but on Kubernetes a job cannot have tasks (leave --array out)"
         )
     if job.nodes > 1 and not job.is_ranks:
         raise WorldError(
-            f"--nodes: {job.nodes}, but {job.words[0]} starts its own ranks, and on Kubernetes only in its own pod "
+            f"--nodes: {job.nodes}, but {job.words[0]} starts its own ranks, on Kubernetes only within one pod "
             "(write --nodes 1)"
         )
     num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in pod.data.values())
     if num_bytes > _LARGEST_BYTES:
-        raise RecipeError(f"recipe: {mib(num_bytes)} do not fit into a ConfigMap, which holds 1 MiB (name files in it)")
+        raise RecipeError(
+            f"recipe: {mib(num_bytes)} does not fit into a ConfigMap, which holds 1 MiB (name files in it)"
+        )
 
 
 def _metadata(pod: Pod) -> Manifest:
-    """Return name, labels and what the job was asked for with."""
+    """Return name, labels, and the submitting command as an annotation."""
     metadata: Manifest = {"name": pod.name}
     if pod.site.namespace:
         metadata["namespace"] = pod.site.namespace
@@ -105,7 +107,7 @@ def _labels(pod: Pod) -> dict[str, str]:
 
 
 def _queued(pod: Pod) -> Manifest:
-    """Return the metadata of what a queue holds back until there is room for all its pods.
+    """Return metadata with the queue that holds the job until all its pods fit.
 
     https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
     """
@@ -130,7 +132,7 @@ def _config_map(pod: Pod) -> Manifest:
 
 
 def _service(pod: Pod) -> Manifest:
-    """Return the Service that gives pods host names: NAME-0.NAME, also before they are ready."""
+    """Return the Service that gives pods host names, NAME-0.NAME, before they are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -157,7 +159,7 @@ def _job(pod: Pod) -> Manifest:
             "completions": nodes,
             "parallelism": nodes,
             "backoffLimit": pod.site.retries * nodes,
-            "podReplacementPolicy": "Failed",  # a pod that is still leaving may be writing its checkpoint
+            "podReplacementPolicy": "Failed",  # a terminating pod may still write its checkpoint
             "podFailurePolicy": {"rules": _failure_rules()},
             **deadline(pod.site.time),
             "template": {"metadata": {"labels": _labels(pod)}, "spec": _pod_spec(pod)},
@@ -166,9 +168,9 @@ def _job(pod: Pod) -> Manifest:
 
 
 def _failure_rules() -> list[Manifest]:
-    """Return what a pod's end means, by `docs/reference/exit-codes.md`; the first rule that fits decides.
+    """Return the pod failure policy by exit code (`docs/reference/exit-codes.md`); the first match decides.
 
-    143 is an agent that was asked to leave.
+    143 is an agent that got SIGTERM.
     """
 
     def ended_with(codes: list[int]) -> Manifest:
@@ -215,7 +217,7 @@ def _pod_spec(pod: Pod) -> Manifest:
 
 
 def _train_job(pod: Pod) -> Manifest:
-    """Return the TrainJob; its runtime says in variables how many nodes there are and where the first one is.
+    """Return the TrainJob; its runtime sets variables for the number of nodes and the address of the first.
 
     https://github.com/kubeflow/trainer/blob/master/pkg/apis/trainer/v1alpha1/trainjob_types.go
     """
@@ -244,7 +246,7 @@ def _train_job(pod: Pod) -> Manifest:
 
 
 def _runtime_patch(pod: Pod) -> Manifest:
-    """Return what a TrainJob may change of its runtime's pods, laid into the place where they stand."""
+    """Return the patch of the runtime's pod template that a TrainJob may make."""
     pods = {
         "metadata": {"labels": _labels(pod)},
         "spec": {

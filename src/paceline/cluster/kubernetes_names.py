@@ -1,4 +1,4 @@
-"""Names and words as Kubernetes takes them: DNS labels, and text in which nothing is expanded."""
+"""Convert names and text for Kubernetes: DNS labels, and text without variable expansion."""
 
 import hashlib
 import re
@@ -7,39 +7,39 @@ from typing import Final
 from paceline.core.errors import RecipeError
 
 _LONGEST: Final = 40
-"""Leaves room for what controllers append to the 63 characters of a label: `-node-0-1023-x7k2p` for a TrainJob."""
+"""Leaves room in the 63 characters of a label for suffixes: `-node-0-1023-x7k2p` of a TrainJob."""
 _HASH: Final = 6
 
 
 def dns_label(text: str) -> str:
-    """Return `text` as lower-case letters, digits and single hyphens, at most 33, a letter first; `job` for nothing.
+    """Return `text` as an RFC 1035 label of at most 33 characters, `job` if nothing remains.
 
-    It is a label of RFC 1035, which Services and TrainJobs ask for.
+    Services and TrainJobs require it: lower-case letters, digits and single hyphens, a letter first.
     """
     words = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")
     return words[: _LONGEST - _HASH - 1].strip("-") or "job"
 
 
 def file_key(text: str) -> str:
-    """Return `text` as the name of a file in a ConfigMap: of letters, digits, `-`, `_` and `.`."""
+    """Return `text` as a file name in a ConfigMap: letters, digits, `-`, `_` and `.`."""
     return re.sub(r"[^-._A-Za-z0-9]+", "-", text)
 
 
 def unique_label(text: str, key: str) -> str:
-    """Return `text` as a DNS label of at most 40 characters: another for each key, and always the same for one."""
+    """Return `text` as a DNS label of at most 40 characters, unique per `key` and deterministic."""
     return f"{dns_label(text)}-{digest(text, key)}"
 
 
 def digest(*texts: str) -> str:
-    """Return 6 hex digits that tell texts apart."""
+    """Return 6 hex digits of the hash of `texts`."""
     return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:_HASH]
 
 
 def literal(text: str) -> str:
-    """Return `text` so that a container gets it as it is: Kubernetes makes a value of `$(NAME)`, and of `$$` `$`.
+    """Return `text` escaped so that Kubernetes does not expand `$(NAME)` or `$$` in it.
 
-    Raise `RecipeError` for what neither YAML nor a command line can hold. The rule of expansion is that of `command`
-    in https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/.
+    Raise `RecipeError` for text that neither YAML nor a command line can hold. Expansion rules: `command` in
+    https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/.
     """
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
         raise RecipeError(f"{text!r}: is not text, and cannot be part of a manifest (write it as UTF-8)")

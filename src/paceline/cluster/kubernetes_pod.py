@@ -1,6 +1,6 @@
-"""A pod of a job: what it runs, in which environment, on which volumes, with which rights. Both kinds of job share it.
+"""Pod of a Kubernetes job: command, environment, volumes and permissions, shared by both kinds of job.
 
-One node starts its ranks by itself. Several meet through torchrun's rendezvous, whose store the first one holds.
+A single node starts its own ranks. Several nodes use torchrun's rendezvous, whose store the first one hosts.
 """
 
 import math
@@ -19,14 +19,14 @@ _SCRATCH: Final = "/tmp"  # noqa: S108 - an empty volume of the pod's own
 _INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _SIGNALS: Final = "SIGTERM,SIGINT,SIGHUP,SIGUSR1"
 _LEAVING_S: Final = 30
-"""Seconds beyond the ranks' own: torchrun ends what is left of them, and itself."""
+"""Seconds beyond the grace period of the ranks, for torchrun to end the rest and itself."""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """Say what all pods of a job have in common: `name` is the job's in the cluster.
+    """Data that all pods of a job share; `name` is the job's name in the cluster.
 
-    `files` are the texts of what the job's words name that is only here: the recipe, and the ladder, by their paths.
+    `files` are the texts, by path, of files that exist only on this machine: recipe and ladder.
     """
 
     name: str
@@ -36,55 +36,58 @@ class Pod:
 
     @property
     def run_dir(self) -> PurePosixPath:
-        """Return where pods see the run directory: where it was asked for, or below the claim's `runs`."""
+        """Run directory as pods see it."""
         return run_dir_in_pods(self.job, self.site)
 
     @property
     def data(self) -> dict[str, str]:
-        """Return the texts by the names that pods see."""
+        """Texts of the ConfigMap by file name."""
         return {self.key(path): text for path, text in self.files.items()}
 
     def key(self, path: Path) -> str:
-        """Return what pods see a file as; its stem is what the run calls its recipe, or its ladder."""
+        """Return the file name in pods; its stem becomes the name of the recipe or ladder."""
         return f"{dns_label(self.job.name) if path == self.job.frozen else file_key(path.stem)}.yaml"
 
     @property
     def grace(self) -> int:
-        """Return the whole seconds that ranks have to save and leave."""
+        """Whole seconds that ranks have to save and exit."""
         return math.ceil(self.job.grace_s)
 
 
 def build_pod(job: Job, site: KubernetesSite, files: Mapping[Path, str]) -> Pod:
-    """Return the pod of `job`, whose name differs between run directories."""
+    """Return the pod of `job`; its name is unique per run directory."""
     return Pod(unique_label(job.name, str(job.run_dir)), job, site, files)
 
 
 def run_dir_in_pods(job: Job, site: KubernetesSite) -> PurePosixPath:
-    """Return the run directory as pods see it: another for each here. This machine need not see the claim."""
+    """Return the run directory as pods see it: unchanged below the mount, else a unique folder in `MOUNT/runs`.
+
+    This machine need not see the claim.
+    """
     mount, asked = PurePosixPath(site.mount), PurePosixPath(job.run_dir)
     return asked if asked.is_relative_to(mount) else mount / "runs" / f"{asked.name}-{digest(str(asked))}"
 
 
 def command(pod: Pod, rendezvous: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the program and its arguments; `rendezvous` are the options that say where several nodes meet."""
+    """Return the program and its arguments; `rendezvous` are torchrun's rendezvous options for several nodes."""
     words = _words(pod)
     if pod.job.nodes == 1:
         return ["paceline"], [*map(literal, words), *_ranks(pod)]
-    # torchrun fills `${local_rank}` into arguments, and makes one `$` of two.
+    # torchrun expands `${local_rank}` in arguments, and `$$` to `$`.
     filled = [literal(word.replace("$", "$$")) for word in words]
     return ["python", "-m", "paceline.parallel.agent"], [*rendezvous, *_agent(pod), "-m", "paceline", *filled]
 
 
 def environ(pod: Pod) -> list[dict[str, Any]]:
-    """Return the variables of the container; the site's come last and win."""
+    """Return the container's environment variables; the site's override paceline's."""
     ours = {
         "HOME": _SCRATCH,
-        "USER": "paceline",  # the user need not be in the image's list of users
+        "USER": "paceline",  # the user ID may have no name in the image
         "PYTHONUNBUFFERED": "1",
-        "PYTHONSAFEPATH": "1",  # a module in the current folder, which may be somebody's data, is not to be imported
+        "PYTHONSAFEPATH": "1",  # do not import modules from the current folder, which may hold data
     }
     if pod.job.nodes > 1:
-        # A rank that is started again may otherwise read addresses of before: https://github.com/pytorch/pytorch/issues/135712
+        # Otherwise a restarted rank may read stale addresses: https://github.com/pytorch/pytorch/issues/135712
         ours["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(pod.grace)
     given = {**ours, **{name: literal(value) for name, value in pod.site.environ.items()}}
@@ -92,7 +95,7 @@ def environ(pod: Pod) -> list[dict[str, Any]]:
 
 
 def index_variable() -> dict[str, Any]:
-    """Return the variable with a pod's place among those of an indexed Job, as Kubeflow Trainer's torch plugin sets it.
+    """Return the variable with the node rank in an indexed Job, as Kubeflow Trainer's torch plugin sets it.
 
     https://github.com/kubeflow/trainer/blob/master/pkg/runtime/framework/plugins/torch/torch.go
     """
@@ -100,7 +103,7 @@ def index_variable() -> dict[str, Any]:
 
 
 def resources(pod: Pod) -> dict[str, Any]:
-    """Return what a node gives: requests equal limits, so that a loader sees the processors it has, and no others."""
+    """Return resource requests and equal limits, so that a loader sees exactly the CPUs it has."""
     share: dict[str, str] = {"cpu": str(pod.site.cpus_per_rank * pod.job.ranks_per_node), "memory": pod.site.memory}
     if pod.job.gpus_per_node:
         share[pod.site.gpu_resource] = str(pod.job.gpus_per_node)
@@ -108,7 +111,7 @@ def resources(pod: Pod) -> dict[str, Any]:
 
 
 def volumes(pod: Pod) -> list[dict[str, Any]]:
-    """Return the volumes: the claim, shared memory, scratch, and the files that travel along, where there are any."""
+    """Return the volumes: claim, shared memory, scratch, and the ConfigMap if there are files."""
     ours: list[dict[str, Any]] = [
         {"name": "work", "persistentVolumeClaim": {"claimName": pod.site.claim}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": pod.site.shm}},
@@ -118,7 +121,7 @@ def volumes(pod: Pod) -> list[dict[str, Any]]:
 
 
 def mounts(pod: Pod) -> list[dict[str, Any]]:
-    """Return where the container sees the volumes."""
+    """Return the volume mounts of the container."""
     ours: list[dict[str, Any]] = [
         {"name": "work", "mountPath": pod.site.mount},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
@@ -128,9 +131,9 @@ def mounts(pod: Pod) -> list[dict[str, Any]]:
 
 
 def placement(pod: Pod) -> dict[str, Any]:
-    """Return who a pod runs as, on which nodes, from whose image, and how long it may take to leave.
+    """Return the pod's security context, node selection, pull secrets and grace period.
 
-    The user fits the `restricted` standard of https://kubernetes.io/docs/concepts/security/pod-security-standards/.
+    The user satisfies the `restricted` standard: https://kubernetes.io/docs/concepts/security/pod-security-standards/.
     """
     user = pod.site.user
     spec: dict[str, Any] = {
@@ -140,7 +143,7 @@ def placement(pod: Pod) -> dict[str, Any]:
             "runAsUser": user,
             "runAsGroup": user,
             "fsGroup": user,
-            "fsGroupChangePolicy": "OnRootMismatch",  # else every start walks through all runs
+            "fsGroupChangePolicy": "OnRootMismatch",  # else every start changes the owner of all files
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
@@ -156,7 +159,7 @@ def placement(pod: Pod) -> dict[str, Any]:
 
 
 def rights() -> dict[str, Any]:
-    """Return what the container may do: nothing but run. It writes to the claim, /dev/shm and /tmp alone."""
+    """Return the container's security context: no privileges; only the claim, /dev/shm and /tmp are writable."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -165,12 +168,12 @@ def rights() -> dict[str, Any]:
 
 
 def deadline(time: Any) -> dict[str, int]:
-    """Return the limit of a job's time, where it has one."""
+    """Return the time limit of the job, if it has one."""
     return {} if time == "off" else {"activeDeadlineSeconds": math.ceil(time.seconds)}
 
 
 def _words(pod: Pod) -> list[str]:
-    """Return the job's words with recipe, ladder and the run directory where pods see them."""
+    """Return the job's arguments with paths of recipe, ladder and run directory as pods see them."""
     job = pod.job
     files, here = {str(path): str(_RECIPES / pod.key(path)) for path in pod.files}, str(job.run_dir)
     words = []
@@ -185,7 +188,7 @@ def _words(pod: Pod) -> list[str]:
 
 
 def _ranks(pod: Pod) -> list[str]:
-    """Return the options with which one node starts its own ranks, where the program is ranks."""
+    """Return the options with which a single node starts its ranks."""
     if not pod.job.is_ranks:
         return []
     restarts = [f"--max-restarts={pod.site.max_restarts}"] if pod.job.words[0] == "train" else []

@@ -1,6 +1,6 @@
-"""What a Kubernetes cluster wants to know besides the job: an image, a claim, a queue, a pod's share of a node.
+"""Kubernetes section of a site: image, claim, queue, and resources per pod.
 
-Nothing here is read from a cluster. What is left empty is left out of the manifests.
+Nothing is read from a cluster. Empty fields are left out of the manifests.
 """
 
 import re
@@ -33,7 +33,7 @@ def _matches(pattern: str, what: str) -> Callable[[str], str]:
 def _variable(name: str) -> str:
     variable_name(name)
     if name.startswith("PET_"):
-        raise ValueError(f"{name!r} is torchrun's, and set for each pod (leave it out)")
+        raise ValueError(f"{name!r} is set by torchrun for each pod (leave it out)")
     return name
 
 
@@ -42,11 +42,11 @@ def _folder(path: str) -> str:
     if not re.fullmatch(r"/[^\s:]*", path) or ".." in path.split("/"):
         raise ValueError(f"{path!r} is not an absolute path without spaces and colons (write /claim)")
     if taken or str(PurePosixPath(path)) != path:
-        raise ValueError(f"{path!r} is not a folder that is free in a container (write /claim)")
+        raise ValueError(f"{path!r} is a system folder of the container (write /claim)")
     return path
 
 
-_dns_name = _matches(_DNS, "a name (write small letters, digits, - and .)")
+_dns_name = _matches(_DNS, "a name (write lower-case letters, digits, - and .)")
 Name = Annotated[str, BeforeValidator(as_text), AfterValidator(_dns_name)]
 NameOrNone = Annotated[str, BeforeValidator(as_text), AfterValidator(lambda text: text and _dns_name(text))]
 LabelKey = Annotated[
@@ -65,16 +65,16 @@ Folder = Annotated[str, AfterValidator(_folder)]
 
 
 class Toleration(Section):
-    """A taint of nodes that pods may run on all the same."""
+    """Toleration of a node taint."""
 
     key: LabelKey
     """Key of the taint, such as nvidia.com/gpu."""
     operator: Literal["Exists", "Equal"] = "Exists"
-    """Whether any value of it will do."""
+    """Exists matches any value, Equal the given one."""
     value: LabelValue = ""
-    """The value, with operator Equal."""
+    """Value of the taint, with operator Equal."""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
-    """Which effect of it; empty for all."""
+    """Effect of the taint; empty matches all."""
 
     @model_validator(mode="after")
     def _value_has_effect(self) -> Self:
@@ -84,49 +84,49 @@ class Toleration(Section):
 
 
 class KubernetesSite(Section):
-    """A Kubernetes cluster, and what of it a job is to have."""
+    """Kubernetes cluster, and the resources of a job."""
 
     kind: Literal["trainjob", "job"] = "trainjob"
-    """A TrainJob of Kubeflow Trainer (2.3 or later), or a plain indexed Job with a headless Service."""
+    """TrainJob of Kubeflow Trainer (2.3 or later), or a plain indexed Job with a headless Service."""
     image: Image = ""
-    """Image of the containers, such as registry.example.org/me/paceline:1. It has to be named."""
+    """Container image, such as registry.example.org/me/paceline:1. Required."""
     pull_secrets: tuple[Name, ...] = ()
-    """Secrets with which the image is fetched."""
+    """Secrets for pulling the image."""
     namespace: NameOrNone = ""
-    """Namespace of all objects; empty for the one that kubectl is set to."""
+    """Namespace of all objects; empty for kubectl's current one."""
     runtime: Name = "torch-distributed"
-    """Runtime that a TrainJob stands on."""
+    """Runtime of a TrainJob."""
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = "ClusterTrainingRuntime"
-    """Whether that is one of the whole cluster or of the namespace."""
+    """Scope of the runtime: the cluster or the namespace."""
     claim: NameOrNone = ""
-    """PersistentVolumeClaim with the data and the runs, which all nodes can write to. It has to be named."""
+    """PersistentVolumeClaim with data and runs, writable from all nodes. Required."""
     mount: Folder = "/claim"
-    """Where pods see the claim. A run is written below MOUNT/runs, unless --run-dir is below MOUNT."""
+    """Mount path of the claim. Runs are written below MOUNT/runs, unless --run-dir is below MOUNT."""
     shm: Quantity = "8Gi"
-    """Size of /dev/shm, through which the workers of a loader hand over batches. It is part of the memory."""
+    """Size of /dev/shm, through which loader workers pass batches. It counts as memory of the pod."""
     cpus_per_rank: PositiveInt = 4
-    """Processors a rank, request and limit."""
+    """CPUs per rank, request and limit."""
     memory: Quantity = "32Gi"
-    """Memory of a pod, request and limit."""
+    """Memory per pod, request and limit."""
     gpu_resource: LabelKey = "nvidia.com/gpu"
-    """What the cluster calls a GPU."""
+    """Resource name of GPUs."""
     node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict)
-    """Labels that a node has to have."""
+    """Labels that a node must have."""
     tolerations: tuple[Toleration, ...] = ()
-    """Taints that a node may have."""
+    """Tolerated node taints."""
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict)
-    """Labels of all objects and pods besides paceline's own."""
+    """Additional labels of all objects and pods."""
     queue: NameOrNone = ""
-    """Queue of Kueue. The job is handed over suspended, and Kueue starts it."""
+    """Kueue queue. The job is created suspended, and Kueue starts it."""
     environ: dict[Variable, Value] = Field(default_factory=dict)
-    """More environment variables."""
+    """Additional environment variables."""
     user: PositiveInt = 1000
-    """Number of the user and the group that the program runs as; files on the claim are the group's."""
+    """User and group ID of the program; files on the claim belong to the group."""
     time: TimeDuration | Off = "off"
-    """How long the job may run, starting again included; then it has failed."""
+    """Time limit of the job, restarts included; beyond it the job fails."""
     wait: TimeDuration = "10min"
-    """How long a pod waits for the others, at the start and after one was lost."""
+    """Time that a pod waits for the others, at the start and after losing one."""
     max_restarts: NonNegativeInt = 3
-    """How often the ranks are started again in pods that are still there."""
+    """How often ranks are restarted within running pods."""
     retries: NonNegativeInt = 3
-    """How often each pod may fail before the Job has. Pods that had to leave are not counted. Of a Job alone."""
+    """How often each pod may fail before the Job fails; evictions do not count. Only for kind job."""

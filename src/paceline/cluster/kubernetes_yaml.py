@@ -1,7 +1,7 @@
-"""Manifests as one YAML stream that reads the same under YAML 1.1, which kubectl reads, and 1.2.
+"""Write manifests as YAML that means the same under YAML 1.1 (kubectl) and 1.2.
 
-Text is quoted unless it is a plain word to both. Keys keep their order; a text of several lines is a block where that
-loses nothing, so that people can read the recipe in it.
+Text is quoted unless it is a plain word in both. Keys keep their order; multi-line text is a readable block where that
+is lossless.
 """
 
 import re
@@ -14,15 +14,15 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarStri
 
 _PLAIN: Final = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*")
 _NOT_TEXT: Final = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
-"""Words that YAML 1.1 takes for something else, in any case: https://yaml.org/type/bool.html, /null.html."""
+"""Words that YAML 1.1 reads as bool or null, in any case: https://yaml.org/type/bool.html, /null.html."""
 _BLOCK: Final = re.compile(r"(?=[!-~])(?:[ -~]*[!-~]\n|\n)+")
-"""Lines of printable ASCII: the first starts with no space, none ends with one, and each ends with a newline."""
+"""Lines of printable ASCII: the first has no leading space, none a trailing one, and each ends with a newline."""
 
 
 def to_yaml(manifests: Iterable[Mapping[str, Any]]) -> str:
     """Return the manifests as documents of one stream."""
     yaml = YAML(typ="rt", pure=True)
-    yaml.width = 1_000_000  # a folded line would be the same to a parser, but not to people
+    yaml.width = 1_000_000  # folded lines are hard to read
     yaml.indent(mapping=2, sequence=4, offset=2)
     out = StringIO()
     yaml.dump_all([_quoted(manifest) for manifest in manifests], out)

@@ -1,6 +1,6 @@
-"""Put any text into a job script so that it stays text: as a word of bash's, as a value of `#SBATCH`, as a comment.
+"""Quote text for a job script: shell words, `#SBATCH` values and comments.
 
-What a line cannot hold, such as a newline, is escaped where the reader undoes that, and refused where none does.
+Unprintable characters such as newlines are escaped if the reader can undo that, and refused otherwise.
 """
 
 import re
@@ -15,14 +15,14 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 def shell_word(text: str) -> str:
-    """Return `text` as one word of bash's, on one line: what cannot be printed is written as `$'\\x0a'`."""
+    r"""Return `text` as one bash word on one line; unprintable characters become `$'\x0a'`."""
     if text.isprintable():
         return shlex.quote(text)
     return "$'" + "".join(map(_ansi_c, text)) + "'"
 
 
 def shell_command(groups: Iterable[Sequence[str]]) -> str:
-    """Return words that are quoted already as one command, continued over lines that break between groups of them."""
+    """Return quoted words as one command, with line breaks between groups only."""
     lines: list[str] = []
     for group in map(" ".join, groups):
         if lines and len(lines[-1]) + 1 + len(group) <= _WIDTH:
@@ -33,10 +33,10 @@ def shell_command(groups: Iterable[Sequence[str]]) -> str:
 
 
 def directive(name: str, value: str) -> str:
-    """Return `#SBATCH --name=value`; sbatch itself undoes the quotes, and a backslash within them.
+    """Return `#SBATCH --name=value`, quoted for sbatch.
 
-    It reads no shell syntax (https://slurm.schedmd.com/sbatch.html), and a newline ends the value. Raise `RecipeError`
-    for what cannot be printed.
+    sbatch undoes quotes and backslashes, but reads no shell syntax (https://slurm.schedmd.com/sbatch.html). Raise
+    `RecipeError` for unprintable characters.
     """
     if not value.isprintable():
         raise RecipeError(f"--{name}: {value!r} has a character that an #SBATCH line cannot hold (name another)")
@@ -47,12 +47,12 @@ def directive(name: str, value: str) -> str:
 
 
 def comment(text: str) -> str:
-    """Return `text` as a line of comment; what cannot be printed is shown as Python writes it."""
+    """Return `text` as a comment line, with unprintable characters escaped as in Python."""
     return "# " + "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _ansi_c(character: str) -> str:
-    """Return a character as it stands between `$'` and `'`; bytes of a file's name that are no UTF-8 stay those."""
+    """Return a character escaped for `$'...'`; undecodable bytes of file names are preserved."""
     if character in "\\'":
         return f"\\{character}"
     if character.isprintable():

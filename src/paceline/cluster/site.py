@@ -1,7 +1,7 @@
-"""What a site wants of a job, from a file and from words of a command: each engine reads its own section.
+"""Load a site: settings per scheduler, from a file and from arguments.
 
-A file is a shipped one's name or a path. It may extend another, such as `extends: perlmutter`. It knows nothing of the
-environment: which file to read by default is told.
+A site is a shipped name or a file, which may extend another one: `extends: perlmutter`. This module reads no
+environment variables; the caller passes the default file.
 """
 
 import typing
@@ -27,12 +27,12 @@ _SUFFIXES: Final = (".yaml", ".yml")
 
 
 class Site(Section):
-    """A place where jobs run, and what its engines want to be told."""
+    """Cluster, with one section per scheduler."""
 
     slurm: SlurmSite = SlurmSite()
-    """Where Slurm runs jobs."""
+    """Settings for Slurm."""
     kubernetes: KubernetesSite = KubernetesSite()
-    """Where Kubernetes does."""
+    """Settings for Kubernetes."""
 
 
 def site_names() -> list[str]:
@@ -41,10 +41,10 @@ def site_names() -> list[str]:
 
 
 def load_site(name: str | None, words: Sequence[str], otherwise: Path | None = None, said_by: str = "--site") -> Site:
-    """Return the site called `name`, else that of file `otherwise`, with `words` such as `slurm.time=2h` over it.
+    """Return the site `name`, else that of file `otherwise`, with overrides such as `slurm.time=2h`.
 
-    `said_by` is where the name comes from, as an error tells it. With neither all is as the engine has it by default.
-    Raise `RecipeError` as `file:line: field: what is wrong`.
+    `said_by` names the origin of `name` in errors. Without either, defaults apply. Raise `RecipeError` as `file:line:
+    field: problem`.
     """
     path = otherwise if name is None else _find(name, Path(), f"{said_by}: {name!r}")
     stack = merge([*_layers(path), Layer(Patch.parse(list(words)).values(), "command line")])
@@ -55,12 +55,12 @@ def load_site(name: str | None, words: Sequence[str], otherwise: Path | None = N
 
 
 def _layers(path: Path | None) -> list[Layer]:
-    """Return the layers from the root of the `extends` chain to `path`; none without one."""
+    """Return the layers of `path` from the root of its `extends` chain; none without a path."""
     layers: list[Layer] = []
     seen: list[Path] = []
     while path is not None:
         if path.resolve() in seen:
-            raise RecipeError(f"{path}: extends itself (mend the chain of `extends`)")
+            raise RecipeError(f"{path}: extends itself (fix the chain of `extends`)")
         seen.append(path.resolve())
         document = read_file(path)
         values = dict(document.values)
@@ -72,12 +72,12 @@ def _layers(path: Path | None) -> list[Layer]:
 
 
 def _find(name: object, folder: Path, where: str) -> Path:
-    """Return the file that `name` means: a shipped site, or a file, looked for from `folder`. Raise `RecipeError`."""
+    """Return the file of a shipped site, or a path relative to `folder`. Raise `RecipeError` if it does not exist."""
     if isinstance(name, str) and name in site_names():
         return SITES / f"{name}.yaml"
     if not isinstance(name, str) or not name.endswith(_SUFFIXES):
         hint = near_miss(str(name), site_names()) or f" (write {', '.join(site_names())} or a .yaml file)"
-        raise RecipeError(f"{where} is no site{hint}")
+        raise RecipeError(f"{where} is not a site{hint}")
     path = folder / Path(name).expanduser()
     if not path.is_file():
         raise RecipeError(f"{where}: there is no such file (write {', '.join(site_names())} or a .yaml file)")
@@ -89,21 +89,21 @@ def _origin(path: Path) -> str:
 
 
 def _explained(error: ValidationError, stack: Stack) -> str:
-    """Return one line about the first field that does not fit; an unknown one, which explains others, comes first."""
+    """Return one line about the first invalid field; an unknown field comes first, because it explains other errors."""
     unknown = [detail for detail in error.errors(include_url=False) if detail["type"] == "extra_forbidden"]
     path, message = _unknown(unknown[0]) if unknown else explain(error, stack.values)
     below = (where for field, where in stack.origins.items() if field.startswith(f"{path}."))
-    origin = next(below, stack.origin(path))  # what is wrong of a section as a whole is told where it begins
+    origin = next(below, stack.origin(path))  # an error of a whole section points to its first field
     prefix = "" if origin in ("default", "command line") else f"{origin}: "
     return f"{prefix}{path or 'site'}: {message}"
 
 
 def _unknown(detail: ErrorDetails) -> tuple[str, str]:
-    """Return the path of a field that there is none of, and what there is beside it."""
+    """Return the path of an unknown field, and the fields that exist beside it."""
     *parents, leaf = map(str, detail["loc"])
     model: type[BaseModel] = Site
     for part in parents:
-        if part in model.model_fields:  # what is none is the branch of a union
+        if part in model.model_fields:  # other parts name a branch of a union
             model = next(_models(model.model_fields[part].annotation), model)
     known = list(model.model_fields)
     hint = near_miss(leaf, known) or f" (one of {', '.join(known)})"
@@ -111,7 +111,7 @@ def _unknown(detail: ErrorDetails) -> tuple[str, str]:
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the sections that a field may hold."""
+    """Yield the section classes in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):

@@ -1,9 +1,8 @@
-"""Write a job as a script that `sbatch` takes, and that reads as one written by hand: what is needed, what is loaded,
-the program, and what happens when it was asked to leave.
+"""Write a job as a batch script for `sbatch` that reads as if written by hand.
 
-It starts nothing and asks no Slurm: `cluster.slurm_jobs` does. Facts are those of https://slurm.schedmd.com/sbatch.html
-and srun.html (22.05): `--signal` reaches the tasks of `srun`, or with `B:` the batch shell alone, up to a minute early;
-`srun` does not take `--cpus-per-task` over from the job; what a preempted batch shell has started itself hears nothing.
+Based on https://slurm.schedmd.com/sbatch.html and srun.html (22.05): `--signal` reaches the tasks of `srun`, or with
+`B:` only the batch shell, up to a minute early. `srun` does not inherit `--cpus-per-task`. On preemption, processes
+that the batch shell started itself get no signal.
 """
 
 import math
@@ -19,26 +18,26 @@ from paceline.core.errors import RecipeError
 from paceline.core.units import Duration
 
 _LEFT: Final = 75
-"""What a program ends with that was asked to leave and has saved (docs/reference/exit-codes.md)."""
+"""Exit code of a preempted program that saved (docs/reference/exit-codes.md)."""
 _ASKED_AT_ONCE: Final = 138
-"""128 + SIGUSR1: what one ends with that was asked before it could take note."""
+"""128 + SIGUSR1: exit code of a program that got the signal before it installed a handler."""
 _TASK: Final = '"$SLURM_ARRAY_TASK_ID"'
 _END: Final = (
-    "# When the job ends, so that the run leaves in time. Slurm says it to the tasks itself since 23.02.",
+    "# When the job ends, so that the run stops in time. Slurm sets this for tasks itself since 23.02.",
     'ends=$(squeue --noheader --format=%e --job "$SLURM_JOB_ID")',
     'export PACELINE_END_TIME="${SLURM_JOB_END_TIME:-$(date +%s --date="$ends" 2> /dev/null)}"',
 )
-_RANKS: Final = "# A task is a rank, and finds its place in Slurm's variables; when one fails, the others are ended."
-_ALONE: Final = "# Slurm's warning reaches this shell alone, which passes it on to the program that it has started."
+_RANKS: Final = "# Each task is a rank, and reads its rank from Slurm's variables. If one fails, srun ends the others."
+_ALONE: Final = "# Slurm signals only this shell, which forwards the signal to the program."
 _NUMBER: Final = '"$SLURM_JOB_ID"'
 _NUMBER_OF_TASK: Final = '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"'
-"""One task of an array has the number of the whole array as its SLURM_JOB_ID, which means all of its tasks."""
+"""ID of one array task; SLURM_JOB_ID can stand for the whole array."""
 
 
 def script(job: Job, site: SlurmSite, python: str = sys.executable) -> str:
-    """Return the bash script of a job; `python` runs it where the site does not say which does.
+    """Return the bash script of a job; `python` is the default interpreter.
 
-    Raise `RecipeError` for what Slurm cannot be told.
+    Raise `RecipeError` for values that Slurm cannot take.
     """
     _refuse(job, site)
     blocks = [
@@ -52,19 +51,19 @@ def script(job: Job, site: SlurmSite, python: str = sys.executable) -> str:
 
 
 def output_of(job: Job, site: SlurmSite) -> str:
-    """Return the file of what a job says, by Slurm's pattern for file names. Raise `RecipeError` where it has none."""
+    """Return the output file pattern of a job. Raise `RecipeError` if Slurm cannot express it."""
     if site.output != "auto":
         return site.output
     folder = str(job.job_folder)
     if "\\" in folder:
-        raise RecipeError(f"--run-dir: {folder!r} has a backslash, which Slurm's output cannot have (name another)")
+        raise RecipeError(f"--run-dir: {folder!r} has a backslash, which Slurm cannot write to (name another)")
     return folder.replace("%", "%%") + ("/%A_%a.out" if job.tasks else "/%j.out")
 
 
 def lead_s(job: Job, site: SlurmSite) -> int:
-    """Return how many seconds before its time limit a job is asked to leave by a signal, if it has not left by itself.
+    """Return how many seconds before the time limit Slurm signals the job.
 
-    As long as it may take to leave, which Slurm may lengthen by up to a minute; of a short limit no more than half.
+    By default the grace period, at most half of the time limit; Slurm may signal up to a minute earlier.
     """
     limit_s: float = math.inf if site.time == "auto" else site.time.seconds
     wanted_s: float = min(job.grace_s, limit_s / 2) if site.lead == "auto" else site.lead.seconds
@@ -72,15 +71,15 @@ def lead_s(job: Job, site: SlurmSite) -> int:
 
 
 def _refuse(job: Job, site: SlurmSite) -> None:
-    """Raise `RecipeError` for a container that cannot hold the program."""
+    """Raise `RecipeError` for a container runtime that cannot run the job."""
     if site.container.runtime != "none" and not job.is_ranks and (job.nodes > 1 or _says_nodes(job)):
         raise RecipeError(
-            f"slurm.container.runtime: {site.container.runtime} has no srun in it, which {job.words[0]} over nodes "
-            "starts its ranks by (set slurm.container.runtime=none, or leave --nodes out)"
+            f"slurm.container.runtime: {site.container.runtime} has no srun in it, which {job.words[0]} "
+            "needs to start ranks on several nodes (set slurm.container.runtime=none, or leave --nodes out)"
         )
     if site.container.runtime == "pyxis" and not job.is_ranks:
         raise RecipeError(
-            f"slurm.container.runtime: pyxis starts with srun, and {job.words[0]} is started without (use apptainer)"
+            f"slurm.container.runtime: pyxis needs srun, but {job.words[0]} is started without it (use apptainer)"
         )
 
 
@@ -89,7 +88,7 @@ def _says_nodes(job: Job) -> bool:
 
 
 def _directives(job: Job, site: SlurmSite) -> list[str]:
-    """Return the `#SBATCH` lines, in the order that people write them."""
+    """Return the `#SBATCH` lines."""
     name = "".join(each if each.isprintable() else "_" for each in job.name)
     asked = {
         "job-name": name,
@@ -122,12 +121,12 @@ def _directives(job: Job, site: SlurmSite) -> list[str]:
 
 
 def _said(value: str) -> str | None:
-    """Return what a site wants, None where the cluster is to decide."""
+    """Return a site's value, None for `auto`."""
     return None if value == "auto" else value
 
 
 def _gpus(job: Job, site: SlurmSite) -> str | None:
-    """Return how many GPUs of a node are asked for, and of which kind; None for none."""
+    """Return the GPU request per node with its type; None without GPUs."""
     if not job.gpus_per_node:
         return None
     kinds = [] if site.gpu_type == "auto" else [site.gpu_type]
@@ -135,13 +134,13 @@ def _gpus(job: Job, site: SlurmSite) -> str | None:
 
 
 def _clock(limit: Duration) -> str:
-    """Return a length of time as Slurm reads it: hours, minutes and seconds."""
+    """Return a duration as hours:minutes:seconds."""
     minutes, second = divmod(round(limit.seconds), 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{second:02}"
 
 
 def _ranges(tasks: Sequence[int]) -> str:
-    """Return the numbers of tasks as Slurm takes them, such as `0-3,7`."""
+    """Return task numbers as Slurm ranges, such as `0-3,7`."""
     runs: list[list[int]] = []
     for task in sorted(tasks):
         if runs and task == runs[-1][-1] + 1:
@@ -152,7 +151,7 @@ def _ranges(tasks: Sequence[int]) -> str:
 
 
 def _environment(site: SlurmSite) -> list[str]:
-    """Return the lines that load modules, do what the site wants, activate its Python and set its variables."""
+    """Return the lines that load modules, run the site's setup, activate its Python and set its variables."""
     lines = [" ".join(["module load", *map(shell_word, site.modules)])] if site.modules else []
     lines += [site.setup.rstrip("\n")] if site.setup.strip() else []
     if site.venv != "off":
@@ -161,14 +160,14 @@ def _environment(site: SlurmSite) -> list[str]:
 
 
 def _cpus(job: Job, site: SlurmSite) -> int | Literal["auto"]:
-    """Return the CPUs of each rank: as many as the site says, or its share of the node's."""
+    """Return the CPUs per rank: the site's value, or a share of the node."""
     if site.cpus_per_rank != "auto" or site.cpus_per_node == "auto":
         return site.cpus_per_rank
     return max(1, site.cpus_per_node // job.ranks_per_node)
 
 
 def _ranks(job: Job, site: SlurmSite, python: str) -> list[str]:
-    """Return the lines that start the program as ranks and wait for them."""
+    """Return the lines that start the ranks with srun and wait for them."""
     options = ["--kill-on-bad-exit=1"]
     if _cpus(job, site) != "auto":
         options.append(f"--cpus-per-task={_cpus(job, site)}")
@@ -180,23 +179,23 @@ def _ranks(job: Job, site: SlurmSite, python: str) -> list[str]:
 
 
 def _alone(job: Job, site: SlurmSite, python: str) -> list[str]:
-    """Return the lines that start the program as a process of the batch shell, and wait for it through a signal."""
+    """Return the lines that start one process from the batch shell, and wait for it across a signal."""
     return [
         _ALONE,
         "is_asked=",
         "trap 'is_asked=yes; kill -TERM $!' USR1",
         shell_command(_program(job, site, python)) + " &",
         "program=$!",
-        'while kill -0 "$program" 2> /dev/null; do  # the signal ends the wait, not the program',
+        'while kill -0 "$program" 2> /dev/null; do  # a signal interrupts wait, not the program',
         '    wait "$program"',
         "done",
-        'wait "$program"  # which has ended, and says how',
+        'wait "$program"  # its exit code',
         "code=$?",
     ]
 
 
 def _program(job: Job, site: SlurmSite, python: str) -> list[list[str]]:
-    """Return the program's words, quoted, an option and its value together."""
+    """Return the program's quoted arguments, each option together with its value."""
     words = list(map(shell_word, job.words))
     started = [*_container(job, site.container), shell_word(_python(site, python)), "-P", "-m", "paceline"]
     groups = [[*started, words[0]]]
@@ -219,7 +218,7 @@ def _python(site: SlurmSite, python: str) -> str:
 
 
 def _container(job: Job, container: Container) -> list[str]:
-    """Return the words, quoted, of what starts the program in a container; none without one, or where srun does."""
+    """Return the quoted command prefix that runs in a container; empty without one, or if srun does that."""
     match container.runtime:
         case "apptainer":
             gpus = ["--nv"] if job.gpus_per_node else []
@@ -233,23 +232,26 @@ def _container(job: Job, container: Container) -> list[str]:
 
 
 def _mounts(job: Job, container: Container) -> list[str]:
-    """Return what a container sees of the node, as HERE:THERE. Raise `RecipeError` for a path that cannot be told."""
+    """Return bind mounts as HERE:THERE. Raise `RecipeError` for a path with a colon or comma."""
     folders = list(dict.fromkeys([str(job.folder), str(job.run_dir)]))
     wrong = next((folder for folder in folders if ":" in folder or "," in folder), None)
     if wrong is not None:
-        raise RecipeError(f"slurm.container: {wrong!r} has a colon or comma, which mounts cannot have (name another)")
+        raise RecipeError(
+            f"slurm.container: {wrong!r} has a colon or comma, which mounts cannot contain (name another)"
+        )
     return [*(f"{folder}:{folder}" for folder in folders), *container.mounts]
 
 
 def _ending(job: Job, site: SlurmSite) -> list[str]:
-    """Return the lines that queue the job again where it has left early, and end it as the program has ended."""
+    """Return the lines that requeue a preempted job, and exit with the program's code."""
     if site.requeue == "off":
         return ['exit "$code"']
     if job.is_ranks:
-        why = f"# {_LEFT}: asked to leave, and saved; {_ASKED_AT_ONCE}: asked before it had begun. Failures to Slurm."
+        codes = f"{_LEFT}: preempted, and saved; {_ASKED_AT_ONCE}: signalled before it started"
+        why = f"# {codes}. Slurm counts both as failures."
         condition = f'{{ [ "$code" -eq {_LEFT} ] || [ "$code" -eq {_ASKED_AT_ONCE} ]; }}'
     else:
-        why = "# Asked to leave before it had ended: started again, it goes on where it was."
+        why = "# Signalled before it finished: after a requeue, it resumes."
         condition = '[ -n "$is_asked" ] && [ "$code" -ne 0 ]'
     condition += f' && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {site.restarts} ]'
     number = _NUMBER_OF_TASK if job.tasks else _NUMBER

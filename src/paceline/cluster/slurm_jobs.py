@@ -1,6 +1,6 @@
-"""Hand scripts to Slurm, ask how a job is, and follow it to its end by `sbatch` and `scontrol` alone.
+"""Submit scripts to Slurm, query jobs, and follow one to its end, with `sbatch` and `scontrol` only.
 
-Accounting (`sacct`) is not there on every cluster. Slurm forgets a job a few minutes after its end (MinJobAge, 300 s by
+Not every cluster has accounting (`sacct`). Slurm forgets a job a few minutes after its end (MinJobAge, 300 s by
 default).
 """
 
@@ -17,16 +17,16 @@ from paceline.core.files import open_to_read
 
 _LIMIT_S: Final = 60.0
 _PATIENCE: Final = 20
-"""Questions in a row that may go unanswered: controllers are restarted, and are slow at times."""
+"""Consecutive failed queries to tolerate: controllers restart, and can be slow."""
 _ENDED: Final = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
     "TIMEOUT",
 }  # fmt: skip
-# Of `scontrol show job`, in which a job's name cannot begin a line.
+# Output of `scontrol show job`; a job's name cannot begin a line of it.
 _STATE: Final = re.compile(r"^ +JobState=(\S+) Reason=(\S+)", re.MULTILINE)
 _CODE: Final = re.compile(r"^ +Requeue=\d+ Restarts=(\d+) .*ExitCode=(\d+):(\d+)", re.MULTILINE)
 _OUTPUT: Final = re.compile(r"^ +StdOut=(.+)", re.MULTILINE)
-# What describes the job, or the rank, that a submission comes from: a new job is to have its own.
+# Variables of the submitting job or rank, which a new job must not inherit.
 _OF_THE_SUBMITTER: Final = re.compile(
     r"SLURM_(?!(CONF|CLUSTERS|JWT)$)\w+|SRUN_\w+|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|"
     r"TORCHELASTIC_\w+|PACELINE_(END_TIME|STORE_FD|LAUNCHER_PID|ATTEMPT)"
@@ -34,12 +34,12 @@ _OF_THE_SUBMITTER: Final = re.compile(
 
 
 class SlurmError(PacelineError):
-    """What Slurm has refused, or does not know."""
+    """Error reported by Slurm."""
 
 
 @dataclass(frozen=True)
 class JobState:
-    """How a job is, in Slurm's words; `code` and `signal` are how it has ended, 0 before that."""
+    """State of a job in Slurm's terms; `code` and `signal` are 0 until it ends."""
 
     state: str
     reason: str = ""
@@ -50,12 +50,12 @@ class JobState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether this is the end of it, unless Slurm queues it again."""
+        """Whether the state is final, unless Slurm requeues the job."""
         return self.state in _ENDED
 
     @property
     def exit_code(self) -> int:
-        """The exit code that says how it has ended: the job's own, a shell's for a signal, or 1."""
+        """Exit code of the job, 128 plus its signal, or 1."""
         if self.state == "COMPLETED":
             return 0
         return self.code or (128 + self.signal if self.signal else 1)
@@ -69,16 +69,16 @@ class JobState:
 
 @dataclass(frozen=True)
 class Slurm:
-    """Slurm's programs, found and run in `environ`."""
+    """Client of Slurm's commands, run in `environ`."""
 
     environ: Mapping[str, str]
     warn: Callable[[str], None] = lambda line: None
-    """Is told what sbatch says besides the number of the job that it has queued."""
+    """Called with each line that sbatch prints besides the job ID."""
 
     def submit(self, script: Path, after: Sequence[str] = ()) -> str:
-        """Queue a script, to start when the jobs in `after` have ended, however they did; return the job's number.
+        """Queue a script, to start after the jobs in `after` end in any way; return the job ID.
 
-        Raise `SlurmError` with what Slurm says.
+        Raise `SlurmError` with Slurm's message.
         """
         depends = [f"--dependency=afterany:{':'.join(after)}"] if after else []
         said, besides = self._run(["sbatch", "--parsable", *depends, str(script)])
@@ -87,16 +87,16 @@ class Slurm:
         return said.strip().partition(";")[0]
 
     def look(self, job: str) -> JobState:
-        """Return how a job is. Raise `SlurmError` where it is not known, or no longer."""
+        """Return the state of a job. Raise `SlurmError` for an unknown or forgotten one."""
         said, _ = self._run(["scontrol", "show", "job", job])
         return read_state(said)
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """End jobs, wherever they are."""
+        """Cancel jobs."""
         self._run(["scancel", *jobs])
 
     def _run(self, command: Sequence[str]) -> tuple[str, str]:
-        """Return what a program says and what it warns of. Raise `SlurmError` where it fails."""
+        """Return stdout and stderr of a command. Raise `SlurmError` if it fails."""
         environ = {name: value for name, value in self.environ.items() if not _OF_THE_SUBMITTER.fullmatch(name)}
         try:
             ended = subprocess.run(
@@ -118,10 +118,10 @@ class Slurm:
 
 
 def read_state(text: str) -> JobState:
-    """Return what `scontrol show job` has said of one job. Raise `SlurmError` where it says nothing of one."""
+    """Parse the output of `scontrol show job`. Raise `SlurmError` if it describes no job."""
     state, code, output = _STATE.search(text), _CODE.search(text), _OUTPUT.search(text)
     if state is None or code is None:
-        raise SlurmError("scontrol: says nothing of the job (see scontrol show job)")
+        raise SlurmError("scontrol: reports no such job (see scontrol show job)")
     restarts, number, signal = map(int, code.groups())
     return JobState(state[1], state[2], restarts, number, signal, Path(output[1]) if output else None)
 
@@ -133,11 +133,11 @@ def follow(
     pause: Callable[[], None],
     output: Path | None = None,
 ) -> JobState:
-    """Follow a job to its end; return that. `say` is told each change, `hear` each new line of what the job says.
+    """Poll a job until it ends, and return its final state.
 
-    `output` is its file, where Slurm need not be asked for it. `pause` is called between looks. An end other than
-    completion counts when it is seen twice, as Slurm may be about to queue the job again. Raise `SlurmError` when Slurm
-    has not answered for long.
+    `say` gets each state change, `hear` each new line of output. `output` is the output file, if known without asking
+    Slurm. `pause` is called between polls. An end other than completion must be seen twice, because Slurm may be about
+    to requeue the job. Raise `SlurmError` after too many failed queries.
     """
     said, before, tail = "", None, Tail()
     for now in _looks(look, pause):
@@ -150,11 +150,11 @@ def follow(
         if is_end:
             return now
         before = now
-    raise AssertionError("looks have no end")
+    raise AssertionError("polling never ends")
 
 
 def _looks(look: Callable[[], JobState], pause: Callable[[], None]) -> Iterator[JobState]:
-    """Yield how a job is, again and again; a question that is not answered is asked again."""
+    """Yield the state of a job repeatedly; retry failed queries."""
     unanswered = 0
     while True:
         try:
@@ -170,13 +170,13 @@ def _looks(look: Callable[[], JobState], pause: Callable[[], None]) -> Iterator[
 
 
 class Tail:
-    """The lines that a file grows by."""
+    """Read the lines that are appended to a file."""
 
     def __init__(self) -> None:
         self._offset = 0
 
     def lines(self, path: Path | None, *, to_the_end: bool) -> Iterator[str]:
-        """Yield whole lines that were not there before, and with `to_the_end` what comes after the last of them."""
+        """Yield new complete lines, and with `to_the_end` also an incomplete last one."""
         if path is None or not path.exists():
             return
         with contextlib.suppress(OSError), open_to_read(path) as file:
@@ -189,6 +189,6 @@ class Tail:
 
 
 def _complaint(said: str, program: str) -> str:
-    """Return what a program of Slurm's complains of, in one line."""
+    """Return the error messages of a Slurm command in one line."""
     lines = [re.sub(rf"^{program}: (error: |fatal: )?", "", line).strip() for line in said.splitlines()]
-    return "; ".join(line for line in lines if line) or "has failed and does not say why"
+    return "; ".join(line for line in lines if line) or "failed without a message"

@@ -1,7 +1,7 @@
-"""What a site's Slurm wants of a job: its queues, its nodes, its environment. `cluster.slurm` writes it down.
+"""Slurm section of a site: queues, nodes and environment.
 
-Fields are called as the options of sbatch are where there is one (https://slurm.schedmd.com/sbatch.html). `auto` leaves
-an option out, so that the cluster's own default holds.
+Fields are named after options of sbatch (https://slurm.schedmd.com/sbatch.html). `auto` omits the option, so that the
+cluster's default applies.
 """
 
 import re
@@ -25,22 +25,22 @@ _OURS: Final = {
     "signal": "slurm.lead",
     "time": "slurm.time",
 }
-"""Options that a script has anyway, and what says them."""
+"""Options that every script sets, and the setting that controls each."""
 
 
 def _one_line(text: str) -> str:
     if not text.isprintable() or not text:
-        raise ValueError(f"{text!r} cannot stand on a line of a script (write what can be printed)")
+        raise ValueError(f"{text!r} cannot be on a line of a script (write printable characters)")
     return text
 
 
 def _option(text: str) -> str:
-    """Return an option of Slurm's with its value."""
+    """Return a long option with its value. Raise `ValueError` for one that the script already sets."""
     match = re.fullmatch(r"--([a-z][a-z0-9-]*)(=.*)?", _one_line(text))
     if match is None:
         raise ValueError(f"{text!r} is not an option in its long form (write --name=value)")
     if match[1] in _OURS:
-        raise ValueError(f"{text!r} is said by {_OURS[match[1]]} (take it out)")
+        raise ValueError(f"{text!r} is set by {_OURS[match[1]]} (leave it out)")
     return text
 
 
@@ -50,15 +50,16 @@ Variable = Annotated[str, AfterValidator(variable_name)]
 
 
 class Container(Section):
-    """The container that the program runs in, if any; the image has paceline in it, as `python -m paceline`."""
+    """Container of the program; its image must provide `python -m paceline`."""
 
     runtime: Literal["none", "pyxis", "apptainer", "shifter"] = "none"
-    """What starts it: Slurm's plugin pyxis (https://github.com/NVIDIA/pyxis/wiki/Usage), `apptainer exec`
-    (https://apptainer.org/docs/user/latest/) or shifter (https://docs.nersc.gov/development/containers/shifter/)."""
+    """Container runtime: Slurm's plugin pyxis (https://github.com/NVIDIA/pyxis/wiki/Usage), `apptainer exec`
+    (https://apptainer.org/docs/user/latest/) or shifter (https://docs.nersc.gov/development/containers/shifter/).
+    """
     image: Word = "none"
     """Image, as the runtime names it."""
     mounts: tuple[Word, ...] = ()
-    """Folders beside the run's and the one it starts in, as HERE:THERE."""
+    """Additional bind mounts as HERE:THERE; the run directory and the working directory are mounted anyway."""
 
     @model_validator(mode="after")
     def _has_an_image(self) -> Self:
@@ -77,59 +78,60 @@ class Container(Section):
 
 
 class SlurmSite(Section):
-    """A Slurm cluster, as a job sees it."""
+    """Slurm cluster, as a job sees it."""
 
     partition: Word = "auto"
-    """Queue."""
+    """Partition (queue)."""
     account: Word = "auto"
-    """Budget that is charged."""
+    """Account to charge."""
     qos: Word = "auto"
     """Quality of service."""
     reservation: Word = "auto"
-    """Nodes that were reserved, such as for a course."""
+    """Reservation, such as for a course."""
     constraint: Word = "auto"
-    """Features that the nodes must have."""
+    """Node features to require."""
     time: TimeDuration | Auto = "auto"
-    """Longest that a job runs before Slurm ends it."""
+    """Time limit of a job."""
     cpus_per_rank: PositiveInt | Auto = "auto"
-    """CPUs of each rank, which its loader works on too; often 1 where the cluster decides."""
+    """CPUs per rank, loader workers included; often 1 by the cluster's default."""
     cpus_per_node: PositiveInt | Auto = "auto"
-    """CPUs of a node that is given whole, which its ranks share evenly; `cpus_per_rank` comes before it."""
+    """CPUs of a node that is allocated as a whole, shared evenly by its ranks; `cpus_per_rank` takes precedence."""
     memory: Word = "auto"
-    """Memory of a node, such as 64G; 0 is all of it."""
+    """Memory per node, such as 64G; 0 for all of it."""
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
-    """Option by which GPUs are asked for."""
+    """Option that requests GPUs."""
     gpu_type: Word = "auto"
-    """Kind of GPU, as the cluster calls it."""
+    """GPU type, as the cluster names it."""
     exclusive: Switch = "off"
-    """Share nodes with no other job."""
+    """Do not share nodes with other jobs."""
     lead: TimeDuration | Auto = "auto"
-    """How long before the time limit what has not left by itself is asked to; Slurm may ask a minute earlier yet.
-    `auto` is as long as `checkpoint.grace`, but half of the time limit at most."""
+    """How long before the time limit a running program is signalled; Slurm may signal up to a minute earlier. `auto` is
+    `checkpoint.grace`, at most half of the time limit.
+    """
     requeue: Switch = "on"
-    """Queue the job again when it was preempted, has lost a node, or has left at its time limit; it then goes on."""
+    """Requeue a job that was preempted, lost a node, or stopped at its time limit; it then resumes."""
     restarts: NonNegativeInt = 100
-    """How often a job that has left early queues itself again at most: one whose time is too short gets nowhere."""
+    """Limit of requeues after early stops: a job whose time limit is too short makes no progress."""
     output: Word = "auto"
-    """File of what the job says, by Slurm's pattern for file names; `auto` is in the run directory, in `job`."""
+    """Output file, as a Slurm file name pattern; `auto` is in the run directory, in `job`."""
     options: tuple[Option, ...] = ()
-    """More options of sbatch, such as --mail-type=END."""
+    """Additional options of sbatch, such as --mail-type=END."""
     srun: tuple[Option, ...] = ()
-    """More options of srun, such as --cpu-bind=none."""
+    """Additional options of srun, such as --cpu-bind=none."""
     modules: tuple[Word, ...] = ()
-    """Modules that are loaded."""
+    """Environment modules to load."""
     setup: str = ""
-    """Lines of bash, put into the script as they are, after the modules."""
+    """Lines of bash to insert verbatim after the modules."""
     venv: Word = "off"
-    """Virtual environment that is activated, and whose Python runs paceline."""
+    """Virtual environment to activate; its Python runs paceline."""
     python: Word = "auto"
-    """Python that runs paceline; `auto` is that of `venv` or of a container, else the one that submits."""
+    """Python that runs paceline; `auto` is that of `venv` or the container, else the submitting one."""
     container: Container = Container()
-    """The container that the program runs in."""
+    """Container of the program."""
     environ: dict[Variable, Word] = Field(default_factory=dict)
-    """Variables that are set, to these very values."""
+    """Environment variables, set verbatim."""
     stage: Off | Word = "off"
-    """Folder in memory or on a disk of each node that data is copied to: `data.stage` of recipes that do not say it."""
+    """Folder in memory or on a local disk of each node to copy data to: `data.stage` of recipes that do not set it."""
 
     @model_validator(mode="after")
     def _asks_in_time(self) -> Self:

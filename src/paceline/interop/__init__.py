@@ -1,7 +1,7 @@
-"""Paceline's data path for other trainers: packed photographs, fast loaders and exact order, in anybody's loop.
+"""Paceline's data loading for other training loops: packs, fast loaders and exact order.
 
-`loaders` gives the two splits of a recipe's data as what a `DataLoader` is to a training loop. Lightning's form of it
-is in `paceline.interop.lightning`, which alone imports that.
+`loaders` returns iterables for both splits of a recipe's data, used like a `DataLoader`. `paceline.interop.lightning`
+is the only module that imports Lightning.
 """
 
 from paceline.interop.build import Loaders, loaders

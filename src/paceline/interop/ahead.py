@@ -1,4 +1,4 @@
-"""Batches taken one by one, and made ahead: whoever takes them may stop anywhere, and workers can be ended for it."""
+"""Get batches one by one from a loader that prefetches; iteration may stop anywhere."""
 
 from collections.abc import Iterator
 
@@ -7,9 +7,9 @@ from paceline.data.loader import Loader
 
 
 class Ahead:
-    """Take batches of `loader` by their numbers; where these follow one another, the next are made meanwhile.
+    """Get batches of `loader` by number; consecutive numbers are prefetched.
 
-    There are `stop` batches. Any other order is as right, and slower, as making them begins anew.
+    There are `stop` batches. Any other order is correct too, but slower, because prefetching restarts.
     """
 
     def __init__(self, loader: Loader, stop: int) -> None:
@@ -22,11 +22,11 @@ class Ahead:
         """Return batch `number`."""
         if number != self._next:
             self._batches = self._loader.batches(number, self._stop)
-        self._next = -1  # until there is a batch
+        self._next = -1  # unless a batch is returned
         batch = next(self._batches)
         self._next = number + 1
         return batch
 
     def close(self) -> None:
-        """End whoever works ahead, with the iterator that they work for; another batch starts others."""
+        """Stop the prefetching workers; the next batch starts them again."""
         self._batches, self._next = iter(()), -1

@@ -1,4 +1,4 @@
-"""From a recipe to loaders that are handed to somebody else's loop, by what makes them for training here."""
+"""Build the loaders of a recipe for another training loop, from the parts that training uses."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -37,13 +37,13 @@ _ENDLESS: Final = 1 << 40
 
 
 class Loaders(NamedTuple):
-    """The two loaders of a data set: `train, val = loaders(...)`, or `with loaders(...) as (train, val):`."""
+    """Both loaders of a data set: `train, val = loaders(...)`, or `with loaders(...) as (train, val):`."""
 
     train: TrainLoader
     val: EvalLoader
 
     def close(self) -> None:
-        """End whoever makes batches ahead, and let go of what both share."""
+        """Stop prefetching, and release what both loaders share."""
         self.train.close()
         self.val.close()
 
@@ -63,20 +63,20 @@ def loaders(
     world_size: int | None = None,
     own_code: bool = False,
 ) -> Loaders:
-    """Return the loaders of the training and the validation split of a recipe's data, for a loop of your own.
+    """Return the loaders of the training and validation split of a recipe's data, for a loop of your own.
 
     `recipe` is what `paceline.train` takes: a preset's name, a YAML file, a run directory, a mapping, or a
-    `paceline.recipe.schema.Recipe`; `overrides` are `"KEY=VALUE"` words over it. What counts of it is `data` and
-    `seed`, `model.memory_format`, `measure.clock`, and how long it trains where `data.progressive` asks. Code that
-    a file or a run directory names for its data or augmentation is imported only with `own_code`: set it where you
-    trust whoever wrote that file. What the arguments name needs no such leave.
+    `paceline.recipe.schema.Recipe`; `overrides` are `"KEY=VALUE"` strings. Only `data`, `seed`, `model.memory_format`
+    and `measure.clock` matter, and the training length for `data.progressive`. Code that a file or a run directory
+    names for its data or augmentation is imported only with `own_code`: set it if you trust the author. Code that the
+    arguments name needs no consent.
 
-    Batches are brought to `device` (`auto`: torch's current GPU, or the CPU where there is none) and normalised there
-    to `dtype`; `torch.uint8` leaves pixels as they are. Images are contiguous, but with `model.memory_format` at
-    channels_last.
+    Batches are moved to `device` (`auto`: torch's current GPU, or the CPU without one) and normalised there to `dtype`;
+    `torch.uint8` leaves pixels unchanged. Images are contiguous, unless `model.memory_format` is channels_last.
 
-    `rank` and `world_size` are those of torch.distributed where it is initialised, and then every rank must call this;
-    else there is one rank. Raise `paceline.core.errors.PacelineError` for what a user can mend.
+    `rank` and `world_size` default to those of torch.distributed if it is initialised, in which case every rank must
+    call this function; otherwise there is one rank. Raise `paceline.core.errors.PacelineError` for errors that a user
+    can fix.
     """
     loaded, where = load_any(recipe, Patch.parse(list(overrides))), find_device(device)
     require_consent(loaded, own_code=own_code, of=("data.",))
@@ -99,10 +99,8 @@ def loaders(
 
 
 def _of_data(recipe: Recipe) -> Recipe:
-    """Return `recipe` without what is the trainer's in it, and would refuse or change batches; images are contiguous
-    unless it says otherwise.
-    """
-    # A network of somebody else's has contiguous filters unless its trainer has changed them, and may call `view`.
+    """Return `recipe` without trainer settings that would change batches; images are contiguous by default."""
+    # A foreign model has contiguous weights unless its trainer changed them, and may call `view`.
     layout = "contiguous" if recipe.model.memory_format == "auto" else recipe.model.memory_format
     model = recipe.model.model_copy(update={"memory_format": layout})
     train = recipe.train.model_copy(update={"accumulate": 1})
@@ -113,8 +111,8 @@ def _train(parts: Parts, dtype: torch.dtype, shared: Shared) -> TrainLoader:
     place, finish = _placement(parts, dtype), parts.finish(dtype)
     if dtype == torch.uint8 and finish.mix.num_draws:
         raise RecipeError(
-            "data.augment: mixup and cutmix mix normalised images, and dtype is torch.uint8 (ask for floats, or leave "
-            "them out)"
+            "data.augment: mixup and cutmix mix normalised images, but dtype is torch.uint8 (use a float dtype, or "
+            "leave them out)"
         )
     loader = parts.train_loader(place)
     pipeline = Pipeline(
@@ -143,16 +141,18 @@ def _val(parts: Parts, dtype: torch.dtype, shared: Shared) -> EvalLoader:
 
 
 def _ahead(parts: Parts, loader: Loader, stop: int) -> Ahead:
-    """Return what takes batches of `loader`, and is closed with all that is held."""
+    """Return a prefetcher of `loader`, closed together with the other resources."""
     ahead = Ahead(loader, stop)
     parts.held.callback(ahead.close)
     return ahead
 
 
 def _placement(parts: Parts, dtype: torch.dtype) -> Placement:
-    """Return what brings batches to the device; raise `RecipeError` for a type that images cannot have."""
+    """Return the placement onto the device. Raise `RecipeError` for a dtype that images cannot have."""
     if not (dtype.is_floating_point or dtype == torch.uint8):
-        raise RecipeError(f"dtype: {dtype} is no type of images (give torch.float32, another float, or torch.uint8)")
+        raise RecipeError(
+            f"dtype: {dtype} is not a dtype of images (give torch.float32, another float, or torch.uint8)"
+        )
     return parts.placement(dtype)
 
 
@@ -161,12 +161,12 @@ def _normalising(place: Placement, dtype: torch.dtype) -> Callable[[Tensor], Ten
 
 
 def _as_pixels(images: Tensor) -> Tensor:
-    """Return the images: uint8 is not normalised."""
+    """Return uint8 images unchanged."""
     return images
 
 
 def _bad_images(parts: Parts) -> BadImages:
-    """Return what warns of this rank's bad images, and ends the loop when they are too many."""
+    """Return a handler that warns of bad images, and raises an error for too many."""
     return BadImages(parts.datasets, parts.recipe.data.max_bad_images, sorted, _told, [])
 
 

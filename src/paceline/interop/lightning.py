@@ -1,7 +1,4 @@
-"""Lightning's form of the loaders: a `LightningDataModule`. Importing this imports Lightning, and nothing else does.
-
-`DataModule` is a class of Lightning's, where ours are not derived from anything: its Trainer asks whether it is one.
-"""
+"""Lightning data module. Importing this module imports Lightning; nothing else in paceline does."""
 
 import importlib
 import sys
@@ -15,13 +12,14 @@ from paceline.interop.eval_loader import EvalLoader
 from paceline.interop.train_loader import TrainLoader
 from paceline.recipe.schema import Recipe
 
+# Two packages with the same classes, which do not know each other: a module of one does not work with the other.
 _NAMES: Final = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _framework() -> Any:
-    """Return Lightning by the name that the program has imported it by, as its two packages know nothing of each other.
+    """Return the Lightning package that the program imported, else `lightning` or `pytorch_lightning`.
 
-    Where it has not yet, that is `lightning`, or else `pytorch_lightning`. Raise `ImportError` where there is neither.
+    Raise `ImportError` if neither is installed.
     """
     for name in _NAMES:
         if name in sys.modules:
@@ -32,21 +30,22 @@ def _framework() -> Any:
     raise ImportError("lightning: is not installed (pip install lightning)")
 
 
+# Derived from Lightning's class, because its Trainer checks isinstance.
 _Base: Any = _framework().LightningDataModule
 
 
 class DataModule(_Base):  # type: ignore[misc]
-    """The data of a recipe, for Lightning's Trainer: `Trainer.fit(module, datamodule=DataModule("folder", ...))`.
+    """Data of a recipe for Lightning's Trainer: `Trainer.fit(module, datamodule=DataModule("folder", ...))`.
 
-    It takes the words of `paceline.interop.loaders`. The loaders are made in `setup`, when the ranks are joined, on the
-    device of the rank, or without a Trainer on that of `loaders`; from then on they are in `train` and `val`, so that
+    It takes the arguments of `paceline.interop.loaders`. `setup` builds the loaders once the ranks are joined, on the
+    rank's device (without a Trainer, on that of `loaders`). From then on they are available as `train` and `val`, so
     `configure_model` can read `self.trainer.datamodule.train.dataset.num_classes`. Batches are pairs (images, targets)
-    that are on the device and finished, so Lightning has nothing to transfer.
+    on the device, so Lightning has nothing to transfer.
 
-    Lightning puts samplers of its own into torch's DataLoaders alone, so whatever `use_distributed_sampler` says is
-    right. It saves where the training loader is in its checkpoints, and goes on from there with `ckpt_path`, in the
-    midst of an epoch too. Every image is validated once: log `hits / val.dataset.num_images` with `reduce_fx="sum"` and
-    `sync_dist=True`, and the accuracy is exact on any number of devices.
+    Lightning inserts its samplers only into torch's DataLoaders, so any `use_distributed_sampler` works. Its
+    checkpoints contain the position of the training loader, and `ckpt_path` resumes from there, even within an epoch.
+    Every image is validated once: log `hits / val.dataset.num_images` with `reduce_fx="sum"` and `sync_dist=True`, and
+    the accuracy is exact on any number of devices.
     """
 
     train: TrainLoader
@@ -58,7 +57,7 @@ class DataModule(_Base):  # type: ignore[misc]
         self._made: Loaders | None = None
 
     def setup(self, stage: str) -> None:
-        """Make the loaders, once, whatever is to be done with them."""
+        """Build the loaders once, for any stage."""
         if self._made is None:
             recipe, overrides, options = self._asked
             where = "auto" if self.trainer is None else self.trainer.strategy.root_device
@@ -66,21 +65,21 @@ class DataModule(_Base):  # type: ignore[misc]
             self.train, self.val = self._made
 
     def train_dataloader(self) -> TrainLoader:
-        """Return the loader of the training split; it is made where nothing has been set up."""
+        """Return the training loader, built if necessary."""
         self.setup("fit")
         return self.train
 
     def val_dataloader(self) -> EvalLoader:
-        """Return the loader of the validation split; it is made where nothing has been set up."""
+        """Return the validation loader, built if necessary."""
         self.setup("validate")
         return self.val
 
     def teardown(self, stage: str) -> None:
-        """End whoever makes batches ahead; another `setup` makes others."""
+        """Stop prefetching; another `setup` builds new loaders."""
         if self._made is not None:
             self._made.close()
             self._made = None
 
     def on_exception(self, exception: BaseException) -> None:
-        """Do the same where the Trainer fails."""
+        """Tear down after a failure of the Trainer."""
         self.teardown("")

@@ -1,4 +1,4 @@
-"""How a split's batches come to be and are finished, which the loaders of both splits share."""
+"""Steps from a split's loader to finished batches, shared by both splits."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ from paceline.train.evaluate import LeftOut
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What makes the batches of a split, in the order in which a batch meets it, and the split's `facts`.
+    """Components that produce a split's batches, in order of use, and the split's metadata `facts`.
 
-    `loader` makes them and `ahead` takes them from it, `left_out` hears of bad images, `place` brings a batch to the
+    `loader` makes batches and `ahead` gets them from it, `left_out` records bad images, `place` moves a batch to the
     device, and `finish` does the rest there.
     """
 
@@ -29,16 +29,16 @@ class Pipeline:
     facts: Dataset
 
     def note_bad(self, batch: Batch) -> None:
-        """Warn of the bad images of a batch. Raise `DataError` where there are too many so far."""
+        """Warn of the bad images of a batch. Raise `DataError` for too many so far."""
         if batch.bad:
             self.left_out.note(batch.bad)
             self.left_out.settle()
 
     def finished(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return (images, targets) on the device, as a loop takes them."""
+        """Return (images, targets) on the device, ready for a training loop."""
         return self.finish(self.place(batch))
 
     def close(self) -> None:
-        """End whoever makes batches ahead."""
+        """Stop the workers."""
         self.ahead.close()
         self.loader.close()

@@ -1,6 +1,6 @@
-"""Which rank of somebody else's program this is, which device it has, and whose turn it is to read.
+"""Find rank and device in a program whose ranks something else started, and order first reads.
 
-The program has started the ranks and joined them, or not; here nothing is started or joined.
+This module starts and joins nothing.
 """
 
 import json
@@ -26,9 +26,9 @@ _FAILED: Final = "failed"
 
 @dataclass(frozen=True)
 class Place:
-    """A rank of `world`, and the `store` by which its ranks can wait for one another, on `num_nodes` nodes.
+    """Rank in `world`, and the `store` with which its ranks wait for each other, on `num_nodes` nodes.
 
-    A `store` of None says that they cannot.
+    Without a `store` they cannot wait.
     """
 
     world: World
@@ -36,11 +36,11 @@ class Place:
     num_nodes: int = 1
 
     def in_turn(self, work: Callable[[bool], T]) -> T:
-        """Return `work(True)` on the first rank of each node and then, on the others, `work(False)`.
+        """Return `work(True)` on the first rank of each node, then `work(False)` on the others.
 
-        Every rank must call it, once. However long the first take, the others wait, in no collective; where one fails,
-        those that wait raise `WorldError`. Rank 0, which may have the store in its process, returns after all others
-        have theirs. Ranks that cannot wait for one another are all the first.
+        Every rank must call this method once. The others wait without a collective, however long the first take; if one
+        fails, they raise `WorldError`. Rank 0, which may host the store, returns last. Without a store, every rank
+        counts as a first one.
         """
         if self.store is None:
             return work(True)
@@ -51,16 +51,15 @@ class Place:
             leave_last(self.store, self.world.world_size - 1, waits, is_last=self.world.is_main)
             return result
         except dist.DistError as error:
-            raise WorldError(f"torch.distributed: the ranks' store is gone while they wait: {error}") from None
+            raise WorldError(f"torch.distributed: the ranks' store closed while they waited: {error}") from None
 
 
 def find_place(rank: int | None, world_size: int | None, gpu: str = "") -> Place:
-    """Return the place that is told, or that torch.distributed knows where it is initialised, or that of one process.
+    """Return the given rank, else that of torch.distributed if initialised, else a single process.
 
-    `gpu` names the GPU that this rank has where it could have had another, and nobody has said which. Where
-    torch.distributed knows the place, every rank must call this. Raise `WorldError` for a rank that is none, for a GPU
-    that several ranks have by chance, and where a launcher has started several ranks that are not joined: each would
-    silently have all images.
+    `gpu` identifies this rank's GPU if it was not chosen explicitly among several. If torch.distributed is initialised,
+    every rank must call this function. Raise `WorldError` for an invalid rank, for ranks that share a GPU by accident,
+    and if a launcher started several ranks that are not joined: each would silently get all images.
     """
     if rank is not None or world_size is not None:
         return Place(_told(rank, world_size))
@@ -69,79 +68,81 @@ def find_place(rank: int | None, world_size: int | None, gpu: str = "") -> Place
     started = world_here().world_size
     if started > 1:
         raise WorldError(
-            f"torch.distributed: is not initialised, and {started} ranks were started (do that first, or give rank and "
-            f"world_size: rank=0, world_size=1 for all images on each)"
+            f"torch.distributed: is not initialised, but {started} ranks were started (initialise it first, or give "
+            f"rank and world_size: rank=0, world_size=1 for all images on each)"
         )
     return Place(World.single())
 
 
 def gpu_by_chance(device: str | torch.device, found: torch.device) -> str:
-    """Return a name for the GPU that was `found` where `device` asks for none and there are several, else nothing."""
+    """Return the UUID of the GPU `found` if `device` is auto and there are several GPUs, else ""."""
     if device != "auto" or found.type != "cuda" or torch.cuda.device_count() < 2:
         return ""
     return str(torch.cuda.get_device_properties(found).uuid)
 
 
 def find_device(device: str | torch.device) -> torch.device:
-    """Return the device that batches are brought to; `auto` is torch's current GPU, or the CPU where there is none.
+    """Return the device for batches; `auto` is torch's current GPU, or the CPU without one.
 
-    Raise `WorldError` for what is neither.
+    Raise `WorldError` for an invalid or unsupported device.
     """
     has_gpu = torch.cuda.is_available()
     try:
         found = torch.device(("cuda" if has_gpu else "cpu") if device == "auto" else device)
     except (RuntimeError, TypeError):
-        raise WorldError(f"device: {device!r} is no device (give cpu, cuda, cuda:0 or auto)") from None
+        raise WorldError(f"device: {device!r} is not a device (give cpu, cuda, cuda:0 or auto)") from None
     if found.type not in ("cpu", "cuda"):
-        raise WorldError(f"device: {found}: batches are brought to cpu or cuda (give cpu, and move them on)")
+        raise WorldError(
+            f"device: {found}: batches can be moved to cpu or cuda only (give cpu, and move them yourself)"
+        )
     if found.type == "cuda" and not has_gpu:
-        raise WorldError(f"device: {found}: no GPU can be used here (give cpu)")
+        raise WorldError(f"device: {found}: no GPU is usable (give cpu)")
     if found.type == "cuda" and found.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return found
 
 
 def _told(rank: int | None, world_size: int | None) -> World:
-    """Return a place among ranks that share this node as its launcher says, or are all on it where there is none."""
+    """Return the world of an explicit rank; ranks share this node as the launcher states, or all of them do."""
     if rank is None or world_size is None or not 0 <= rank < world_size:
-        raise WorldError(f"rank: rank {rank} of {world_size} is no place in a world (give both, rank from 0 on)")
+        raise WorldError(f"rank: rank {rank} of {world_size} is not a valid rank (give both, rank from 0 on)")
     here = world_here()
-    if here.world_size > 1:  # who shares the cores is not changed by whose images a rank has
+    if here.world_size > 1:  # the images of a rank do not change which ranks share a node
         return replace(here, rank=rank, world_size=world_size)
     return World(rank, world_size, rank, world_size)
 
 
 def _joined(gpu: str) -> Place:
-    """Return this rank's place in the default group; who shares its node is found out by the hosts' names.
-
-    Ranks tell one another by the group's store: a collective would need a device, which is not known to be this one's.
-    """
+    """Return this rank of the default group; host names decide which ranks share a node."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    # Exchange through the group's store: a collective would need a device, which need not be that of the batches.
     shared = PrefixStore("paceline.interop", dist.distributed_c10d._get_default_store())
-    store = PrefixStore(str(shared.add(f"calls/{rank}", 1)), shared)  # as many calls, so the same name, on every rank
+    store = PrefixStore(
+        str(shared.add(f"calls/{rank}", 1)), shared
+    )  # the same name on every rank, which all call equally often
     store.set(f"rank/{rank}", json.dumps([uname().nodename, gpu]))
     told = [json.loads(store.get(f"rank/{other}")) for other in range(world_size)]
     check_apart([(host, used) for host, used in told])
     hosts = [host for host, _ in told]
     here = [number for number, host in enumerate(hosts) if host == hosts[rank]]
-    # Whoever has started the ranks: as under torchrun, a rank's share of cores is of what its parent may run on.
+    # As under torchrun, a rank gets a share of the cores that its parent may use.
     world = World(rank, world_size, here.index(rank), len(here), launcher="torchrun")
     return Place(world, store, len(set(hosts)))
 
 
 def check_apart(told: Sequence[tuple[str, str]]) -> None:
-    """Raise `WorldError` where ranks have a GPU in common; `told` is each rank's (host, name of its GPU or nothing)."""
+    """Raise `WorldError` if ranks share a GPU; `told` is (host, GPU or "") per rank."""
     for (host, gpu), times in Counter(told).items():
         if gpu and times > 1:
             ranks = ", ".join(str(rank) for rank, other in enumerate(told) if other == (host, gpu))
             raise WorldError(
-                f"device: ranks {ranks} have one GPU of {host} between them, and there are more (call "
+                f"device: ranks {ranks} share one GPU of {host}, although there are more (call "
                 f"torch.cuda.set_device(local_rank) first, or give device)"
             )
 
 
 def _telling(work: Callable[[bool], T], store: Store, rank: int, is_first: bool) -> T:
-    """Return `work(is_first)`; where it fails, tell those that wait."""
+    """Return `work(is_first)`; on failure, signal the waiting ranks."""
     try:
         return work(is_first)
     except BaseException:
@@ -150,6 +151,6 @@ def _telling(work: Callable[[bool], T], store: Store, rank: int, is_first: bool)
 
 
 def _check(store: Store) -> None:
-    """Raise `WorldError` where a rank that is waited for has failed."""
+    """Raise `WorldError` if a rank that this one waits for has failed."""
     if store.check([_FAILED]):
-        raise WorldError(f"data: rank {store.get(_FAILED).decode()} could not read it (see what that rank says)")
+        raise WorldError(f"data: rank {store.get(_FAILED).decode()} could not read it (see the error of that rank)")

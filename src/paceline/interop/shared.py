@@ -1,4 +1,4 @@
-"""What two loaders share, such as a staged copy of their data set: held until neither needs it."""
+"""Resources that two loaders share, such as a staged copy of their data set."""
 
 import atexit
 import weakref
@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 
 class Shared:
-    """Keep `held` open until nobody holds this any more, or the program ends."""
+    """Keep `held` open until no loader refers to this object, or the program exits."""
 
     def __init__(self, held: ExitStack) -> None:
-        # What is registered last is called first: multiprocessing would wait for workers that nobody has told to end.
+        # Registered last, so called first: multiprocessing's own handler would wait for workers that were not stopped.
         atexit.register(weakref.finalize(self, held.close))

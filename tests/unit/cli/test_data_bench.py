@@ -54,7 +54,7 @@ def test_files_and_a_pack_of_them_are_measured_warm_and_cold(photographs, measur
     assert {"inline, folder", "threads, folder", "processes, folder", "threads, pack"} <= {name for name, _ in measured}
     assert ("processes, folder", "cold") in measured and ("ceiling: memcpy", "cold") not in measured
     assert said["images"] == 4 and said["image_size"] == 224 and said["rows"][0]["images_per_s"] == 100.0
-    assert any(note.startswith("a pack of them was made at ") for note in said["notes"])
+    assert any(note.startswith("a pack of the images was written at ") for note in said["notes"])
     assert said["provenance"]["workers"] == 2
     assert (native() is None) == any(row["name"] == "native, pack" for row in said["left_out"])
 
@@ -65,7 +65,7 @@ def test_tables_fit_a_narrow_terminal(photographs, capsys, monkeypatch):
     said = capsys.readouterr().out
     lines = said.splitlines()
     assert any(line.startswith("files in memory, medians of 2") for line in lines)
-    assert "from the disk, a pass from its start" in lines
+    assert "from the disk, from the start of a pass" in lines
     assert max(len(line) for line in lines if line.startswith(("│", "╭"))) <= 80
     assert "not decided: " in said and "fewer than 3 rounds" in said.replace("\n", " ")
     assert "paceline data pack SRC OUT.pack" in said

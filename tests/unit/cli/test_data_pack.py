@@ -37,7 +37,7 @@ def test_a_pack_is_made_proved_and_unpacked(photographs, tmp_path, capsys):
 
     assert verify([str(out)], "2", against=str(photographs), as_json=False) == 0
     assert capsys.readouterr().out.startswith(
-        "12 images: labels, names and order compared; 12 with exactly the same pixels, 0 at fault (decoded by pillow"
+        "12 images: labels, names and order compared; 12 with exactly the same pixels, 0 different (decoded by pillow"
     )
 
     assert unpack_data(str(out), tmp_path / "again", "2", as_json=False) == 0
@@ -74,9 +74,9 @@ def test_images_that_were_saved_anew_are_told_of(photographs, tmp_path, capsys):
     out = tmp_path / "small.pack"
     pack_data(str(photographs), out, [], Asked(resize=16, quality=80), "1", as_json=False)
     said = capsys.readouterr().out
-    assert "short sides above 16 px scaled to that" in said and "80: not the pixels they were" in said
+    assert "short sides above 16 px scaled to that" in said and "80: pixels differ from the source" in said
     assert verify([str(out)], "1", against=str(photographs), as_json=False) == 0
-    assert "12 scaled down when they were packed (" in capsys.readouterr().out
+    assert "12 scaled down when packed (mean difference (" in capsys.readouterr().out
     assert inspect_data(str(out), [], look_at_all=False, as_json=False) == 0
     said = capsys.readouterr().out
     assert "6 indexed JPEGs" in said and "above 16 px were scaled down" in said

@@ -55,7 +55,7 @@ def test_the_result_is_there_only_when_the_tables_are_and_data_are_gone(
 def test_whoever_interrupts_is_told_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), experiment("x", {}, tmp_path / "e", as_json=True):
         raise KeyboardInterrupt
-    assert capsys.readouterr() == ("", f"stopped: the same command goes on with {tmp_path / 'e'}\n")
+    assert capsys.readouterr() == ("", f"stopped: run the same command to resume {tmp_path / 'e'}\n")
 
 
 def test_an_experiment_is_gone_on_with_whatever_versions_it_was_begun_with(

@@ -42,7 +42,7 @@ def test_what_was_written_is_told_with_the_figure(run, tmp_path, capsys):
     assert work(run, tmp_path / "a") == 0
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "safetensors of run, step-00000012" in said and f"exported: {tmp_path / 'a'}" in said
-    assert "of the largest (at most 0.0001) on 32 validation images" in said and "a/README.md" in said
+    assert "of the largest (limit 0.0001) on 32 validation images" in said and "a/README.md" in said
 
 
 def test_json_is_all_there_is_on_stdout(run, tmp_path, capsys):

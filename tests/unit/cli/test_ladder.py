@@ -100,7 +100,7 @@ def test_ranks_of_a_launcher_are_refused(monkeypatch):
         "MASTER_PORT": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(RecipeError, match="ladder: starts ranks of its own, and torchrun has started these"):
+    with pytest.raises(RecipeError, match="ladder: starts its own ranks, but torchrun started this process"):
         ask(["auto"])
 
 

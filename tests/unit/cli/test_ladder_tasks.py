@@ -157,7 +157,7 @@ def test_a_task_of_a_ladder_that_has_ended_runs_nothing(ladder, started, capsys)
     count = len(started)
     assert ladder(task=1) == 0
     assert len(started) == count
-    assert capsys.readouterr().out.endswith("found: has ended, so task 1 is not run\n")
+    assert capsys.readouterr().out.endswith("found: has finished, so task 1 is not run\n")
 
 
 @pytest.mark.parametrize(

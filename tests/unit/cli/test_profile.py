@@ -155,7 +155,7 @@ def test_the_devices_own_time_is_shown_where_it_is_another(seen) -> None:
 def test_the_loader_is_shown_by_batch_and_by_image(seen) -> None:
     shown = seen(profile())
     assert "decode | 4 ms | 62.5 µs" in shown
-    ready = "75.0 % of batches were ready when asked for, 1.25 lay waiting, workers were busy 50.0 % of the time"
+    ready = "75.0 % of batches were ready when requested, 1.25 lay waiting, workers were busy 50.0 % of the time"
     assert f"a batch: 1 MB read and 2 MB made, {ready}" in shown
 
 
@@ -170,7 +170,7 @@ def test_what_ranks_send_and_whom_they_wait_for_is_shown(seen) -> None:
     shown = seen(profile(communication=COMMUNICATION, timed_run="buckets", result=result(straggler=straggler)))
     assert "exposed | 3 ms a step (15.0 %)" in shown
     assert "sent | 45 MB a step, in 1 bucket" in shown
-    assert "on the wire | 10 ms a step, 70.0 % of it behind backward (in the run buckets)" in shown
+    assert "on the wire | 10 ms a step, 70.0 % of it overlapped with backward (in the run buckets)" in shown
     assert "waiting for the latest | 2 ms a step (10.0 %): rank 1, by 4 ms, in backward" in shown
 
 
@@ -193,8 +193,8 @@ def test_what_was_left_out_is_told_with_its_reason(seen) -> None:
 
 def test_the_cost_of_the_model_is_told_as_far_as_it_is_known(seen) -> None:
     shown = seen(profile(cost=COST))
-    assert "model | 11,173,962 parameters, 3.34 GFLOP an image to train on" in shown
-    assert "computing | 3.34 TFLOP/s on each rank, an MFU of 10.0 % of 33.4 TFLOP/s (a data sheet)" in shown
+    assert "model | 11,173,962 parameters, 3.34 GFLOP per training image" in shown
+    assert "computing | 3.34 TFLOP/s per rank, an MFU of 10.0 % of 33.4 TFLOP/s (a data sheet)" in shown
     assert any(line.startswith("roofline | 25.0 % of the 4,000 images/s") for line in shown)
     unknown = {**COST, "peak_flops_per_s": None, "mfu": None, "roofline_images_per_s": None, "roofline_share": None}
     assert "computing | 3.34 TFLOP/s on each rank" in seen(profile(cost=unknown))
@@ -204,7 +204,7 @@ def test_a_trace_and_the_command_for_nsight_are_told(seen, tmp_path: Path) -> No
     (tmp_path / "trace.json.gz").touch()
     shown = seen(profile(trace_share=1.002), nsys="nsys profile --trace=cuda paceline train x")
     assert any(line.startswith("trace |") and "ui.perfetto.dev" in line for line in shown)
-    assert "stages in rank 0's add up to 100.2 % of what its clock says" in shown
+    assert "stages in rank 0's trace sum to 100.2 % of its measured step time" in shown
     assert "nsys profile --trace=cuda paceline train x" in shown
 
 
@@ -248,10 +248,10 @@ def ask(folder: Path, *words: str, **options: Any) -> int:
 @pytest.mark.parametrize(
     ("asked", "words", "message"),
     [
-        ({"repeats": 3}, (), "--repeats: 3 turns need runs of their own"),
-        ({"trace": True}, (), "--trace: needs a run of its own"),
-        ({}, ("measure.trace=5",), "--trace: needs a run of its own"),
-        ({"nvtx": True}, (), "--nvtx: needs a run of its own"),
+        ({"repeats": 3}, (), "--repeats: 3 needs separate runs"),
+        ({"trace": True}, (), "--trace: needs a separate run"),
+        ({}, ("measure.trace=5",), "--trace: needs a separate run"),
+        ({"nvtx": True}, (), "--nvtx: needs a separate run"),
     ],
 )
 def test_what_takes_more_than_one_run_is_refused_on_ranks_of_somebody_elses(

@@ -52,8 +52,8 @@ def test_lost_ranks_are_started_again_to_resume_and_it_is_said_in_one_line(start
     ]
     out, err = capsys.readouterr()
     assert out == "" and err.splitlines() == [
-        f"warning: {KILLED.sentence}; starting them again (restart 1 of 5)",
-        "warning: a rank failed, so all ranks were ended; starting them again (restart 2 of 5)",
+        f"warning: {KILLED.sentence}; restarting all ranks (restart 1 of 5)",
+        "warning: a rank failed, so all ranks were ended; restarting all ranks (restart 2 of 5)",
     ]
 
 

@@ -163,7 +163,7 @@ def test_what_has_no_effect_or_sense_is_refused_before_anything_is_written(
 
 def test_a_rank_of_somebody_elses_starts_nothing(scale, started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "enter_world", lambda: World(rank=1, world_size=2, launcher="torchrun"))
-    with pytest.raises(PacelineError, match=r"^scale: starts ranks of its own, but 2 ranks were started by torchrun"):
+    with pytest.raises(PacelineError, match=r"^scale: starts its own ranks, but 2 ranks were started by torchrun"):
         scale()
     assert started == []
 
@@ -327,7 +327,7 @@ def test_whole_runs_that_end_within_the_warm_up_have_their_accuracy(scale, start
     note = "no speed: no run had more steps than the 60 of measure.warmup_steps (set fewer)"
     said = capsys.readouterr().out
     assert said.count(f": {note}\n") == len(points) == len(started)
-    assert said.count("no step was counted behind those of measure.warmup_steps, top-1 75.00 %") == len(points)
+    assert said.count("no step was counted after measure.warmup_steps, top-1 75.00 %") == len(points)
     assert note in Path("found/table.md").read_text() and not Path("found/points.csv").exists()
 
 

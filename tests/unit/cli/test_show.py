@@ -138,7 +138,7 @@ def test_the_gap_to_training_images_is_in_points(said, train: float, gap: str) -
 
 
 def test_skipped_steps_are_shown_when_there_were_any(said) -> None:
-    assert said(result(skipped_steps=2))["skipped"] == "2 steps, whose gradient was no number or overflowed"
+    assert said(result(skipped_steps=2))["skipped"] == "2 steps, whose gradient was NaN, infinite or overflowed"
 
 
 def test_the_three_worst_classes_are_named(said) -> None:

@@ -91,7 +91,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(here: Path, capsys):
         assert f"\n#SBATCH {option}\n" in said
     run = f"{here}/runs/course-wideresnet-fashion-"
     assert f" -P -m paceline train {run}" in said
-    assert re.search(r"\n# recipe (\w+), as it was then, in job/recipe-\1\.yaml\n(.*\n)*.*/job/recipe-\1\.yaml ", said)
+    assert re.search(r"\n# recipe (\w+), as submitted, in job/recipe-\1\.yaml\n(.*\n)*.*/job/recipe-\1\.yaml ", said)
     assert " --resume --ranks 8\n" in said
 
 
@@ -162,7 +162,7 @@ def test_what_slurm_refuses_leaves_nothing_behind(here: Path, tmp_path: Path):
         (["digits"], {"wait": True, "dry_run": True}, "--wait: there is nothing to wait for"),
         (["digits"], {"engine": "kubernetes", "wait": True}, "--wait: follows jobs of Slurm's"),
         (["digits"], {"engine": "kubernetes", "array": True}, "--array: is a way of Slurm's"),
-        (["digits"], {"ranks_per_node": 2, "gpus_per_node": 1}, "--ranks-per-node: 2 on 1 GPU of a node (write 1"),
+        (["digits"], {"ranks_per_node": 2, "gpus_per_node": 1}, "--ranks-per-node: 2 on 1 GPU per node (write 1"),
         (["digits", "parallel.strategy=dataparallel"], {"nodes": 2}, "parallel.strategy: dataparallel is one process"),
         (["tune", "digits"], {"nodes": 2}, "--nodes: 2, but tune measures on one node"),
         (["digits"], {"array": True}, "--array: train has no parts"),
@@ -444,7 +444,7 @@ def test_kubernetes_is_given_manifests_by_kubectl_where_it_is(here: Path, tmp_pa
     assert (here / "told").read_text() == f"get --ignore-not-found --output=name {there}create {there}"
     kubectl.write_text("#!/bin/bash\n[ $1 = get ] || exit 1; echo trainjob/a; echo configmap/a\n")
     said = complaint(*words, engine="kubernetes", run_dir=Path("run"))
-    assert said.startswith("kubectl: trainjob/a, configmap/a is there already (delete it first: kubectl delete -f ")
+    assert said.startswith("kubectl: trainjob/a, configmap/a exists already (delete it first: kubectl delete -f ")
     kubectl.write_text("#!/bin/bash\necho 'error: no cluster' >&2; exit 1\n")
     assert complaint(*words, engine="kubernetes", run_dir=Path("run")).startswith("kubectl: error: no cluster")
 

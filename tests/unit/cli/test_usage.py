@@ -11,10 +11,10 @@ from paceline.core.errors import WorldError
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("train digits --epochs 3", "error: --epochs: is no option (write train.epochs=3)\n"),
-        ("train digits --batch-size=64", "error: --batch-size: is no option (write data.batch_size=64)\n"),
-        ("train --optim.lr", "error: --optim.lr: is no option (write optim.lr=...)\n"),
-        ("tune digits --lr --json", "error: --lr: is no option (write optim.lr=...)\n"),
+        ("train digits --epochs 3", "error: --epochs: is not an option (write train.epochs=3)\n"),
+        ("train digits --batch-size=64", "error: --batch-size: is not an option (write data.batch_size=64)\n"),
+        ("train --optim.lr", "error: --optim.lr: is not an option (write optim.lr=...)\n"),
+        ("tune digits --lr --json", "error: --lr: is not an option (write optim.lr=...)\n"),
         ("train digits --rezume", "error: No such option: --rezume"),
         ("report RUN --epochs 3", "error: No such option: --epochs (see --help)\n"),
     ],

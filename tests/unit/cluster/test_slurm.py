@@ -130,16 +130,16 @@ def test_a_script_reads_from_what_is_needed_to_how_it_ends():
         "source /venv/bin/activate\n"
         "export NCCL_SOCKET_IFNAME=ib0\n"
         "\n"
-        "# When the job ends, so that the run leaves in time. Slurm says it to the tasks itself since 23.02.\n"
+        "# When the job ends, so that the run stops in time. Slurm sets this for tasks itself since 23.02.\n"
         'ends=$(squeue --noheader --format=%e --job "$SLURM_JOB_ID")\n'
         'export PACELINE_END_TIME="${SLURM_JOB_END_TIME:-$(date +%s --date="$ends" 2> /dev/null)}"\n'
         "\n"
-        "# A task is a rank, and finds its place in Slurm's variables; when one fails, the others are ended.\n"
+        "# Each task is a rank, and reads its rank from Slurm's variables. If one fails, srun ends the others.\n"
         "srun --kill-on-bad-exit=1 --cpus-per-task=12 /venv/bin/python -P -m paceline train \\\n"
         "    /runs/a/job/recipe-0123456789ab.yaml --run-dir /runs/a --resume --ranks 8\n"
         "code=$?\n"
         "\n"
-        "# 75: asked to leave, and saved; 138: asked before it had begun. Failures to Slurm.\n"
+        "# 75: preempted, and saved; 138: signalled before it started. Slurm counts both as failures.\n"
         'if { [ "$code" -eq 75 ] || [ "$code" -eq 138 ]; } && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then\n'
         '    scontrol requeue "$SLURM_JOB_ID"\n'
         "fi\n"
@@ -308,7 +308,7 @@ def test_a_container_that_cannot_hold_the_job_is_refused():
             script(job, apptainer)
     assert "apptainer exec" in script(ALONE, apptainer)
     pyxis = SlurmSite.model_validate({"container": {"runtime": "pyxis", "image": "p"}})
-    with pytest.raises(RecipeError, match="pyxis starts with srun, and ladder is started without"):
+    with pytest.raises(RecipeError, match="pyxis needs srun, but ladder is started without"):
         script(ALONE, pyxis)
     with pytest.raises(RecipeError, match="'/a,b' has a colon or comma"):
         script(replace(JOB, run_dir=Path("/a,b")), pyxis)
