@@ -250,7 +250,7 @@ def test_a_run_that_lost_a_rank_finishes_by_itself(paceline, tmp_path: Path, who
     assert json.loads(out) == result_of(run)
     told = [line for line in err.splitlines() if line.startswith("warning: ") and "restart" in line]
     assert [line.partition("; ")[2] for line in told] == [
-        f"starting them again (restart {number} of 2)" for number in (1, 2)
+        f"restarting all ranks (restart {number} of 2)" for number in (1, 2)
     ]
     assert "Traceback" not in err
     assert result_of(run)["provenance"]["command"].count("--resume") == 1

@@ -42,7 +42,7 @@ def _folder(path: str) -> str:
     if not re.fullmatch(r"/[^\s:]*", path) or ".." in path.split("/"):
         raise ValueError(f"{path!r} is not an absolute path without spaces and colons (write /claim)")
     if taken or str(PurePosixPath(path)) != path:
-        raise ValueError(f"{path!r} is a system folder of the container (write /claim)")
+        raise ValueError(f"{path!r} is a system folder, or not a plain path (write /claim)")
     return path
 
 

@@ -49,15 +49,15 @@ def test_ranks_that_were_said_stay() -> None:
 @pytest.mark.parametrize(
     ("verb", "options", "message"),
     [
-        ("train", [], r"^--array: train has no parts that run at once \(it is for ladder and scale\)$"),
-        ("ladder", ["--run-dir", "x"], r"^--run-dir: has no place among the options of an array \(leave it out\)$"),
-        ("ladder", ["--task", "1"], "^--task: has no place among the options of an array"),
-        ("ladder", ["--list"], "^--list: has no place among the options of an array"),
+        ("train", [], r"^--array: train has no independent tasks \(it is for ladder and scale\)$"),
+        ("ladder", ["--run-dir", "x"], r"^--run-dir: is not an option of an array \(leave it out\)$"),
+        ("ladder", ["--task", "1"], "^--task: is not an option of an array"),
+        ("ladder", ["--list"], "^--list: is not an option of an array"),
         ("ladder", ["train.epochs=3"], "^train.epochs: 3 has no effect on a ladder"),
-        ("scale", ["--run-dir", "x"], "^--run-dir: has no place among the options of an array"),
-        ("scale", ["--collective"], "^--collective: is one run, which has no tasks"),
-        ("scale", ["run", "--predict"], "^--predict RUN: is one run, which has no tasks"),
-        ("scale", ["--at", "8"], "^--at: 8 has no effect here"),
+        ("scale", ["--run-dir", "x"], "^--run-dir: is not an option of an array"),
+        ("scale", ["--collective"], "^--collective: has no tasks"),
+        ("scale", ["run", "--predict"], "^--predict RUN: has no tasks"),
+        ("scale", ["--at", "8"], "^--at: 8 has no effect in this mode"),
         ("scale", ["--seeds", "8"], "^--seeds: 8 has no effect on short runs"),
     ],
 )

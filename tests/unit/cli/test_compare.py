@@ -114,7 +114,7 @@ def test_one_run_alone_is_said(runs, capsys):
     "options, said",
     [
         ({"metric": "top2"}, r"^--metric: 'top2' is not known \(did you mean 'top\d'\?\) \(use top1, top5, "),
-        ({"out": Path("c.pdf")}, r"^--out: c.pdf says not what to write \(name a file ending in .html, .md, .json\)$"),
+        ({"out": Path("c.pdf")}, r"^--out: c.pdf has no known format \(name a file ending in .html, .md, .json\)$"),
         ({"target": 75}, r"^--target: 75 is not an accuracy"),
         ({"fail_below": ["x"]}, r"^--fail-below: 'x' has no number"),
     ],

@@ -133,5 +133,7 @@ def test_there_is_a_script_for_each_shell(shell: str) -> None:
 
 
 def test_another_shell_is_refused_in_a_line() -> None:
-    with pytest.raises(RecipeError, match=r"--show-completion: 'tcsh' is no shell .* \(take bash, fish, zsh\)"):
+    with pytest.raises(
+        RecipeError, match=r"--show-completion: 'tcsh' is not a supported shell \(use bash, fish, zsh\)"
+    ):
         script("tcsh")

@@ -118,7 +118,7 @@ def test_what_never_came_from_the_disk_is_told(photographs, capsys, monkeypatch)
 
     monkeypatch.setattr(data_bench, "take_turns", take_turns)
     bench_data(str(photographs), [], ASKED, "1", None, as_json=True)
-    assert "cold is not cold here" in json.loads(capsys.readouterr().out)["notes"][-1]
+    assert "cold results are not cold" in json.loads(capsys.readouterr().out)["notes"][-1]
 
 
 def test_the_result_is_written_where_it_was_asked_for(photographs, tmp_path, capsys):

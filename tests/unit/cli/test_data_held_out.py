@@ -74,8 +74,8 @@ def test_a_run_learns_from_all_but_what_is_listed_and_is_validated_by_that(
     out, err = capsys.readouterr()
     assert out.splitlines() == found, "stdout is the list and nothing else"
     assert err == (
-        f"note: {tmp_path / 'run'}: holds no checkpoint, which alone says what it was trained on: not checked whether "
-        "files were added, removed or changed since\n"
+        f"note: {tmp_path / 'run'}: holds no checkpoint to compare with: "
+        "files may have been added, removed or changed since training\n"
     )
     kept.rename(tmp_path / "run" / "checkpoints")
 
@@ -109,5 +109,5 @@ def test_pixels_in_memory_have_no_names_to_list():
 
 
 def test_looking_into_all_images_is_not_listing_them():
-    with pytest.raises(RecipeError, match=r"^--all: looks into images"):
+    with pytest.raises(RecipeError, match=r"^--all: inspects images"):
         list_held_out("digits", [], look_at_all=True, as_json=False)

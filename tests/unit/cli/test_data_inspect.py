@@ -27,7 +27,7 @@ def photographs(tmp_path):
 def test_classes_sizes_and_formats_are_told(photographs, capsys):
     assert inspect_data(str(photographs), [], look_at_all=False, as_json=False) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for fact in ("4 PNG", "5 PNG, 1 JPEG; 1 image cannot be read", "dog: 1, cat: 3 (in training; 1 to 3 at the most)"):
+    for fact in ("4 PNG", "5 PNG, 1 JPEG; 1 image cannot be read", "dog: 1, cat: 3 (in training; 1 to 3)"):
         assert fact in said.replace(" │ │ │ ", " "), fact
 
 
@@ -81,10 +81,10 @@ def test_staging_says_what_to_do_with_the_copy(photographs, tmp_path, capsys):
 
 @pytest.mark.parametrize("words", [[], ["digits"], ["digits", "data.image_size=8"]])
 def test_staging_wants_to_know_what_and_where(words):
-    with pytest.raises(RecipeError, match="wants SRC and WHERE"):
+    with pytest.raises(RecipeError, match="needs SRC and WHERE"):
         stage_data(words, remove=False, as_json=False)
 
 
 def test_removing_wants_a_folder_and_nothing_else(tmp_path):
-    with pytest.raises(RecipeError, match="--remove: wants the folder alone"):
+    with pytest.raises(RecipeError, match="--remove: takes only the folder"):
         stage_data(["digits", str(tmp_path)], remove=True, as_json=False)

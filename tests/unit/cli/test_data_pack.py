@@ -76,7 +76,7 @@ def test_images_that_were_saved_anew_are_told_of(photographs, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "short sides above 16 px scaled to that" in said and "80: pixels differ from the source" in said
     assert verify([str(out)], "1", against=str(photographs), as_json=False) == 0
-    assert "12 scaled down when packed (mean difference (" in capsys.readouterr().out
+    assert "12 scaled down when packed (mean difference " in capsys.readouterr().out
     assert inspect_data(str(out), [], look_at_all=False, as_json=False) == 0
     said = capsys.readouterr().out
     assert "6 indexed JPEGs" in said and "above 16 px were scaled down" in said
@@ -99,7 +99,7 @@ def test_what_is_there_is_overwritten_only_when_asked(photographs, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Asked(form="tar"), r"^--format: 'tar' is not one \(write pack or lmdb\)"),
+        (Asked(form="tar"), r"^--format: 'tar' is not a format \(write pack or lmdb\)"),
         (Asked(form="lmdb", resize=256), r"^--resize: is for packs, and --format is lmdb \(leave it out\)"),
         (Asked(form="lmdb", shard_size="1GB"), "^--shard-size: is for packs"),
         (Asked(form="lmdb", overwrite=True), "^--overwrite: is for packs"),
@@ -115,7 +115,7 @@ def test_options_that_contradict_one_another_are_refused_before_anything_is_read
 
 
 def test_what_is_no_pack_is_not_unpacked(photographs, tmp_path):
-    with pytest.raises(RecipeError, match="is no pack, there is nothing to unpack"):
+    with pytest.raises(RecipeError, match="is not a pack"):
         unpack_data(str(photographs), tmp_path / "out", "1", as_json=False)
 
 

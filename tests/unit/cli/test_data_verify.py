@@ -75,7 +75,7 @@ def test_images_that_are_there_twice_are_told_and_are_no_error(photographs, caps
         f"same   {root}/val/dog/2.png (val) and {root}/val/dog/8.png (val)",
     ]
     assert lines[3].startswith("15 images, 0 bad (")
-    assert lines[4:] == ["3 images are there more than once, 6 samples in all: 1 in both splits, 1 in two classes"]
+    assert lines[4:] == ["3 images have duplicates, 6 samples in all: 1 in both splits, 1 in two classes"]
     assert verify(words, "2", as_json=True) == 0
     copies = json.loads(capsys.readouterr().out)["copies"]
     assert copies["first"][1] == {

@@ -100,7 +100,7 @@ def test_a_list_alone_asks_for_that_of_validation(tmp_path):
 def test_what_is_neither_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"/gone: does not exist \(name a folder of images, a \.csv list"):
         read_source(str(tmp_path / "gone"), [])
-    with pytest.raises(RecipeError, match=r"/gone\.csv: is no file \(name a \.csv list of training images\)"):
+    with pytest.raises(RecipeError, match=r"/gone\.csv: is not a file \(name a \.csv list of training images\)"):
         read_source(str(tmp_path / "gone.csv"), [])
     with pytest.raises(RecipeError, match=r"'digit': is neither a preset, .*did you mean 'digits'"):
         read_source("digit", [])

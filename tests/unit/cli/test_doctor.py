@@ -203,7 +203,7 @@ def test_a_terminal_gets_tables(a_run: RunDir, finished, capsys, monkeypatch: py
     doctor([str(a_run.path)], "2h", as_json=False)
     said = capsys.readouterr().out
     for words in (
-        "this machine", "shared memory", "500.0 ms, one in a hundred takes 1000.0 ms or more", "2 in 85 s: one in 42 s",
+        "this machine", "shared memory", "500.0 ms, the 99th percentile 1000.0 ms", "2 in 85 s: one in 42 s",
         "30.0 s from a failure to the first new step", "30 s of training since the newest checkpoint",
         "307 MB each", "every 76 s, 151 steps: loses 1.53%", "you save every 1.7 min", "a kill loses up to 1.8 min",
     ):  # fmt: skip

@@ -131,12 +131,12 @@ def test_a_person_sees_what_was_kept_and_why(capsys, tmp_path, monkeypatch):
     assert f"  plain {40 * '░'} 200 (dropped)" in out
     told = "kept: faster: 2.00x (1.90 to 2.10) in 3 pairs; forward from 60 ms to 20 ms; backward did not shrink, from"
     assert told in out
-    assert "; alike; its data took 12.0 s to make" in out
+    assert "; alike; preparing its data took 12.0 s" in out
     assert "left out: only helps with a GPU" in out
     assert "1:01 min" in out
     assert re.search(r"best +│ bf16", out)
     assert re.search(rf"\n  paceline train {tmp_path} train.precision=bf16 --ranks \d\n", out)
-    assert "loss" not in out.split("what each takes")[0].split("a step, in ms")[1].splitlines()[2]
+    assert "loss" not in out.split("time and memory")[0].split("time per step, in")[1].splitlines()[2]
 
 
 def test_how_long_an_epoch_and_the_steps_take_stands_beside_start_up(capsys, tmp_path):

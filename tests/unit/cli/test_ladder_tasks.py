@@ -164,7 +164,7 @@ def test_a_task_of_a_ladder_that_has_ended_runs_nothing(ladder, started, capsys)
     ("options", "message"),
     [
         ({"task": 7}, r"^--task: 7 is not one of the 6 tasks \(write 1 to 6\)$"),
-        ({"task": 1, "run_dir": None}, r"^--task: is a part of .* \(add --run-dir DIR\)$"),
+        ({"task": 1, "run_dir": None}, r"^--task: runs in a folder that .* \(add --run-dir DIR\)$"),
         ({"task": 1, "list_only": True}, r"^--task: 1 has no effect on a list \(leave it out\)$"),
     ],
 )

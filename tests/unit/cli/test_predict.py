@@ -197,7 +197,7 @@ def test_a_crafted_state_of_a_checkpoint_is_one_line(run, images, tmp_path, trai
 
 def test_paths_are_asked_for_on_a_stdin_that_is_closed_in_one_line(run, monkeypatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(RecipeError, match=r"^-: stands for paths on stdin, which is closed \(name files or folders\)$"):
+    with pytest.raises(RecipeError, match=r"^-: reads paths from stdin, which is closed \(name files or folders\)$"):
         predict(run, ["-"], **ASKED)
 
 

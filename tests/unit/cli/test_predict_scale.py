@@ -93,7 +93,7 @@ def test_it_is_said_how_many_of_such_intervals_held(table: Path, capsys) -> None
     known = json.loads(record.read_text()).values()
     held = sum(each["low"] <= 0 <= each["high"] for each in known) / len(known)
     predict_points(table, at="16", ranks_per_node=4)
-    assert f"nominally 95 %; on published tables {100 * held:.0f} % of" in " ".join(capsys.readouterr().out.split())
+    assert f"nominally 95 %; on published tables, {100 * held:.0f} % of" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_prediction_is_left_where_it_is_asked_for(table: Path, tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_a_prediction_is_left_where_it_is_asked_for(table: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"at": "16,x"}, "--at: 'x' is no number of ranks"),
-        ({"at": ""}, "--at: '' is no number of ranks"),
+        ({"at": "16,x"}, "--at: 'x' is not a number of ranks"),
+        ({"at": ""}, "--at: '' is not a number of ranks"),
         ({"ranks_per_node": 0}, "--ranks-per-node: 0 is out of range (write a number above 0)"),
         ({"rank_batch": -1}, "--rank-batch: -1 is out of range (write a number above 0)"),
         ({"images": float("nan")}, "--images: nan is out of range (write a number above 0)"),

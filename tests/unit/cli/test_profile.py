@@ -155,13 +155,13 @@ def test_the_devices_own_time_is_shown_where_it_is_another(seen) -> None:
 def test_the_loader_is_shown_by_batch_and_by_image(seen) -> None:
     shown = seen(profile())
     assert "decode | 4 ms | 62.5 µs" in shown
-    ready = "75.0 % of batches were ready when requested, 1.25 lay waiting, workers were busy 50.0 % of the time"
+    ready = "75.0 % of batches were ready when requested, 1.25 in the queue, workers were busy 50.0 % of the time"
     assert f"a batch: 1 MB read and 2 MB made, {ready}" in shown
 
 
 def test_without_workers_nothing_is_said_of_a_queue(seen) -> None:
     shown = seen(profile(result=result(loader=LOADER.model_copy(update={"workers": 0, "busy": None}))))
-    assert "a batch, made by the rank itself" in shown
+    assert "loading a batch, by the rank itself" in shown
     assert "a batch: 1 MB read and 2 MB made" in shown
 
 
@@ -169,9 +169,9 @@ def test_what_ranks_send_and_whom_they_wait_for_is_shown(seen) -> None:
     straggler = StragglerResult(lost_s=0.002, share=0.1, rank=1, stage="backward", late_s=0.004)
     shown = seen(profile(communication=COMMUNICATION, timed_run="buckets", result=result(straggler=straggler)))
     assert "exposed | 3 ms a step (15.0 %)" in shown
-    assert "sent | 45 MB a step, in 1 bucket" in shown
+    assert "sent | 45 MB per step, in 1 bucket" in shown
     assert "on the wire | 10 ms a step, 70.0 % of it overlapped with backward (in the run buckets)" in shown
-    assert "waiting for the latest | 2 ms a step (10.0 %): rank 1, by 4 ms, in backward" in shown
+    assert "waiting for stragglers | 2 ms per step (10.0 %): rank 1, by 4 ms, in backward" in shown
 
 
 def test_probes_are_shown_beside_the_base_and_their_ceilings_replace_its_estimate(seen) -> None:

@@ -12,7 +12,7 @@ from paceline.core.world import World
 from paceline.parallel.launch import Ended
 from paceline.recipe.load import load
 
-KILLED = Ended(137, "rank 1 of 2 was killed by SIGKILL, so all ranks were ended", was_lost=True)
+KILLED = Ended(137, "rank 1 of 2 was killed by SIGKILL, so all ranks were stopped", was_lost=True)
 EXTRA = ["--run-dir", "runs/x"]
 
 
@@ -53,7 +53,7 @@ def test_lost_ranks_are_started_again_to_resume_and_it_is_said_in_one_line(start
     out, err = capsys.readouterr()
     assert out == "" and err.splitlines() == [
         f"warning: {KILLED.sentence}; restarting all ranks (restart 1 of 5)",
-        "warning: a rank failed, so all ranks were ended; restarting all ranks (restart 2 of 5)",
+        "warning: a rank failed, so all ranks were stopped; restarting all ranks (restart 2 of 5)",
     ]
 
 

@@ -133,7 +133,7 @@ def only_result() -> tuple[ExperimentDir, ScaleResult]:
     [
         ([], {"ranks": "1,x"}, r"^--ranks: 'x' is not a number of ranks \(write 1,2,4\)$"),
         ([], {"ranks": "0"}, "^--ranks: '0' is not a number"),
-        ([], {"mode": "odd"}, r"^--mode: 'odd' is no way to scale \(write weak or strong\)$"),
+        ([], {"mode": "odd"}, r"^--mode: 'odd' is not a scaling mode \(write weak or strong\)$"),
         ([], {"seeds": 2}, "^--seeds: 2 has no effect on short runs"),
         ([], {"target": 0.5}, r"^--target: 0\.5 has no effect on short runs"),
         ([], {"accuracy": True, "steps": 5}, "^--steps: 5 has no effect beside --accuracy"),
@@ -142,13 +142,13 @@ def only_result() -> tuple[ExperimentDir, ScaleResult]:
         ([], {"batch_sizes": "64", "ranks": "1,2"}, r"^--ranks: a study of batches takes one number \(write --ranks 2"),
         ([], {"batch_sizes": "64,many", "ranks": "1"}, "^--batch-sizes: 'many' is not a batch size"),
         ([], {"warmups": "5", "ranks": "1"}, "^--warmups: '5' is not a duration"),
-        ([], {"lr_rules": "cubic", "ranks": "1"}, r"^--lr-rules: 'cubic' is no rule \(write none, sqrt, linear"),
+        ([], {"lr_rules": "cubic", "ranks": "1"}, r"^--lr-rules: 'cubic' is not a rule \(write none, sqrt, linear"),
         ([], {"batch_sizes": "64", "ranks": "1", "target": 75.0}, r"^--target: 75 is no accuracy \(write 0\.75"),
-        ([], {"nodes": "1,2"}, "^--nodes: 1,2, but this is no allocation of Slurm's"),
+        ([], {"nodes": "1,2"}, "^--nodes: 1,2, but this is not a Slurm allocation"),
         (["train.epochs=3"], {}, r"^train\.epochs: 3 has no effect on short runs"),
         (["measure.clock=off"], {}, r"^measure\.clock: off leaves nothing to measure"),
         (["parallel.strategy=dataparallel"], {}, r"^parallel\.strategy: dataparallel is one process"),
-        (["train.eval_every=off"], {"accuracy": True}, r"^train\.eval_every: off leaves no accuracy to tell"),
+        (["train.eval_every=off"], {"accuracy": True}, r"^train\.eval_every: off leaves no accuracy to report"),
         ([*STEPS], {"accuracy": True}, r"^train\.steps: 40 trains larger batches on more .* \(set train\.epochs\)$"),
         ([*STEPS], {"batch_sizes": "64,128", "ranks": "1"}, r"^train\.steps: 40 trains larger batches on more images"),
     ],
@@ -185,8 +185,8 @@ def test_ranks_are_measured_in_turns_and_told(scale, started, capsys: pytest.Cap
     assert [point.ranks for point in read_points(folder.path / "points.csv")] == [1, 2]
     assert folder.table.is_file() and folder.markdown.is_file()
     said = capsys.readouterr().out
-    assert "2 cases in 2 turns: 4 runs of 7 counted steps" in said
-    assert "2 ranks, turn 1: 190 images/s" in said and "95.0 %" in said
+    assert "2 cases with 2 repeats: 4 runs of 7 counted steps" in said
+    assert "2 ranks, repeat 1: 190 images/s" in said and "95.0 %" in said
     assert f"caution: {found.caution}" in said and f"folder: {folder.path}" in said
 
 
@@ -218,7 +218,7 @@ def test_an_experiment_that_was_cut_off_repeats_no_run(
     assert len(started) == 2
     scale(repeats=1)
     assert len(started) == 2
-    assert "2 ranks: 190 images/s (was there)" in capsys.readouterr().out
+    assert "2 ranks: 190 images/s (from an earlier start)" in capsys.readouterr().out
     assert len(only_result()[1].points) == 2
 
 
@@ -279,7 +279,7 @@ def test_a_number_of_ranks_that_fails_is_told_and_the_others_go_on(scale, starte
     assert len(started) == 5
     found = only_result()[1]
     assert [point.error for point in found.points] == ["", "no room", ""]
-    assert "2 ranks, turn 1: failed: no room" in capsys.readouterr().out
+    assert "2 ranks, repeat 1: failed: no room" in capsys.readouterr().out
 
 
 def test_where_every_run_fails_that_is_the_end(scale) -> None:
@@ -415,11 +415,11 @@ def test_tasks_in_any_order_and_then_the_study_come_to_what_it_comes_to_alone(
     for number in (4, 1, 3, 2, 3):
         assert scale(**study, run_dir=Path("found"), task=number) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "2 ranks, turn 2: 190 images/s",
-        "1 rank, turn 1: 100 images/s",
-        "1 rank, turn 2: 100 images/s",
-        "2 ranks, turn 1: 190 images/s",
-        "1 rank, turn 2: 100 images/s (was there)",
+        "2 ranks, repeat 2: 190 images/s",
+        "1 rank, repeat 1: 100 images/s",
+        "1 rank, repeat 2: 100 images/s",
+        "2 ranks, repeat 1: 190 images/s",
+        "1 rank, repeat 2: 100 images/s (from an earlier start)",
     ]
     assert sorted(Path(command[command.index("--run-dir") + 1]).name for command in started) == alone
     assert not Path("found/experiment.json").exists()
@@ -448,7 +448,7 @@ def test_a_task_that_fails_ends_with_what_its_run_has_ended_with(scale, capsys: 
     with pytest.raises(TrialError, match=r"^no room$") as raised:
         scale(run_dir=Path("found"), task=2, fails="data.batch_size=256")
     assert raised.value.exit_code == 1
-    assert capsys.readouterr().out == "2 ranks, turn 1: failed: no room\n"
+    assert capsys.readouterr().out == "2 ranks, repeat 1: failed: no room\n"
 
 
 def test_a_task_needs_its_own_nodes_alone_and_what_was_measured_needs_none(

@@ -49,17 +49,23 @@ def test_each_question_goes_to_whom_it_is_for_with_what_was_said(asked: dict[str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"points": CSV}, r"--points: times\.csv is to predict from \(add --predict\)"),
-        ({"predict": True}, r"--predict: needs a run to predict from \(write "),
-        ({"predict": True, "words": [RUN, "seed=1"]}, r"--predict: needs a run to predict from \(write "),
+        ({"points": CSV}, r"--points: times\.csv is input for a prediction \(add --predict\)"),
+        ({"predict": True}, r"--predict: needs a run \(write "),
+        ({"predict": True, "words": [RUN, "seed=1"]}, r"--predict: needs a run \(write "),
         ({"predict": True, "points": CSV, "words": [RUN]}, r"--points: times\.csv and runs/one are both .*leave one"),
-        ({"collective": True, "words": [RUN]}, r"--collective: times messages, .*\(leave those out\)"),
-        ({"predict": True, "words": [RUN], "task": 1}, r"--task: 1 has no effect here \(leave it out; it is for m"),
-        ({"at": "8"}, r"--at: 8 has no effect here \(leave it out; it is for --predict --points or --predict RUN\)"),
-        ({"predict": True, "points": CSV, "network": "ndr"}, r"--network: ndr has no effect here"),
-        ({"predict": True, "words": [RUN], "accuracy": True}, r"--accuracy: True has no effect here"),
-        ({"collective": True, "steps": 4}, r"--steps: 4 has no effect here"),
-        ({"out": CSV}, r"--out: times\.csv has no effect here \(leave it out; it is for --collective\)"),
+        ({"collective": True, "words": [RUN]}, r"--collective: times all-reduces, .*\(leave those out\)"),
+        (
+            {"predict": True, "words": [RUN], "task": 1},
+            r"--task: 1 has no effect in this mode \(leave it out; it is for m",
+        ),
+        (
+            {"at": "8"},
+            r"--at: 8 has no effect in this mode \(leave it out; it is for --predict --points or --predict RUN\)",
+        ),
+        ({"predict": True, "points": CSV, "network": "ndr"}, r"--network: ndr has no effect in this mode"),
+        ({"predict": True, "words": [RUN], "accuracy": True}, r"--accuracy: True has no effect in this mode"),
+        ({"collective": True, "steps": 4}, r"--steps: 4 has no effect in this mode"),
+        ({"out": CSV}, r"--out: times\.csv has no effect in this mode \(leave it out; it is for --collective\)"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(

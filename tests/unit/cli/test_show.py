@@ -270,4 +270,4 @@ def test_an_evaluation_names_its_checkpoint_and_lists_classes_when_asked(
     empty = REPORT.model_copy(update={"classes": ClassTable((*COUNTS, ClassCount("gnu", 0, 0)))})
     show_evaluation(empty, CHECKPOINT, as_json=False, per_class=True)
     full = capsys.readouterr().out
-    assert "eel" in full and "100.00 %" in full and "none to judge" in full
+    assert "eel" in full and "100.00 %" in full and "no images" in full

@@ -18,7 +18,13 @@ FOUND = fit("gloo", 2, 1, TIMES)
 def test_a_person_reads_each_size_and_what_explains_them(capsys: pytest.CaptureFixture[str]):
     show_collective(FOUND, Path("wire.json"), as_json=False)
     out = capsys.readouterr().out
-    for words in ("2 ranks of 1 node, gloo", "65.5 kB", "64 MB", "500 µs a hop and 1.000 GB/s", "--network wire.json"):
+    for words in (
+        "2 ranks of 1 node, gloo",
+        "65.5 kB",
+        "64 MB",
+        "500 µs per hop and 1.000 GB/s",
+        "--network wire.json",
+    ):
         assert words in out, words
 
 

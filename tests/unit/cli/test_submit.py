@@ -140,7 +140,7 @@ def test_whoever_stops_following_leaves_the_job(here: Path, capsys, monkeypatch)
     monkeypatch.setattr("paceline.cli.show_submit.time", SimpleNamespace(sleep=interrupt))
     with pytest.raises(KeyboardInterrupt):
         ask("digits", wait=True)
-    assert "stopped following: job 41 goes on (scancel 41 ends it)" in capsys.readouterr().err
+    assert "stopped following: job 41 keeps running (scancel 41 ends it)" in capsys.readouterr().err
     assert not (here / "cancelled").exists()
 
 
@@ -158,10 +158,10 @@ def test_what_slurm_refuses_leaves_nothing_behind(here: Path, tmp_path: Path):
         (["nothing"], {}, "'nothing': is neither a preset"),
         (["digits", "slurm.tme=2h"], {}, "slurm.tme: is not a field (did you mean 'time'?)"),
         (["digits", "kubernetes.image=a"], {}, "kubernetes.image: has no effect with --engine slurm"),
-        (["digits"], {"engine": "pbs"}, "--engine: 'pbs' is no engine"),
+        (["digits"], {"engine": "pbs"}, "--engine: 'pbs' is not a scheduler"),
         (["digits"], {"wait": True, "dry_run": True}, "--wait: there is nothing to wait for"),
-        (["digits"], {"engine": "kubernetes", "wait": True}, "--wait: follows jobs of Slurm's"),
-        (["digits"], {"engine": "kubernetes", "array": True}, "--array: is a way of Slurm's"),
+        (["digits"], {"engine": "kubernetes", "wait": True}, "--wait: follows Slurm jobs"),
+        (["digits"], {"engine": "kubernetes", "array": True}, "--array: is for Slurm"),
         (["digits"], {"ranks_per_node": 2, "gpus_per_node": 1}, "--ranks-per-node: 2 on 1 GPU per node (write 1"),
         (["digits", "parallel.strategy=dataparallel"], {"nodes": 2}, "parallel.strategy: dataparallel is one process"),
         (["tune", "digits"], {"nodes": 2}, "--nodes: 2, but tune measures on one node"),
@@ -183,7 +183,7 @@ def test_what_would_fail_is_refused_before_it_is_queued(here: Path, words: list[
 
 def test_without_slurm_an_engine_has_to_be_named(here: Path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert complaint("digits").startswith("--engine: is needed where there is no sbatch")
+    assert complaint("digits").startswith("--engine: is required without sbatch")
     assert complaint("digits", engine="slurm") == "sbatch: is not on the PATH (submit where Slurm is)"
     assert list(here.iterdir()) == []
 
@@ -257,7 +257,7 @@ def test_a_ladder_file_and_its_recipe_are_kept(here: Path, array: bool):
     for name in ["job", *(["tasks-1n"] if array else [])]:
         text = (here / "run" / "job" / f"{name}.sh").read_text().replace(" \\\n    ", " ")
         assert f" -P -m paceline ladder {ladder} {recipe} seed=1 --steps 3 --ranks 1 --run-dir {here}/run" in text
-        assert f"\n# ladder own, as it was then, in {ladder.relative_to(here / 'run')}\n" in text
+        assert f"\n# ladder own, as submitted, in {ladder.relative_to(here / 'run')}\n" in text
     assert (load(str(recipe)).recipe.optim.lr, load(str(recipe)).recipe.seed) == (0.3, 1)
     assert load_ladder(str(ladder)) == replace(before, recipe=str(here / "mine.yaml"))
 
@@ -336,8 +336,8 @@ def test_output_that_the_site_names_is_told_as_the_file_that_it_is(here: Path, t
 
 def test_a_wrong_site_of_the_variable_is_told_as_that(here: Path, monkeypatch):
     monkeypatch.setenv("PACELINE_SITE", "nowhere")
-    assert complaint("digits").startswith("PACELINE_SITE: 'nowhere' is no site")
-    assert complaint("digits", site="here").startswith("--site: 'here' is no site")
+    assert complaint("digits").startswith("PACELINE_SITE: 'nowhere' is not a site")
+    assert complaint("digits", site="here").startswith("--site: 'here' is not a site")
 
 
 @pytest.mark.parametrize(

@@ -100,5 +100,5 @@ def test_where_nothing_could_be_measured_the_first_error_is_told(sweep, tmp_path
 
 @pytest.mark.parametrize("option", ["trace", "nvtx"])
 def test_what_slows_steps_down_is_refused_beside_it(option: str) -> None:
-    with pytest.raises(RecipeError, match=f"^--{option}: slows down what --vary compares"):
+    with pytest.raises(RecipeError, match=f"^--{option}: slows down the runs that --vary compares"):
         profile(["digits"], vary=["data.workers=0,1"], **{option: True})

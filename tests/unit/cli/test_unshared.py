@@ -10,7 +10,10 @@ from paceline.cli.unshared import unshared
 NAMES = ("SLURM_", "RANK", "WORLD_SIZE", "TORCHELASTIC_", "PACELINE_LAUNCHER")
 SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
 TORCHRUN = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "a"}
-NOTE = "note: verb is not distributed: each of 4 ranks does all of the work (start one process, or give each its own input)\n"
+NOTE = (
+    "note: verb is not distributed: each of 4 ranks does all of the work "
+    "(start one process, or give each its own input)\n"
+)
 
 
 @pytest.fixture

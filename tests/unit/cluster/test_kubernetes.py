@@ -323,7 +323,7 @@ def test_an_image_and_a_claim_have_to_be_named(field: str) -> None:
 def test_a_recipe_that_no_config_map_can_hold_is_refused() -> None:
     largest = "#" * (1_048_576 - 1) + "\n"
     assert written(recipe=largest)
-    with pytest.raises(RecipeError, match=r"recipe: 1\.0 MiB do not fit"):
+    with pytest.raises(RecipeError, match=r"recipe: 1\.0 MiB does not fit"):
         written(recipe=largest + "#")
 
 

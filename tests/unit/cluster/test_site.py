@@ -85,12 +85,12 @@ BAD = {
     "a length of training": ("slurm: {time: 5ep}", "site.yaml:1: slurm.time: '5ep'"),
     "too late a signal": ("slurm: {time: 1min, lead: 60s}", "site.yaml:1: slurm: lead 60s is not before"),
     "an account of two lines": ('slurm: {account: "a\\n#SBATCH -N9"}', "site.yaml:1: slurm.account: 'a\\n#SBATCH -N9'"),
-    "an empty account": ("slurm: {account: ''}", "site.yaml:1: slurm.account: '' cannot stand"),
+    "an empty account": ("slurm: {account: ''}", "site.yaml:1: slurm.account: '' cannot be on a line"),
     "a short option": (
         "slurm: {options: [-N 9]}",
         "site.yaml:1: slurm.options[0]: '-N 9' is not an option in its long",
     ),
-    "an option of ours": ("slurm: {srun: [--nodes=9]}", "site.yaml:1: slurm.srun[0]: '--nodes=9' is said by --nodes"),
+    "an option of ours": ("slurm: {srun: [--nodes=9]}", "site.yaml:1: slurm.srun[0]: '--nodes=9' is set by --nodes"),
     "no variable": ("slurm: {environ: {a-b: 1}}", "slurm.environ"),
     "no image": ("slurm: {container: {runtime: pyxis}}", "site.yaml:1: slurm.container: pyxis needs an image"),
     "no runtime": ("slurm: {container: {image: a}}", "site.yaml:1: slurm.container: image and mounts have no effect"),
@@ -99,9 +99,9 @@ BAD = {
         "site.yaml:1: slurm.container: mounts: '/data' is not HERE:THERE",
     ),
     "itself": ("extends: site.yaml", "site.yaml: extends itself"),
-    "no site": ("extends: perlmuter", "site.yaml:1: extends: 'perlmuter' is no site (did you mean 'perlmutter'?)"),
+    "no site": ("extends: perlmuter", "site.yaml:1: extends: 'perlmuter' is not a site (did you mean 'perlmutter'?)"),
     "no file": ("extends: no.yaml", "site.yaml:1: extends: 'no.yaml': there is no such file"),
-    "no name": ("extends: [a]", "site.yaml:1: extends: ['a'] is no site"),
+    "no name": ("extends: [a]", "site.yaml:1: extends: ['a'] is not a site"),
 }
 
 
@@ -117,5 +117,5 @@ def test_a_word_is_refused_by_its_field():
         load_site(None, ("slurm.acount=me",))
     with pytest.raises(RecipeError, match=r"^slurm\.cpus_per_rank: 0 should be "):
         load_site(None, ("slurm.cpus_per_rank=0",))
-    with pytest.raises(RecipeError, match=r"^--site: 'nowhere' is no site \(write juwels-booster, "):
+    with pytest.raises(RecipeError, match=r"^--site: 'nowhere' is not a site \(write juwels-booster, "):
         load_site("nowhere", ())

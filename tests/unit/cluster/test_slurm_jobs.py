@@ -39,7 +39,7 @@ def test_a_job_is_read_from_what_slurm_shows_of_it_whatever_it_is_called():
     state = read_state(SHOWN)
     assert state == JobState("FAILED", "NonZeroExitCode", 2, 75, 0, Path("/runs/a b/job/12.out"))
     assert str(state) == "failed (NonZeroExitCode), exit code 75, restart 2"
-    with pytest.raises(SlurmError, match="says nothing of the job"):
+    with pytest.raises(SlurmError, match="reports no such job"):
         read_state("No jobs in the system\n")
 
 
@@ -76,7 +76,7 @@ def test_what_slurm_refuses_is_one_line(programs):
     with pytest.raises(SlurmError) as refused:
         slurm.submit(Path("/job.sh"))
     assert str(refused.value) == wanted
-    with pytest.raises(SlurmError, match="scontrol: has failed and does not say why"):
+    with pytest.raises(SlurmError, match="scontrol: failed without a message"):
         slurm.look("1")
 
 
