@@ -27,7 +27,7 @@ def parse(where: str, verb: str, words: list[str]) -> None:
         command, words = command.commands[words[0]], words[1:]
     context = command.make_context(where, words)
     if verb == "submit":
-        asked = read_words(context.params["words"] or [])
+        asked = read_words(context.params["args"] or [])
         VERBS[asked.verb].make_context(where, [*asked.words, *asked.options])
 
 
@@ -36,10 +36,10 @@ def load_recipe(words: tuple[str, ...]) -> bool:
     verb, *rest = words
     params = VERBS[verb].make_context(verb, list(rest)).params
     if verb == "submit":
-        asked = read_words(params["words"] or [])
+        asked = read_words(params["args"] or [])
         load_site(params["site"], asked.site, None)
         verb, params = asked.verb, VERBS[asked.verb].make_context(asked.verb, [*asked.words, *asked.options]).params
-    said = params.get("words") or []
+    said = params.get("args") or []
     if verb not in MEASURING or (said and said[0].endswith((".yaml", ".pack"))):
         return False
     if verb == "ladder":  # its first word is a ladder, whose recipe the others are for

@@ -84,11 +84,11 @@ def without_local_rank(argv: list[str], environ: Mapping[str, str]) -> list[str]
     return [argv[0], *argv[2:]]
 
 
-def completed(words: list[str]) -> int:
-    """Print completions of the last of `words` for a shell, one per line, and return the exit code."""
+def completed(args: list[str]) -> int:
+    """Print completions of the last of `args` for a shell, one per line, and return the exit code."""
     from paceline.cli.complete import complete
 
-    for each in complete(words, typer.main.get_command(app)):
+    for each in complete(args, typer.main.get_command(app)):
         print(each)
     return 0
 

@@ -30,7 +30,7 @@ class Array:
     tasks: tuple[Task, ...]
 
 
-def build_array(verb: str, words: Sequence[str], options: Sequence[str], ranks_per_node: int) -> Array:
+def build_array(verb: str, args: Sequence[str], options: Sequence[str], ranks_per_node: int) -> Array:
     """Return the array of `ladder` or `scale` with its arguments and options.
 
     `ranks_per_node` is the default for `--ranks`. Raise `PacelineError` for arguments that do not fit, and typer's
@@ -38,39 +38,39 @@ def build_array(verb: str, words: Sequence[str], options: Sequence[str], ranks_p
     """
     match verb:
         case "ladder":
-            return _ladder([*words, *options], ranks_per_node)
+            return _ladder([*args, *options], ranks_per_node)
         case "scale":
-            return _scale([*words, *options], ranks_per_node)
+            return _scale([*args, *options], ranks_per_node)
     raise RecipeError(f"--array: {verb} has no independent tasks (it is for ladder and scale)")
 
 
-def _ladder(words: list[str], ranks_per_node: int) -> Array:
+def _ladder(args: list[str], ranks_per_node: int) -> Array:
     from paceline.cli.ladder import tasks_of
 
-    given = _given("ladder", words)
-    ranks, said = given["ranks"], words
+    given = _given("ladder", args)
+    ranks, command_args = given["ranks"], args
     if ranks == _AUTO:
-        ranks, said = str(ranks_per_node), [*words, "--ranks", str(ranks_per_node)]
-    asked = {name: given[name] for name in ("recipe", "steps", "repeats")}
-    return Array(("ladder", *said), tasks_of(list(given["words"] or []), ranks, **asked))
+        ranks, command_args = str(ranks_per_node), [*args, "--ranks", str(ranks_per_node)]
+    request = {name: given[name] for name in ("recipe", "steps", "repeats")}
+    return Array(("ladder", *command_args), tasks_of(list(given["args"] or []), ranks, **request))
 
 
-def _scale(words: list[str], ranks_per_node: int) -> Array:
+def _scale(args: list[str], ranks_per_node: int) -> Array:
     from paceline.cli.scale import tasks_of
 
-    given = _given("scale", words)
-    asked = {name: value for name, value in measuring_options(given).items() if name not in (*_OURS, "own_code")}
-    options, said = Options(**asked), words
+    given = _given("scale", args)
+    request = {name: value for name, value in measuring_options(given).items() if name not in (*_OURS, "own_code")}
+    options, command_args = Options(**request), args
     if options.ranks == _AUTO:
         known = [ranks_per_node] if options.is_study else read_ranks(_AUTO, ranks_per_node)
         ranks = ",".join(map(str, known))
-        options, said = Options(**asked | {"ranks": ranks}), [*words, "--ranks", ranks]
-    return Array(("scale", *said), tasks_of(list(given["words"] or []), options))
+        options, command_args = Options(**request | {"ranks": ranks}), [*args, "--ranks", ranks]
+    return Array(("scale", *command_args), tasks_of(list(given["args"] or []), options))
 
 
-def _given(verb: str, words: Sequence[str]) -> dict[str, Any]:
+def _given(verb: str, args: Sequence[str]) -> dict[str, Any]:
     """Return a verb's options by parameter name. Raise `RecipeError` for one that an array cannot have."""
-    given = read_options(verb, words)
+    given = read_options(verb, args)
     for name in _OURS:
         if given.get(name):
             option = "--list" if name == "list_only" else f"--{name.replace('_', '-')}"

@@ -28,11 +28,11 @@ def collective(ranks: str, out: Path | None, *, as_json: bool, oversubscribe: bo
         raise WorldError("--ranks: a single rank sends nothing (set --ranks 2, or more)")
     if world.launcher == "single":
         return start_ranks(num_ranks, 0, [])
-    found = measure(world)
+    result = measure(world)
     if world.is_main:
         if out is not None:
-            write(found, out)
-        show_collective(found, out, as_json=as_json)
+            write(result, out)
+        show_collective(result, out, as_json=as_json)
     return 0
 
 
@@ -45,13 +45,13 @@ def measure(world: World) -> Measured:
     section = Parallel()
     device = choose_device(section, world)
     set_threads(section, world)
-    with meeting(world, section) as met, joined(met, section, device):
+    with meeting(world, section) as store, joined(store, section, device):
         return measure_joined(world, device)
 
 
-def write(found: Measured, path: Path) -> None:
+def write(result: Measured, path: Path) -> None:
     """Write the measurement. Raise `WorldError` if that fails."""
     try:
-        write_output(path, found.model_dump_json(indent=2) + "\n")
+        write_output(path, result.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise WorldError(f"--out: {path}: cannot be written: {error.strerror} (name another file)") from None

@@ -45,8 +45,8 @@ def compare(
         show_comparison(result, trained)
     if out is not None:
         _write(result, trained, out.expanduser(), says_so=not as_json)
-    for said in failures:
-        print(f"below: {printable(said)}", file=sys.stderr)
+    for failure in failures:
+        print(f"below: {printable(failure)}", file=sys.stderr)
     return _BELOW if failures else 0
 
 

@@ -28,31 +28,31 @@ def script(shell: str) -> str:
     return resources.files("paceline.cli").joinpath("completion", f"paceline.{shell}").read_text(encoding="utf-8")
 
 
-def complete(words: Sequence[str], program: Any) -> list[str]:
-    """Return the candidates for the last of `words`, which follow `paceline`; the last one may be empty.
+def complete(args: Sequence[str], program: Any) -> list[str]:
+    """Return the candidates for the last of `args`, which follow `paceline`; the last one may be empty.
 
     `program` is the click command of the app, from `typer.main.get_command`.
     """
-    *before, last = words or [""]
+    *before, last = args or [""]
     command, given = _verb_of(program, before)
     return [each for each in _candidates(command, given, last) if each.startswith(last)]
 
 
-def _verb_of(command: Any, words: Sequence[str]) -> tuple[Any, list[str]]:
-    """Return the command that `words` name, and the words after it."""
-    for number, word in enumerate(words):
+def _verb_of(command: Any, args: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return the command that `args` name, and the words after it."""
+    for number, word in enumerate(args):
         verbs = getattr(command, "commands", {})
         if word in verbs:
-            return _verb_of(verbs[word], words[number + 1 :])
-    return command, list(words)
+            return _verb_of(verbs[word], args[number + 1 :])
+    return command, list(args)
 
 
 def _candidates(command: Any, given: Sequence[str], last: str) -> Iterable[str]:
     known = [each for each in command.params if each.param_type_name == "option"]
     options = {name: each for each in known for name in (*each.opts, *each.secondary_opts)}
-    asked = options.get(given[-1]) if given else None
-    if asked is not None and not asked.is_flag:
-        return _choices(asked.metavar)
+    pending = options.get(given[-1]) if given else None
+    if pending is not None and not pending.is_flag:
+        return _choices(pending.metavar)
     if last.startswith("-"):
         return sorted([*(name for name in options if name.startswith("--") and not options[name].hidden), "--help"])
     before = list(_positional(given, options))
@@ -72,19 +72,19 @@ def _positional(given: Sequence[str], options: dict[str, Any]) -> Iterator[str]:
 
 def _of_argument(command: Any, before: Sequence[str], last: str) -> Iterator[str]:
     """Yield candidates for the positional argument after `before`; overrides may stand anywhere."""
-    said = [_NAME.findall(each.metavar or "") for each in command.params if each.param_type_name == "argument"]
-    here = said[min(len(before), len(said) - 1)] if said else []
-    if "VERB" in here:
+    metavars = [_NAME.findall(each.metavar or "") for each in command.params if each.param_type_name == "argument"]
+    expected = metavars[min(len(before), len(metavars) - 1)] if metavars else []
+    if "VERB" in expected:
         yield from () if before else VERBS
         before = before[1:] if before and before[0] in VERBS else before
-    is_first = len(before) < len(said)
-    if is_first and {"RECIPE", "NAME", "SRC"} & {*here}:
+    is_first = len(before) < len(metavars)
+    if is_first and {"RECIPE", "NAME", "SRC"} & {*expected}:
         yield from _recipes()
-    if is_first and "LADDER" in here:
+    if is_first and "LADDER" in expected:
         yield from _ladders()
-    if "RUN" in here or (is_first and "RECIPE" in here):
+    if "RUN" in expected or (is_first and "RECIPE" in expected):
         yield from _runs()
-    if any("KEY=VALUE" in names for names in said):
+    if any("KEY=VALUE" in names for names in metavars):
         yield from _fields(last)
 
 
@@ -110,8 +110,8 @@ def _runs() -> list[str]:
 
     Shells read one candidate per line, so names that do not fit on a line are left out.
     """
-    found = (str(path) for path in Path().glob("runs/*") if is_run(path))
-    return sorted(name for name in found if name.isprintable())
+    paths = (str(path) for path in Path().glob("runs/*") if is_run(path))
+    return sorted(name for name in paths if name.isprintable())
 
 
 def _fields(last: str) -> Iterator[str]:

@@ -44,7 +44,7 @@ class Asked:
 def bench_data(
     src: str | None,
     overrides: list[str],
-    asked: Asked,
+    request: Asked,
     workers: str,
     out: Path | None,
     *,
@@ -57,26 +57,26 @@ def bench_data(
     folder = _claimed(out) if out else None
     datasets = build_datasets(meant.source, may_download=False, skip_bad=meant.data.on_bad_image == "skip")
     notes = [] if native() or isinstance(datasets.train, ArraySource) else [WHAT_IS_LOST]
-    with contextlib.ExitStack() as held:
-        sources = {_kind(datasets.train, meant.source.name): _chosen(datasets, asked.images).train}
-        if asked.packs and not isinstance(datasets.train, ArraySource | PackSource):
-            packed, note = held.enter_context(_packed(_chosen(datasets, asked.images), num_workers))
+    with contextlib.ExitStack() as resources:
+        sources = {_kind(datasets.train, meant.source.name): _chosen(datasets, request.images).train}
+        if request.packs and not isinstance(datasets.train, ArraySource | PackSource):
+            packed, note = resources.enter_context(_packed(_chosen(datasets, request.images), num_workers))
             sources |= {"pack": packed} if packed else {}
             notes += [note]
         contest = build_contest(
             meant.data,
             sources,
-            num_images=asked.images,
-            seconds=asked.seconds,
+            num_images=request.images,
+            seconds=request.seconds,
             workers=num_workers,
             is_recipe=meant.is_recipe,
         )
-        rows = _measure(contest, asked)
+        rows = _measure(contest, request)
     notes += _cold_notes(contest, rows)
-    found = Found(meant.name, contest, rows, notes, {"machine": describe_machine(), "workers": num_workers})
-    show_bench(found, as_json=as_json)
+    result = Found(meant.name, contest, rows, notes, {"machine": describe_machine(), "workers": num_workers})
+    show_bench(result, as_json=as_json)
     if folder:
-        write_atomic(folder / "bench.json", json.dumps(found.to_dict(), indent=2) + "\n")
+        write_atomic(folder / "bench.json", json.dumps(result.to_dict(), indent=2) + "\n")
     return 0
 
 
@@ -114,11 +114,11 @@ def _packed(datasets: Datasets, workers: int) -> Iterator[tuple[Source | None, s
         with build_progress("images") as progress:
             made = pack(datasets, path, PackOptions(skip_bad=True), progress, workers)
         speed = f"{made.images / max(progress.elapsed_s, 1e-9):,.0f} images/s"
-        told = f"a pack of the images was written at {speed}: {size(made.bytes)}"
-        yield open_pack(path).train, told + (f", {size(read_bytes)} before" if read_bytes else "")
+        note = f"a pack of the images was written at {speed}: {size(made.bytes)}"
+        yield open_pack(path).train, note + (f", {size(read_bytes)} before" if read_bytes else "")
 
 
-def _measure(contest: Contest, asked: Asked) -> list[Row]:
+def _measure(contest: Contest, request: Asked) -> list[Row]:
     """Measure all contenders; on a terminal, show the current one."""
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     is_warm: set[str] = set()
@@ -136,12 +136,14 @@ def _measure(contest: Contest, asked: Asked) -> list[Row]:
     # auto_refresh=False: a refresh thread would be alive when a contender forks.
     bar = Progress(TextColumn("{task.description}", markup=False), console=console, auto_refresh=False, transient=True)
 
-    def told(done: int, total: int, name: str) -> None:
+    def show_turn(done: int, total: int, name: str) -> None:
         bar.update(task, description=f"{name} ({done + 1} of {total})", refresh=True)
 
     with bar if console.is_terminal else contextlib.nullcontext():
         task = bar.add_task("")
-        return take_turns(contest.turns(cold=asked.cold), asked.rounds, contest.window, prepare=prepare, told=told)
+        return take_turns(
+            contest.turns(cold=request.cold), request.rounds, contest.window, prepare=prepare, told=show_turn
+        )
 
 
 def _cold_notes(contest: Contest, rows: list[Row]) -> list[str]:

@@ -24,24 +24,24 @@ def list_held_out(
     """
     if look_at_all:
         raise RecipeError("--all: inspects images, but --held-out only lists them (leave it out)")
-    asked = read_source(src, overrides, own_code=own_code)
-    datasets = build_datasets(asked.source, may_download=False, skip_bad=True)
+    request = read_source(src, overrides, own_code=own_code)
+    datasets = build_datasets(request.source, may_download=False, skip_bad=True)
     if isinstance(datasets.val, ArraySource):
-        raise RecipeError(f"--held-out: {asked.name} is pixels in memory, without names (name a folder or a list)")
+        raise RecipeError(f"--held-out: {request.name} is pixels in memory, without names (name a folder or a list)")
     digest = dataset_digest(datasets)
-    _refuse_changed(src, asked, digest)
+    _refuse_changed(src, request, digest)
     names = (_name(datasets.val, index) for index in range(len(datasets.val)))
     if as_json:
-        print(json.dumps({"source": asked.source.model_dump(), "digest": digest, "held_out": list(names)}, indent=2))
+        print(json.dumps({"source": request.source.model_dump(), "digest": digest, "held_out": list(names)}, indent=2))
         return 0
     for name in names:
         print(name)
     return 0
 
 
-def _refuse_changed(src: str | None, asked: Asked, digest: str) -> None:
+def _refuse_changed(src: str | None, request: Asked, digest: str) -> None:
     """Raise `DataError` if the run was trained on other images than exist now."""
-    if not (src and asked.is_recipe and is_run(expanded(src))):
+    if not (src and request.is_recipe and is_run(expanded(src))):
         return
     run = RunDir(expanded(src))
     from paceline.train.checkpoint import Checkpoints, Keep

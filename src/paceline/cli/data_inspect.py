@@ -28,22 +28,22 @@ def inspect_data(
     src: str | None, overrides: list[str], *, look_at_all: bool, own_code: bool = False, as_json: bool
 ) -> int:
     """Run `paceline data inspect`, and return the exit code."""
-    asked = read_source(src, overrides, own_code=own_code)
-    datasets = build_datasets(asked.source, may_download=False, skip_bad=True)
+    request = read_source(src, overrides, own_code=own_code)
+    datasets = build_datasets(request.source, may_download=False, skip_bad=True)
     limit = None if look_at_all else _LOOKED_AT
     with build_progress("images") as progress:
         splits = [inspect(source, limit, progress) for source in (datasets.train, datasets.val)]
     digest = dataset_digest(datasets)
     if as_json:
-        told = {split.info.split: split.to_dict() for split in splits}
-        print(json.dumps({"source": asked.source.model_dump(), "digest": digest, **told}, indent=2))
+        values = {split.info.split: split.to_dict() for split in splits}
+        print(json.dumps({"source": request.source.model_dump(), "digest": digest, **values}, indent=2))
         return 0
-    _show(asked, datasets, splits, digest)
+    _show(request, datasets, splits, digest)
     return 0
 
 
-def _show(asked: Asked, datasets: Datasets, splits: Sequence[Inspection], digest: str) -> None:
-    print_rows(list(_facts(asked, datasets, splits, digest)), asked.name)
+def _show(request: Asked, datasets: Datasets, splits: Sequence[Inspection], digest: str) -> None:
+    print_rows(list(_facts(request, datasets, splits, digest)), request.name)
     headings = ("split", "images", "classes", "fewest", "most", "bytes")
     rows = [_counts(split) for split in splits]
     print_table("classes, and images per class", headings, rows)
@@ -54,9 +54,9 @@ def _show(asked: Asked, datasets: Datasets, splits: Sequence[Inspection], digest
         )
 
 
-def _facts(asked: Asked, datasets: Datasets, splits: Sequence[Inspection], digest: str) -> Iterator[tuple[str, str]]:
+def _facts(request: Asked, datasets: Datasets, splits: Sequence[Inspection], digest: str) -> Iterator[tuple[str, str]]:
     info = datasets.train.info
-    yield "source", asked.source.name
+    yield "source", request.source.name
     yield "digest", digest
     yield "channels", {1: "1 (grey)", 3: "3 (colour)"}.get(info.channels, str(info.channels))
     for split in splits:
@@ -86,9 +86,9 @@ def _holds(split: Inspection) -> Iterator[str]:
         yield "none"
         return
     some = "" if split.looked_at >= split.info.num_images else f" (of {split.looked_at:,} inspected)"
-    yield ", ".join(f"{held:,} {kind}" for kind, held in kinds.items()) + some if kinds else "none can be read"
+    yield ", ".join(f"{num:,} {kind}" for kind, num in kinds.items()) + some if kinds else "none can be read"
     if split.kinds and split.forms:
-        yield "files are " + ", ".join(f"{held:,} {form}" for form, held in split.forms.items())
+        yield "files are " + ", ".join(f"{num:,} {form}" for form, num in split.forms.items())
     if split.bad:
         yield f"{count(split.bad, 'image')} cannot be read (see paceline data verify)"
 

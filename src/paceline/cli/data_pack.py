@@ -64,56 +64,56 @@ class Written:
 
 
 def pack_data(
-    src: str, out: Path, overrides: list[str], asked: Asked, workers: str, *, own_code: bool = False, as_json: bool
+    src: str, out: Path, overrides: list[str], request: Asked, workers: str, *, own_code: bool = False, as_json: bool
 ) -> int:
     """Run `paceline data pack`, and return the exit code."""
-    _check(asked)
+    _check(request)
     num_workers = count_workers(workers)
     meant = read_source(src, overrides, own_code=own_code)
     skip_bad = meant.data.on_bad_image == "skip"
-    options = _pack_options(asked, skip_bad=skip_bad)
+    options = _pack_options(request, skip_bad=skip_bad)
     datasets = build_datasets(meant.source, may_download=True, skip_bad=skip_bad)
     out = expanded(str(out)).absolute()  # absolute, because a recipe may be used from another folder
     with build_progress("images") as progress:
-        if asked.form == "lmdb":
+        if request.form == "lmdb":
             written = _lmdb(datasets, out, progress, num_workers, skip_bad=skip_bad)
         else:
             written = _pack(datasets, out, options, num_workers, progress)
     if as_json:
         print(json.dumps(written.to_dict(), indent=2))
     else:
-        print_rows(list(_rows(datasets, written, asked)), printable(out))
+        print_rows(list(_rows(datasets, written, request)), printable(out))
         print(f"in a recipe: {in_recipe(written.section)}")
     return 0
 
 
-def _check(asked: Asked) -> None:
+def _check(request: Asked) -> None:
     """Raise `RecipeError` for options that contradict each other."""
-    if asked.form not in ("pack", "lmdb"):
-        raise RecipeError(f"--format: {asked.form!r} is not a format (write pack or lmdb)")
-    of_packs = {
-        "--resize": asked.resize,
-        "--quality": asked.quality,
-        "--shard-size": asked.shard_size,
-        "--overwrite": asked.overwrite or None,
+    if request.form not in ("pack", "lmdb"):
+        raise RecipeError(f"--format: {request.form!r} is not a format (write pack or lmdb)")
+    pack_options = {
+        "--resize": request.resize,
+        "--quality": request.quality,
+        "--shard-size": request.shard_size,
+        "--overwrite": request.overwrite or None,
     }
-    said = next((name for name, value in of_packs.items() if value is not None), None)
-    if asked.form == "lmdb" and said:
-        raise RecipeError(f"{said}: is for packs, and --format is lmdb (leave it out)")
-    if asked.quality is not None and asked.resize is None:
+    given = next((name for name, value in pack_options.items() if value is not None), None)
+    if request.form == "lmdb" and given:
+        raise RecipeError(f"{given}: is for packs, and --format is lmdb (leave it out)")
+    if request.quality is not None and request.resize is None:
         raise RecipeError("--quality: has no effect without --resize, as no image is re-encoded (add --resize 256)")
 
 
-def _pack_options(asked: Asked, *, skip_bad: bool) -> PackOptions:
-    shard_bytes = None if asked.shard_size is None else parse_bytes(asked.shard_size, "--shard-size")
+def _pack_options(request: Asked, *, skip_bad: bool) -> PackOptions:
+    shard_bytes = None if request.shard_size is None else parse_bytes(request.shard_size, "--shard-size")
     if shard_bytes is not None and shard_bytes < _MIN_SHARD_BYTES:
-        raise RecipeError(f"--shard-size: {asked.shard_size} is less than {size(_MIN_SHARD_BYTES)} (write 1GB)")
+        raise RecipeError(f"--shard-size: {request.shard_size} is less than {size(_MIN_SHARD_BYTES)} (write 1GB)")
     return PackOptions(
-        resize=asked.resize,
-        quality=_QUALITY if asked.quality is None else asked.quality,
+        resize=request.resize,
+        quality=_QUALITY if request.quality is None else request.quality,
         shard_bytes=shard_bytes,
         skip_bad=skip_bad,
-        overwrite=asked.overwrite,
+        overwrite=request.overwrite,
     )
 
 
@@ -136,18 +136,19 @@ def _bytes_of(datasets: Datasets) -> float | None:
     return None if None in splits else sum(filter(None, splits))
 
 
-def _rows(datasets: Datasets, written: Written, asked: Asked) -> Iterator[tuple[str, str]]:
+def _rows(datasets: Datasets, written: Written, request: Asked) -> Iterator[tuple[str, str]]:
     splits = f"{len(datasets.train):,} of training, {len(datasets.val):,} of validation"
     yield "images", f"{written.images:,} ({splits})"
     yield "bytes", _sizes(written)
     speed = f"{written.images / max(written.seconds, 1e-9):,.0f} images/s"
     yield "time", f"{seconds(written.seconds)} ({speed})"
-    if asked.resize:
-        how = f"short sides above {asked.resize} px scaled to that, and encoded at quality {asked.quality or _QUALITY}"
+    if request.resize:
+        quality = request.quality or _QUALITY
+        how = f"short sides above {request.resize} px scaled to that, and encoded at quality {quality}"
         yield "changed", f"{how}: pixels differ from the source"
     for reason, images in written.kept.items():
         yield "kept as they were", f"{count(images, 'image')}: {reason}"
-    if native() is None and asked.form == "pack" and not isinstance(datasets.train, ArraySource):
+    if native() is None and request.form == "pack" and not isinstance(datasets.train, ArraySource):
         yield "note", WHAT_IS_LOST
 
 

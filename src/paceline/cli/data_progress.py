@@ -91,9 +91,9 @@ class Bar:
 
     def __call__(self, done: int, total: int, facts: str = "") -> None:
         """Move the bar."""
-        told = "  ".join(_facts(done, total, self.elapsed_s, self._noun, facts))
+        texts = "  ".join(_facts(done, total, self.elapsed_s, self._noun, facts))
         self._progress.update(
-            self._task, total=total, completed=done, amount=amount(done, total, self._noun), facts=told
+            self._task, total=total, completed=done, amount=amount(done, total, self._noun), facts=texts
         )
 
 
@@ -110,7 +110,7 @@ def amount(done: int, total: int, noun: str) -> str:
 
 def _facts(done: int, total: int, elapsed_s: float, noun: str, facts: str) -> list[str]:
     rate = done / max(elapsed_s, 1e-9)
-    told = [f"{size(rate)}/s" if noun == "bytes" else f"{rate:,.0f} {noun}/s"]
+    texts = [f"{size(rate)}/s" if noun == "bytes" else f"{rate:,.0f} {noun}/s"]
     if done and elapsed_s >= _SETTLED_S:
-        told.append(f"{duration((total - done) / rate)} left")
-    return [*filter(None, [facts]), *told]
+        texts.append(f"{duration((total - done) / rate)} left")
+    return [*filter(None, [facts]), *texts]

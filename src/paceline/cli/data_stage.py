@@ -14,20 +14,20 @@ from paceline.data.sources.places import expanded, printable
 from paceline.data.stage import section_of, stage_for_keeps, unstage
 
 
-def stage_data(words: list[str], *, remove: bool, own_code: bool = False, as_json: bool) -> int:
-    """Run `paceline data stage`, and return the exit code. `words` are SRC WHERE [KEY=VALUE ...]."""
+def stage_data(args: list[str], *, remove: bool, own_code: bool = False, as_json: bool) -> int:
+    """Run `paceline data stage`, and return the exit code. `args` are SRC WHERE [KEY=VALUE ...]."""
     if remove:
-        return _remove(words, as_json=as_json)
-    if len(words) < 2 or "=" in words[1]:
+        return _remove(args, as_json=as_json)
+    if len(args) < 2 or "=" in args[1]:
         raise RecipeError("paceline data stage: needs SRC and WHERE (such as: paceline data stage ~/photos /dev/shm)")
-    src, where, *overrides = words
+    src, where, *overrides = args
     section = read_source(src, overrides, own_code=own_code).source
     with build_progress("bytes") as progress:
         copy = stage_for_keeps(section, expanded(where), progress)
     staged = section_of(section, copy)
     if as_json:
-        told = {"folder": str(copy), "seconds": round(progress.elapsed_s, 3), "source": staged.model_dump()}
-        print(json.dumps(told, indent=2))
+        values = {"folder": str(copy), "seconds": round(progress.elapsed_s, 3), "source": staged.model_dump()}
+        print(json.dumps(values, indent=2))
         return 0
     rows = [
         ("copy", printable(copy)),
@@ -40,12 +40,12 @@ def stage_data(words: list[str], *, remove: bool, own_code: bool = False, as_jso
     return 0
 
 
-def _remove(words: list[str], *, as_json: bool) -> int:
-    if len(words) != 1:
+def _remove(args: list[str], *, as_json: bool) -> int:
+    if len(args) != 1:
         raise RecipeError("--remove: takes only the folder (such as: paceline data stage --remove /dev/shm)")
-    removed = unstage(expanded(words[0]))
+    removed = unstage(expanded(args[0]))
     if as_json:
         print(json.dumps({"removed": [str(folder) for folder in removed]}, indent=2))
         return 0
-    print("\n".join(f"removed {printable(folder)}" for folder in removed) or f"no copies in {printable(words[0])}")
+    print("\n".join(f"removed {printable(folder)}" for folder in removed) or f"no copies in {printable(args[0])}")
     return 0

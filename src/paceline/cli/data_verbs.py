@@ -78,8 +78,8 @@ def pack(
     from paceline.cli.data_pack import Asked
     from paceline.cli.data_pack import pack_data as work
 
-    asked = Asked(form, resize, quality, shard_size, overwrite)
-    return work(src, out, overrides or [], asked, workers, own_code=own_code, as_json=as_json)
+    request = Asked(form, resize, quality, shard_size, overwrite)
+    return work(src, out, overrides or [], request, workers, own_code=own_code, as_json=as_json)
 
 
 @data.command(epilog="Example: `paceline data unpack photos.pack ~/photos-again`")
@@ -98,7 +98,7 @@ def unpack(
 
 @data.command(epilog="Example: `paceline data stage ~/photos /dev/shm`")
 def stage(
-    words: Annotated[
+    args: Annotated[
         list[str] | None,
         typer.Argument(metavar="SRC WHERE [KEY=VALUE]", help="A data set, and a folder in memory or on a local disk."),
     ] = None,
@@ -109,13 +109,13 @@ def stage(
     """Copy a data set into memory or to a local disk, for the runs on this machine."""
     from paceline.cli.data_stage import stage_data as work
 
-    return work(words or [], remove=remove, own_code=own_code, as_json=as_json)
+    return work(args or [], remove=remove, own_code=own_code, as_json=as_json)
 
 
 @data.command(epilog="Example: `paceline data verify photos.pack --against ~/photos`")
 @unshared("data verify")
 def verify(
-    words: Annotated[
+    args: Annotated[
         list[str] | None,
         typer.Argument(metavar="SRC|KEY=VALUE", help="SRC as for inspect, then overrides.", show_default=False),
     ] = None,
@@ -129,7 +129,7 @@ def verify(
     """Read and decode every image; list images that cannot be decoded, and duplicates."""
     from paceline.cli.data_verify import verify as work
 
-    return work(words or [], workers, against=against, own_code=own_code, as_json=as_json)
+    return work(args or [], workers, against=against, own_code=own_code, as_json=as_json)
 
 
 @data.command(epilog="Example: `paceline data bench ~/photos --seconds 5`")
@@ -155,5 +155,5 @@ def bench(
     from paceline.cli.data_bench import Asked
     from paceline.cli.data_bench import bench_data as work
 
-    asked = Asked(seconds, rounds, images, packs=packs, cold=cold)
-    return work(src, overrides or [], asked, workers, out, own_code=own_code, as_json=as_json)
+    request = Asked(seconds, rounds, images, packs=packs, cold=cold)
+    return work(src, overrides or [], request, workers, out, own_code=own_code, as_json=as_json)

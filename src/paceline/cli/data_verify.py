@@ -21,28 +21,28 @@ from paceline.data.verify import verify as check
 from paceline.recipe.schema.source import SourceSection
 
 
-def verify(words: list[str], workers: str, *, against: str | None = None, own_code: bool = False, as_json: bool) -> int:
+def verify(args: list[str], workers: str, *, against: str | None = None, own_code: bool = False, as_json: bool) -> int:
     """Run `paceline data verify`, and return the exit code. Raise `DataError` for a bad image."""
-    src, overrides = (words[0], words[1:]) if words else (None, [])
+    src, overrides = (args[0], args[1:]) if args else (None, [])
     num_workers = count_workers(workers)
     if against is not None:
-        of = read_source(src, []).source, read_source(against, overrides, own_code=own_code)
-        return _prove(*of, num_workers, as_json=as_json)
+        sections = read_source(src, []).source, read_source(against, overrides, own_code=own_code)
+        return _prove(*sections, num_workers, as_json=as_json)
     data = read_source(src, overrides, own_code=own_code).data
     datasets = build_datasets(data.source, may_download=False, skip_bad=True)
     if isinstance(datasets.train, ArraySource) and isinstance(datasets.val, ArraySource):
         _show(datasets, Verified(_num_images(datasets)), "held in memory, nothing to decode", as_json=as_json)
         return 0
-    found = Verified(0)
+    result = Verified(0)
     with build_progress("images") as progress:
-        for found in check(datasets, num_workers, data.worker_timeout):
-            progress(found.images, _num_images(datasets), f"{len(found.bad):,} bad")
-        rate = found.images / progress.elapsed_s
-    _show(datasets, found, f"{rate:,.0f} images/s, {count(num_workers, 'worker')}", as_json=as_json)
-    if found.bad:
+        for result in check(datasets, num_workers, data.worker_timeout):
+            progress(result.images, _num_images(datasets), f"{len(result.bad):,} bad")
+        rate = result.images / progress.elapsed_s
+    _show(datasets, result, f"{rate:,.0f} images/s, {count(num_workers, 'worker')}", as_json=as_json)
+    if result.bad:
         raise DataError(
-            f"{found.bad[0].image.name}: {found.bad[0].image.reason} ({count(len(found.bad), 'bad image')} of "
-            f"{found.images:,}; remove or replace them, or train with data.on_bad_image=skip)"
+            f"{result.bad[0].image.name}: {result.bad[0].image.reason} ({count(len(result.bad), 'bad image')} of "
+            f"{result.images:,}; remove or replace them, or train with data.on_bad_image=skip)"
         )
     return 0
 
@@ -51,18 +51,18 @@ def _num_images(datasets: Datasets) -> int:
     return len(datasets.train) + len(datasets.val)
 
 
-def _show(datasets: Datasets, found: Verified, how: str, *, as_json: bool) -> None:
-    copies = found.copies
+def _show(datasets: Datasets, result: Verified, how: str, *, as_json: bool) -> None:
+    copies = result.copies
     pairs = [_pair(pair, datasets) for pair in copies.first] if copies else []
     if as_json:
-        told = {"images": found.images, "bad": [_row(file) for file in found.bad]}
-        print(json.dumps({**told, "copies": {**asdict(copies), "first": pairs} if copies else None}, indent=2))
+        values = {"images": result.images, "bad": [_row(file) for file in result.bad]}
+        print(json.dumps({**values, "copies": {**asdict(copies), "first": pairs} if copies else None}, indent=2))
         return
-    for file in found.bad:
+    for file in result.bad:
         print(f"{file.split:5}  {file.image.name}: {file.image.reason}")
     for pair in pairs:
         print(f"same   {_told(pair)}")
-    print(f"{count(found.images, 'image')}, {len(found.bad):,} bad ({how})")
+    print(f"{count(result.images, 'image')}, {len(result.bad):,} bad ({how})")
     if copies and copies.images:
         verb = "has" if copies.images == 1 else "have"
         print(
@@ -74,14 +74,14 @@ def _show(datasets: Datasets, found: Verified, how: str, *, as_json: bool) -> No
 def _pair(pair: Pair, datasets: Datasets) -> dict[str, Any]:
     """Return a pair of equal samples as plain values."""
     num_train = len(datasets.train)
-    places: list[tuple[Split, str]] = [
+    samples: list[tuple[Split, str]] = [
         ("train", datasets.train.name_of(number))
         if number < num_train
         else ("val", datasets.val.name_of(number - num_train))
         for number in (pair.first, pair.second)
     ]
     return {
-        "images": [{"split": split, "path": name} for split, name in places],
+        "images": [{"split": split, "path": name} for split, name in samples],
         "in_both_splits": pair.in_both_splits,
         "in_two_classes": pair.in_two_classes,
     }
@@ -90,40 +90,40 @@ def _pair(pair: Pair, datasets: Datasets) -> dict[str, Any]:
 def _told(pair: dict[str, Any]) -> str:
     named = " and ".join(f"{image['path']} ({image['split']})" for image in pair["images"])
     kinds = {"in both splits": pair["in_both_splits"], "in two classes": pair["in_two_classes"]}
-    told = ", ".join(kind for kind, is_so in kinds.items() if is_so)
-    return f"{named}: {told}" if told else named
+    kind_text = ", ".join(kind for kind, is_so in kinds.items() if is_so)
+    return f"{named}: {kind_text}" if kind_text else named
 
 
 def _row(file: BadFile) -> dict[str, str | int]:
     return {"split": file.split, "index": file.image.index, "path": file.image.name, "reason": file.image.reason}
 
 
-def _prove(packed: SourceSection, made_of: Asked, workers: int, *, as_json: bool) -> int:
+def _prove(packed: SourceSection, source: Asked, workers: int, *, as_json: bool) -> int:
     """Compare a pack with its source, and print the result. Raise `DataError` if they differ."""
-    skip_bad = made_of.data.on_bad_image == "skip"
+    skip_bad = source.data.on_bad_image == "skip"
     ours = build_datasets(packed, may_download=False, skip_bad=True)
-    theirs = build_datasets(made_of.source, may_download=False, skip_bad=skip_bad)
+    theirs = build_datasets(source.source, may_download=False, skip_bad=skip_bad)
     with build_progress("images") as progress:
-        found = check_pack(theirs, ours, progress, workers)
+        result = check_pack(theirs, ours, progress, workers)
     if as_json:
-        faults = [asdict(fault) for fault in found.faults]
-        print(json.dumps({**asdict(found), "faults": faults}, indent=2))
+        faults = [asdict(fault) for fault in result.faults]
+        print(json.dumps({**asdict(result), "faults": faults}, indent=2))
     else:
-        _show_proof(found)
-    if found.faults:
-        first = found.faults[0]
+        _show_proof(result)
+    if result.faults:
+        first = result.faults[0]
         raise DataError(f"{first.name}: {first.what} ({first.split}[{first.index}]; pack the source again)")
     return 0
 
 
-def _show_proof(found: Checked) -> None:
-    for fault in found.faults:
+def _show_proof(result: Checked) -> None:
+    for fault in result.faults:
         print(f"{fault.split:5}  {fault.name}: {fault.what}")
-    if found.num_faults > len(found.faults):
-        print(f"and {found.num_faults - len(found.faults):,} more")
-    rest = found.images - found.exact - found.num_faults
-    others = f", {rest:,} scaled down when packed (mean difference {found.mean_difference:.2f} of 255)" if rest else ""
+    if result.num_faults > len(result.faults):
+        print(f"and {result.num_faults - len(result.faults):,} more")
+    rest = result.images - result.exact - result.num_faults
+    others = f", {rest:,} scaled down when packed (mean difference {result.mean_difference:.2f} of 255)" if rest else ""
     print(
-        f"{count(found.images, 'image')}: labels, names and order compared; {found.exact:,} with exactly the "
-        f"same pixels{others}, {found.num_faults:,} different (decoded by {' and '.join(found.decoders)})"
+        f"{count(result.images, 'image')}: labels, names and order compared; {result.exact:,} with exactly the "
+        f"same pixels{others}, {result.num_faults:,} different (decoded by {' and '.join(result.decoders)})"
     )

@@ -56,11 +56,11 @@ def read_source(src: str | None, overrides: list[str], *, own_code: bool = False
         return _of_recipe(DEFAULT, overrides, own_code=own_code)
     if "=" in src and not os.path.lexists(expanded(src)):
         return _of_recipe(DEFAULT, [src, *overrides], own_code=own_code)
-    found = tuple(_settings(src, overrides))
-    if not found:
+    settings = tuple(_settings(src, overrides))
+    if not settings:
         _refuse_unknown(src)
         return _of_recipe(src, overrides, own_code=own_code)
-    loaded = load(_PHOTOGRAPHS, Patch((*found, *Patch.parse(overrides).assignments)))  # `src` is a path, not YAML
+    loaded = load(_PHOTOGRAPHS, Patch((*settings, *Patch.parse(overrides).assignments)))  # `src` is a path, not YAML
     return Asked(printable(src), loaded.recipe.data, is_recipe=False)
 
 
@@ -85,8 +85,8 @@ def _of_recipe(name: str, overrides: list[str], *, own_code: bool) -> Asked:
 
 def _called(source: SourceSection) -> str:
     """Return a label for a source that replaces a recipe's: its path, or its name."""
-    told = source.model_dump(exclude_defaults=True)
-    return next((printable(told[key]) for key in ("root", "train_root", "train") if key in told), source.name)
+    fields = source.model_dump(exclude_defaults=True)
+    return next((printable(fields[key]) for key in ("root", "train_root", "train") if key in fields), source.name)
 
 
 def _settings(src: str, overrides: list[str]) -> Iterator[tuple[str, str | bool]]:
@@ -149,13 +149,13 @@ def _lists(path: Path, overrides: list[str]) -> Iterator[tuple[str, str]]:
 
 def in_recipe(source: SourceSection) -> str:
     """Return the overrides that make a recipe read `source`, as typed."""
-    told = [f"data.source.name={source.name}"]
-    told += [
+    fields = [f"data.source.name={source.name}"]
+    fields += [
         f"data.source.{name}={value}"
         for name, value in source.model_dump(exclude_defaults=True).items()
         if name != "name"
     ]
-    return printable(" ".join(told))
+    return printable(" ".join(fields))
 
 
 def parse_bytes(text: str, option: str) -> int:

@@ -49,7 +49,7 @@ class Part:
 
 
 def doctor(
-    words: list[str],
+    args: list[str],
     mtbf: str | None,
     *,
     as_json: bool,
@@ -65,8 +65,8 @@ def doctor(
     `run_dir` is the directory a run would write to.
     """
     mtbf_s = _seconds(mtbf) if mtbf else None
-    run = _run(words)
-    loaded = load(*split_words(words)) if words or mtbf_s is not None else None
+    run = _run(args)
+    loaded = load(*split_words(args)) if args or mtbf_s is not None else None
     if loaded:
         require_consent(loaded, own_code=own_code)
     recipe = loaded.recipe if loaded else None
@@ -77,14 +77,14 @@ def doctor(
     if to_start > 1:
         return start_ranks(to_start, port, [])
     folder = run_dir.expanduser() if run_dir else run.path if run else Path("runs")
-    here = Here(environ, folder, time.perf_counter, time.time())
+    host = Here(environ, folder, time.perf_counter, time.time())
     data = cache(lambda: _data_of(recipe))  # once: opening data can be slow on a network disk
-    own = [*machine_findings(here), *_needs(recipe, world, data)]
-    shared = _between(world, own, recipe) if world.world_size > 1 else ()
+    machine = [*machine_findings(host), *_needs(recipe, world, data)]
+    shared = _between(world, machine, recipe) if world.world_size > 1 else ()
     if shared is None:
         return 0
-    findings = [*own, *shared]
-    parts = [_part("machine", "this machine", own)]
+    findings = [*machine, *shared]
+    parts = [_part("machine", "this machine", machine)]
     parts += [_part("ranks", "the ranks", shared)] if shared else []
     if recipe is not None:
         parts += _of_run(recipe, run, data, mtbf_s) if run else _of_recipe(recipe, data, mtbf_s)
@@ -127,14 +127,14 @@ def _needs(recipe: Recipe | None, world: World, data: "Data") -> list[Finding]:
     return [recipe_finding(recipe, world, data)]
 
 
-def _between(world: World, own: Sequence[Finding], recipe: Recipe | None) -> tuple[Finding, ...] | None:
+def _between(world: World, machine: Sequence[Finding], recipe: Recipe | None) -> tuple[Finding, ...] | None:
     """Return the findings of all ranks on rank 0, None on the others."""
     # NCCL then raises an error if ranks do not answer; otherwise it would end the process, findings included.
     # https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     from paceline.lab.doctor.ranks import between
 
-    return between(world, own, os.environ, section=recipe.parallel if recipe else None)
+    return between(world, machine, os.environ, section=recipe.parallel if recipe else None)
 
 
 def _part(key: str, title: str, findings: Sequence[Finding]) -> Part:
@@ -143,35 +143,35 @@ def _part(key: str, title: str, findings: Sequence[Finding]) -> Part:
 
 def _tell(parts: Sequence[Part], findings: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
-        values = {"state": worst(findings), **{part.key: part.values for part in parts}}
+        values = {"state": worst(findings), **{section.key: section.values for section in parts}}
         print(json.dumps(values, indent=2))
         return
-    for part in parts:
-        print_rows(part.rows, part.title)
+    for section in parts:
+        print_rows(section.rows, section.title)
     print(verdict(findings))
 
 
 def _seconds(text: str) -> float:
     try:
-        found = Duration.parse(text)
+        duration = Duration.parse(text)
     except ValueError as error:
         raise RecipeError(f"--mtbf: {error}") from None
-    if not found.is_time or found.seconds <= 0:
-        raise RecipeError(f"--mtbf: '{found}' is not a wall-clock time (write 8h or 30min)")
-    return found.seconds
+    if not duration.is_time or duration.seconds <= 0:
+        raise RecipeError(f"--mtbf: '{duration}' is not a wall-clock time (write 8h or 30min)")
+    return duration.seconds
 
 
-def _run(words: list[str]) -> RunDir | None:
+def _run(args: list[str]) -> RunDir | None:
     """Return the run directory that the arguments begin with, or None."""
-    folder = Path(words[0]).expanduser() if words and "=" not in words[0] else None
+    folder = Path(args[0]).expanduser() if args and "=" not in args[0] else None
     return RunDir(folder) if folder and is_run(folder) else None
 
 
 def _of_recipe(recipe: Recipe, data: "Data", mtbf_s: float | None) -> list[Part]:
     """Return the cost of checkpoints and the advised interval, with the import time as restart time."""
-    saving, part = _measured(recipe, data, Path())
+    saving, section = _measured(recipe, data, Path())
     if saving is None:
-        return [part]
+        return [section]
     every_s = (
         recipe.checkpoint.every.seconds
         if recipe.checkpoint.every != "off" and recipe.checkpoint.every.is_time
@@ -181,9 +181,9 @@ def _of_recipe(recipe: Recipe, data: "Data", mtbf_s: float | None) -> list[Part]
     assumed = (
         f"{restart_s:.1f} s, assumed: the start-up of this command; joining ranks, data and the first step come on top"
     )
-    part.rows.append(("restart", assumed))
-    part.values["restart_s"] = restart_s
-    return [part, *_advice(Costs(saving.stall_s, saving.write_s, restart_s, None, every_s), mtbf_s)]
+    section.rows.append(("restart", assumed))
+    section.values["restart_s"] = restart_s
+    return [section, *_advice(Costs(saving.stall_s, saving.write_s, restart_s, None, every_s), mtbf_s)]
 
 
 def _of_run(recipe: Recipe, run: RunDir, data: "Data", mtbf_s: float | None) -> list[Part]:
@@ -198,8 +198,8 @@ def _of_run(recipe: Recipe, run: RunDir, data: "Data", mtbf_s: float | None) -> 
             Part("saving", "saving, as measured by the run", upkeep.saving.model_dump(), [_saved(upkeep.saving)])
         )
     else:
-        saving, part = _measured(recipe, data, run.path)
-        parts.append(part)
+        saving, section = _measured(recipe, data, run.path)
+        parts.append(section)
     if saving is None:
         return parts
     step_s = upkeep.step_s[0] if upkeep.step_s else None

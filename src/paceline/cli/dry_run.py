@@ -51,8 +51,8 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool, resumed:
     tried = try_parts(recipe, plan, datasets.train)
     cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
-    thin = thin_batch(loaded.recipe, ranks, device.type)
-    notes = filter(None, [thin, *known, choice.note, outwaited(recipe, choice.workers), *tried, *changes])
+    small_batch_note = thin_batch(loaded.recipe, ranks, device.type)
+    notes = filter(None, [small_batch_note, *known, choice.note, outwaited(recipe, choice.workers), *tried, *changes])
     plan = replace(plan, notes=(*plan.notes, *notes))
     each = count(cores, "core")
     devices = f"{world.world_size} x {device.type}, {each} each, started by {world.launcher}"

@@ -36,7 +36,7 @@ def evaluate(
     """Run `paceline eval`, and return the exit code. `out` is a folder to create for the outputs."""
     rundir = RunDir.existing(run)
     name = str(rundir.path)
-    own, loaded = load(name).recipe, load(name, Patch.parse(overrides))
+    original, loaded = load(name).recipe, load(name, Patch.parse(overrides))
     require_consent(loaded, own_code=own_code, of=("model", "data.source"))
     recipe = loaded.recipe
     world = enter_world()
@@ -51,14 +51,14 @@ def evaluate(
     path = Checkpoints(rundir.checkpoints, Keep(1)).named(checkpoint)
     if world.is_main and checkpoint == "last":
         note_missing_end(rundir, path)
-    place = expanded(str(out)) if out and world.is_main else None
-    with claimed(place) if place else contextlib.nullcontext() as folder:
+    out_folder = expanded(str(out)) if out and world.is_main else None
+    with claimed(out_folder) if out_folder else contextlib.nullcontext() as folder:
         keep = partial(_leave, folder, path, overrides) if folder else kept_nowhere
-        report = work(recipe, world, path, own=own, say=_note, keep=keep)
+        report = work(recipe, world, path, own=original, say=_note, keep=keep)
     if world.is_main:
         show_evaluation(report, path, as_json=as_json, per_class=per_class)
-    if place and not as_json:
-        print(f"outputs: {printable(place)}")
+    if out_folder and not as_json:
+        print(f"outputs: {printable(out_folder)}")
     return 0
 
 
@@ -67,8 +67,8 @@ def _leave(folder: RunDir, checkpoint: Path, overrides: Sequence[str], report: "
     from paceline.cli.show import evaluation_json
     from paceline.train.leave import leave
 
-    of = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name, "overrides": list(overrides)}
-    leave(folder, {**of, **evaluation_json(report, ())}, report, source)
+    origin = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name, "overrides": list(overrides)}
+    leave(folder, {**origin, **evaluation_json(report, ())}, report, source)
 
 
 def note_missing_end(rundir: RunDir, checkpoint: Path) -> None:

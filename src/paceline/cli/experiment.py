@@ -40,26 +40,26 @@ def refuse_ranks_of_others(verb: str) -> None:
 
 
 @contextlib.contextmanager
-def experiment(name: str, asked: dict[str, Any], run_dir: Path | None, *, as_json: bool) -> Iterator[ExperimentDir]:
+def experiment(name: str, request: dict[str, Any], run_dir: Path | None, *, as_json: bool) -> Iterator[ExperimentDir]:
     """Return a context that locks an experiment's folder: a new one, or one of the same request.
 
     Which of its runs still count is decided per run. An interrupt prints how to resume.
     """
     out = progress_console(as_json=as_json)
-    folder = _open(name, asked, run_dir, lambda line: print(line, file=out, flush=True))
+    folder = _open(name, request, run_dir, lambda line: print(line, file=out, flush=True))
     with RunDir(folder.path).lock(), _told_how_to_go_on(folder):
         yield folder
 
 
-def files_cached_before(recipe: Recipe, begins: Begins) -> Begins:
-    """Return a callback that calls `begins` before each trial and reads the files of `recipe` into the page cache.
+def files_cached_before(recipe: Recipe, on_start: Begins) -> Begins:
+    """Return a callback that calls `on_start` before each trial and reads the files of `recipe` into the page cache.
 
     Otherwise the first run would do so for all others.
     """
     from paceline.lab.cache import set_cache
 
     def before(trial: Trial, repeat: int) -> None:
-        begins(trial, repeat)
+        on_start(trial, repeat)
         with contextlib.suppress(PacelineError):  # the run will report it
             set_cache(vary(recipe, trial.patch), is_cold=False)
 
@@ -67,7 +67,7 @@ def files_cached_before(recipe: Recipe, begins: Begins) -> Begins:
 
 
 def run_task(
-    asked: dict[str, Any],
+    request: dict[str, Any],
     run_dir: Path | None,
     task: Task,
     run: Callable[[ExperimentDir, Begins, Say], Sequence[Outcome]],
@@ -82,29 +82,29 @@ def run_task(
     """
     if run_dir is None:
         raise RecipeError("--task: runs in a folder that all tasks share (add --run-dir DIR)")
-    folder = _open("", asked, run_dir, lambda line: None)
+    folder = _open("", request, run_dir, lambda line: None)
     outcomes: Sequence[Outcome] = ()
     out = progress_console(as_json=as_json)
     with (
         task_locked(folder.path, task.number),
         _told_how_to_go_on(folder),
         interrupted_by(*STOPS),
-        telling(out) as (begins, say),
+        telling(out) as (on_start, print_line),
     ):
         if folder.result.exists():
-            say(f"{folder.path}: has finished, so task {task.number} is not run")
+            print_line(f"{folder.path}: has finished, so task {task.number} is not run")
         else:
-            outcomes = run(folder, begins, say)
+            outcomes = run(folder, on_start, print_line)
     if as_json:
         runs = [each.rundir.path.relative_to(folder.path).as_posix() for each in outcomes if each.result is not None]
         print(json.dumps({"task": task.number, "what": task.what, "runs": runs}, indent=2))
     return 0
 
 
-def _open(name: str, asked: dict[str, Any], run_dir: Path | None, told: Say) -> ExperimentDir:
+def _open(name: str, request: dict[str, Any], run_dir: Path | None, print_line: Say) -> ExperimentDir:
     # A run that stops early at the end of the job would count as failed; the job's signal stops the whole experiment.
     os.environ["PACELINE_END_TIME"] = ""
-    return open_experiment(name, asked, run_dir, datetime.now().astimezone(), told)
+    return open_experiment(name, request, run_dir, datetime.now().astimezone(), print_line)
 
 
 @contextlib.contextmanager
@@ -118,8 +118,8 @@ def _told_how_to_go_on(folder: ExperimentDir) -> Iterator[None]:
 
 def found_before(folder: ExperimentDir, kind: type[Result]) -> Result | None:
     """Return the result of an experiment that finished earlier, else None."""
-    found = folder.read() if folder.result.exists() else None
-    return found if isinstance(found, kind) else None
+    result = folder.read() if folder.result.exists() else None
+    return result if isinstance(result, kind) else None
 
 
 def leave(folder: ExperimentDir, result: Experiment) -> None:

@@ -10,7 +10,7 @@ from paceline.core.errors import RecipeError
 
 
 def profile(
-    words: Words = None,
+    args: Words = None,
     ranks: Ranks = "auto",
     run_dir: Annotated[Path | None, new_folder("Folder to write (runs/profile-RECIPE-TIME).")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to measure after the measurement warm-up.")] = 40,
@@ -39,7 +39,7 @@ def profile(
         from paceline.cli.sweep import sweep
 
         return sweep(
-            words or [],
+            args or [],
             ranks,
             run_dir,
             varied=vary,
@@ -52,7 +52,7 @@ def profile(
     from paceline.cli.profile import profile as work
 
     return work(
-        words or [],
+        args or [],
         ranks,
         run_dir,
         steps=steps,
@@ -67,7 +67,7 @@ def profile(
 
 
 def ladder(
-    words: Annotated[
+    args: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="LADDER|KEY=VALUE",
@@ -90,7 +90,7 @@ def ladder(
     from paceline.cli.ladder import ladder as work
 
     return work(
-        words or [],
+        args or [],
         ranks,
         run_dir,
         recipe=recipe,
@@ -105,7 +105,7 @@ def ladder(
 
 
 def tune(
-    words: Words = None,
+    args: Words = None,
     ranks: Ranks = "auto",
     run_dir: Annotated[Path | None, new_folder("Folder to write (runs/tune-RECIPE-TIME).")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to measure in the shortest runs.")] = 20,
@@ -126,7 +126,7 @@ def tune(
     from paceline.cli.tune import tune as work
 
     return work(
-        words or [],
+        args or [],
         ranks,
         run_dir,
         steps=steps,

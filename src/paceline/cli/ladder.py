@@ -70,7 +70,7 @@ class _Asked:
 
 
 def ladder(
-    words: list[str],
+    args: list[str],
     ranks: str,
     run_dir: Path | None,
     *,
@@ -84,38 +84,38 @@ def ladder(
     oversubscribe: bool = False,
 ) -> int:
     """Run `paceline ladder`, and return the exit code."""
-    name, recipe, said = _split(words, recipe)
+    name, recipe, overrides = _split(args, recipe)
     if list_only:
         if task is not None:
             raise RecipeError(f"--task: {task} has no effect on a list (leave it out)")
         _list(name, as_json=as_json)
         return 0
-    asked = _ask(load_ladder(name or _AUTO), recipe, said, ranks, steps=steps, repeats=repeats)
-    asked = replace(asked, oversubscribe=oversubscribe)
-    refuse_too_many(asked.ranks, asked.recipe.parallel.device, oversubscribe=oversubscribe)
-    require_consent(asked.loaded, own_code=own_code)
-    require_consent_to_rungs(asked.ladder, name or _AUTO, own_code=own_code)
+    request = _ask(load_ladder(name or _AUTO), recipe, overrides, ranks, steps=steps, repeats=repeats)
+    request = replace(request, oversubscribe=oversubscribe)
+    refuse_too_many(request.ranks, request.recipe.parallel.device, oversubscribe=oversubscribe)
+    require_consent(request.loaded, own_code=own_code)
+    require_consent_to_rungs(request.ladder, name or _AUTO, own_code=own_code)
     if task is not None:
-        return _run_task(asked, task, run_dir, as_json=as_json)
-    with experiment(f"ladder-{asked.ladder.name}", asked.plain, run_dir, as_json=as_json) as folder:
-        result = found_before(folder, LadderResult) or _climb(asked, folder, as_json=as_json)
+        return _run_task(request, task, run_dir, as_json=as_json)
+    with experiment(f"ladder-{request.ladder.name}", request.plain, run_dir, as_json=as_json) as folder:
+        result = found_before(folder, LadderResult) or _climb(request, folder, as_json=as_json)
     show_ladder(result, folder, as_json=as_json)
     return 0
 
 
 def tasks_of(
-    words: list[str], ranks: str, *, recipe: str | None, steps: int | None, repeats: int | None
+    args: list[str], ranks: str, *, recipe: str | None, steps: int | None, repeats: int | None
 ) -> tuple[Task, ...]:
     """Return the tasks of the ladder. Raise `RecipeError` for arguments that a ladder does not take."""
-    name, recipe, said = _split(words, recipe)
-    return _tasks(_ask(load_ladder(name or _AUTO), recipe, said, ranks, steps=steps, repeats=repeats))
+    name, recipe, overrides = _split(args, recipe)
+    return _tasks(_ask(load_ladder(name or _AUTO), recipe, overrides, ranks, steps=steps, repeats=repeats))
 
 
-def _split(words: list[str], recipe: str | None) -> tuple[str | None, str | None, Patch]:
+def _split(args: list[str], recipe: str | None) -> tuple[str | None, str | None, Patch]:
     """Return the names of ladder and recipe, None if omitted, and the overrides."""
-    names = [word for word in words if "=" not in word]
-    overrides = [word for word in words if "=" in word and not word.startswith("recipe=")]
-    named = [word.removeprefix("recipe=") for word in words if word.startswith("recipe=")]
+    names = [word for word in args if "=" not in word]
+    overrides = [word for word in args if "=" in word and not word.startswith("recipe=")]
+    named = [word.removeprefix("recipe=") for word in args if word.startswith("recipe=")]
     recipes = [*names[1:], *named, *([recipe] if recipe is not None else [])]
     if len(recipes) > 1:
         raise RecipeError(f"{recipes[1]!r}: a ladder varies one recipe, and {recipes[0]!r} is one (drop one of them)")
@@ -131,21 +131,21 @@ def _list(name: str | None, *, as_json: bool) -> None:
 
 
 def _ask(
-    chosen: Ladder, recipe: str | None, said: Patch, ranks: str, *, steps: int | None, repeats: int | None
+    chosen: Ladder, recipe: str | None, overrides: Patch, ranks: str, *, steps: int | None, repeats: int | None
 ) -> _Asked:
     """Build the request. Raise `RecipeError` for arguments that a ladder does not take."""
-    refuse_length(said, "a ladder", to="compare")
+    refuse_length(overrides, "a ladder", to="compare")
     refuse_ranks_of_others("ladder")
-    for path, value in said.assignments:
+    for path, value in overrides.assignments:
         if path in settled_by(chosen.rungs[0].set):
             fix = f"leave it out, or copy the ladder and change its rung {chosen.rungs[0].name!r}"
             raise RecipeError(f"{path}: {value} has no effect on ladder {chosen.name}, which sets it ({fix})")
-    loaded = load(recipe or chosen.recipe, said)
+    loaded = load(recipe or chosen.recipe, overrides)
     base = loaded.recipe
-    if chosen.warmup_steps is not None and "measure.warmup_steps" not in dict(said.assignments):
+    if chosen.warmup_steps is not None and "measure.warmup_steps" not in dict(overrides.assignments):
         base = vary(base, Patch((("measure.warmup_steps", chosen.warmup_steps),)))
     steps = steps or chosen.steps
-    measured = vary(base, measuring_patch(base, steps, said, lr_share=FALLING))
+    measured = vary(base, measuring_patch(base, steps, overrides, lr_share=FALLING))
     return _Asked(
         ladder=chosen if recipe is None else replace(chosen, recipe=recipe),
         loaded=loaded,
@@ -156,88 +156,90 @@ def _ask(
     )
 
 
-def _climb(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
+def _climb(request: _Asked, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
     """Run the ladder, and write its result."""
     out = progress_console(as_json=as_json)
-    _write_recipes(asked, folder)
-    total = None if asked.ladder.goes_on else asked.repeats * (2 * len(asked.ladder.rungs) - 1)
-    with interrupted_by(*STOPS), telling(out, total) as (begins, say):
-        say(_plan(asked, total))
-        climbed = _climber(asked, folder, begins, say).climb()
-    result = _result(asked, climbed, folder)
+    _write_recipes(request, folder)
+    total = None if request.ladder.goes_on else request.repeats * (2 * len(request.ladder.rungs) - 1)
+    with interrupted_by(*STOPS), telling(out, total) as (on_start, print_line):
+        print_line(_plan(request, total))
+        climbed = _climber(request, folder, on_start, print_line).climb()
+    result = _result(request, climbed, folder)
     leave(folder, result)
     return result
 
 
-def _run_task(asked: _Asked, number: int, run_dir: Path | None, *, as_json: bool) -> int:
+def _run_task(request: _Asked, number: int, run_dir: Path | None, *, as_json: bool) -> int:
     """Run one repeat of one rung, in the ladder's folder."""
-    task = find_task(_tasks(asked), number)
-    index, turn = place_of(task, len(asked.ladder.rungs))
+    task = find_task(_tasks(request), number)
+    index, repeat = place_of(task, len(request.ladder.rungs))
 
-    def run(folder: ExperimentDir, begins: Begins, say: Say) -> Sequence[Outcome]:
-        _write_recipes(asked, folder)
-        return _climber(asked, folder, begins, say).run_turn(index + 1, turn)
+    def run(folder: ExperimentDir, on_start: Begins, print_line: Say) -> Sequence[Outcome]:
+        _write_recipes(request, folder)
+        return _climber(request, folder, on_start, print_line).run_turn(index + 1, repeat)
 
-    return run_task(asked.plain, run_dir, task, run, as_json=as_json)
-
-
-def _tasks(asked: _Asked) -> tuple[Task, ...]:
-    return ladder_tasks(asked.ladder, asked.repeats, asked.ranks)
+    return run_task(request.plain, run_dir, task, run, as_json=as_json)
 
 
-def _write_recipes(asked: _Asked, folder: ExperimentDir) -> None:
-    write_recipe(asked.loaded.recipe, folder.recipe)
-    write_recipe(asked.recipe, folder.measured)
+def _tasks(request: _Asked) -> tuple[Task, ...]:
+    return ladder_tasks(request.ladder, request.repeats, request.ranks)
 
 
-def _plan(asked: _Asked, total: int | None) -> str:
+def _write_recipes(request: _Asked, folder: ExperimentDir) -> None:
+    write_recipe(request.loaded.recipe, folder.recipe)
+    write_recipe(request.recipe, folder.measured)
+
+
+def _plan(request: _Asked, total: int | None) -> str:
     """Return how many runs and steps there are."""
-    steps = count(asked.recipe.measure.warmup_steps + asked.steps, "step")
-    runs = f"up to {count(total, 'run')}" if total is not None else f"{count(asked.repeats, 'pair')} of runs per rung,"
-    return f"ladder {asked.ladder.name}: {runs} of {steps}"
+    steps = count(request.recipe.measure.warmup_steps + request.steps, "step")
+    runs = (
+        f"up to {count(total, 'run')}" if total is not None else f"{count(request.repeats, 'pair')} of runs per rung,"
+    )
+    return f"ladder {request.ladder.name}: {runs} of {steps}"
 
 
-def _climber(asked: _Asked, folder: ExperimentDir, begins: Begins, say: Say) -> Climber:
+def _climber(request: _Asked, folder: ExperimentDir, on_start: Begins, print_line: Say) -> Climber:
     from paceline.lab.cache import set_cache
     from paceline.lab.prepared import Form, Prepared, prepare
     from paceline.lab.proposing import propose
     from paceline.measure.timing import now_s
 
-    here = Here(gpus=count_gpus(os.environ), cores=usable_cores(), ranks=asked.ranks)
+    hardware = Here(gpus=count_gpus(os.environ), cores=usable_cores(), ranks=request.ranks)
 
     def make(form: Form) -> Prepared:
-        waits = partial(say, f"{form}: waiting for another task that prepares it")
-        made = prepare(form, asked.recipe.data, folder.data, workers=here.cores, now=now_s, waits=waits)
+        waits = partial(print_line, f"{form}: waiting for another task that prepares it")
+        made = prepare(form, request.recipe.data, folder.data, workers=hardware.cores, now=now_s, waits=waits)
         if not made.is_known:
-            say(f"{form}: prepared in {made.seconds:,.1f} s")
+            print_line(f"{form}: prepared in {made.seconds:,.1f} s")
         return made
 
     def before(trial: Trial, repeat: int) -> None:
-        begins(trial, repeat)
-        set_cache(resolve_batch(vary(asked.recipe, trial.patch), trial.ranks or asked.ranks), is_cold=trial.is_cold)
+        on_start(trial, repeat)
+        set_cache(resolve_batch(vary(request.recipe, trial.patch), trial.ranks or request.ranks), is_cold=trial.is_cold)
 
     runner = Runner(
-        asked.recipe,
+        request.recipe,
         folder.measured,
-        asked.ranks,
+        request.ranks,
         place=lambda trial, repeat: (
-            folder.trials / folder_name(trial, asked.recipe, trial.ranks or asked.ranks, repeat)
+            folder.trials / folder_name(trial, request.recipe, trial.ranks or request.ranks, repeat)
         ),
         begins=before,
-        earlier=Earlier(folder.replaced, say),
+        earlier=Earlier(folder.replaced, print_line),
         limit_s=LIMIT_S,
-        oversubscribe=asked.oversubscribe,
+        oversubscribe=request.oversubscribe,
     )
     return Climber(
-        ladder=asked.ladder,
-        recipe=asked.recipe,
+        ladder=request.ladder,
+        recipe=request.recipe,
         runner=runner,
-        here=here,
-        repeats=asked.repeats,
+        here=hardware,
+        repeats=request.repeats,
         root=folder.path,
         prepare=make,
         propose=propose,
-        say=say,
+        say=print_line,
     )
 
 
@@ -246,22 +248,22 @@ def _of_steps(rung: RungResult, num_steps: int) -> RungResult:
     return rung if rung.step_s is None else rung.model_copy(update={"steps_s": num_steps * rung.step_s})
 
 
-def _result(asked: _Asked, climbed: Climbed, folder: ExperimentDir) -> LadderResult:
+def _result(request: _Asked, climbed: Climbed, folder: ExperimentDir) -> LadderResult:
     runs: Sequence[str] = [run for rung in climbed.rungs for run in rung.runs]
     measured_s = sum(RunDir(folder.path / run).read_result().time.wall_s for run in runs)
-    first = asked.ladder.rungs[0]
-    lowest = resolve_batch(vary(asked.recipe, first.patch), first.ranks or asked.ranks)
+    first = request.ladder.rungs[0]
+    lowest = resolve_batch(vary(request.recipe, first.patch), first.ranks or request.ranks)
     return LadderResult(
-        ladder=asked.ladder.name,
-        summary=asked.ladder.summary,
-        recipe=asked.loaded.name,
-        recipe_hash=asked.loaded.recipe.hash,
-        ranks=asked.ranks,
-        steps=asked.steps,
-        warmup_steps=asked.recipe.measure.warmup_steps,
-        repeats=asked.repeats,
+        ladder=request.ladder.name,
+        summary=request.ladder.summary,
+        recipe=request.loaded.name,
+        recipe_hash=request.loaded.recipe.hash,
+        ranks=request.ranks,
+        steps=request.steps,
+        warmup_steps=request.recipe.measure.warmup_steps,
+        repeats=request.repeats,
         batch_size=lowest.data.global_batch_size,
-        rungs=tuple(_of_steps(rung, asked.steps) for rung in climbed.rungs),
+        rungs=tuple(_of_steps(rung, request.steps) for rung in climbed.rungs),
         best=climbed.best.name,
         best_patch=tuple(words_of(climbed.best.patch)),
         stopped=climbed.stopped,

@@ -11,18 +11,23 @@ from paceline.data.sources.places import printable
 from paceline.lab.predict.asked import Asked
 
 
-def tell_prediction(found: PredictionResult, asked: Asked, run_dir: Path | None, *, as_json: bool) -> None:
+def tell_prediction(result: PredictionResult, request: Asked, run_dir: Path | None, *, as_json: bool) -> None:
     """Print the prediction and, with `run_dir`, write it there.
 
     Raise `RecipeError` if that folder holds something else.
     """
-    found = found.model_copy(update={"command": ("paceline", *sys.argv[1:])})
+    result = result.model_copy(update={"command": ("paceline", *sys.argv[1:])})
     out = sys.stderr if as_json else sys.stdout
     if run_dir is not None:
-        words = {"source": found.source, "network": found.network, **dataclasses.asdict(asked), "at": [*asked.at]}
-        whole = {"experiment": "prediction", **words}
+        fields = {
+            "source": result.source,
+            "network": result.network,
+            **dataclasses.asdict(request),
+            "at": [*request.at],
+        }
+        whole = {"experiment": "prediction", **fields}
         with experiment("prediction", whole, run_dir, as_json=as_json) as folder:
-            leave(folder, found)
-    show_prediction(found, as_json=as_json)
+            leave(folder, result)
+    show_prediction(result, as_json=as_json)
     if run_dir is not None:
         print(f"folder: {printable(run_dir)}", file=out)

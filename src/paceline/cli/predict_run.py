@@ -44,7 +44,7 @@ def predict_run(
     step = read_step(run, ranks_per_node=ranks_per_node)
     if fixed_s is not None:
         step = step.with_fixed(fixed_s)
-    asked = Asked(
+    request = Asked(
         at=parse_ranks(at),
         ranks_per_node=ranks_per_node,
         rank_batch=rank_batch or step.rank_batch,
@@ -52,9 +52,9 @@ def predict_run(
         price=price,
     )
     known = build_network(network, ranks_per_node=ranks_per_node, alpha_us=alpha_us, gigabytes_per_s=gigabytes_per_s)
-    found = predict(build_model(step, known, _alone(run, alone)), asked)
+    prediction = predict(build_model(step, known, _alone(run, alone)), request)
     provenance = RunDir(run).read_result().provenance
-    tell_prediction(found.model_copy(update={"provenance": provenance}), asked, run_dir, as_json=as_json)
+    tell_prediction(prediction.model_copy(update={"provenance": provenance}), request, run_dir, as_json=as_json)
     return 0
 
 

@@ -28,10 +28,10 @@ def predict_points(
     refuse({"--ranks-per-node": ranks_per_node, "--rank-batch": rank_batch, "--images": images, "--price": price})
     ranks, table = parse_ranks(at), read_points(points)
     on_node = ranks_per_node or max(-(-point.ranks // point.nodes) for point in table)
-    asked = ask(table, ranks, ranks_per_node=on_node, rank_batch=rank_batch, images=images, price=price)
-    found = predict_from(table, asked, source=str(points))
+    request = ask(table, ranks, ranks_per_node=on_node, rank_batch=rank_batch, images=images, price=price)
+    prediction = predict_from(table, request, source=str(points))
     if ranks_per_node is None:
         taken = f"nodes: {count(on_node, 'rank')} on each, the largest of the table (set --ranks-per-node to change it)"
-        found = found.model_copy(update={"notes": (*found.notes, taken)})
-    tell_prediction(found, asked, run_dir, as_json=as_json)
+        prediction = prediction.model_copy(update={"notes": (*prediction.notes, taken)})
+    tell_prediction(prediction, request, run_dir, as_json=as_json)
     return 0

@@ -14,11 +14,11 @@ _MOST: Final = 1_000_000
 
 def parse_ranks(text: str) -> tuple[int, ...]:
     """Return the rank counts of `8,64,512`, in order. Raise `RecipeError` for an invalid one."""
-    words = [word.strip() for word in text.split(",")]
-    wrong = next((word for word in words if not (word.isdecimal() and 0 < int(word) <= _MOST)), None)
+    items = [word.strip() for word in text.split(",")]
+    wrong = next((word for word in items if not (word.isdecimal() and 0 < int(word) <= _MOST)), None)
     if wrong is not None:
         raise RecipeError(f"--at: {wrong!r} is not a number of ranks (write a list such as 8,64,512)")
-    return tuple(dict.fromkeys(int(word) for word in words))
+    return tuple(dict.fromkeys(int(word) for word in items))
 
 
 def refuse(options: Mapping[str, float | None], *, may_be_none: bool = False) -> None:

@@ -65,13 +65,13 @@ class _Asked:
         """All trials; those that are compared with nothing come last."""
         return [self.base, *self.probes, *self.aside]
 
-    def of_turn(self, turn: int) -> list[Trial]:
+    def of_turn(self, repeat: int) -> list[Trial]:
         """Return the trials of a repeat, counted from 1."""
-        return [trial for trial in self.trials if turn <= trial.repeats]
+        return [trial for trial in self.trials if repeat <= trial.repeats]
 
 
 def profile(
-    words: list[str],
+    args: list[str],
     ranks: str,
     run_dir: Path | None,
     *,
@@ -85,27 +85,27 @@ def profile(
     oversubscribe: bool = False,
 ) -> int:
     """Run `paceline profile`, and return the exit code."""
-    name, said = split_words(words)
-    refuse_length(said, "a profile", to="profile")
-    loaded = load(name, said)
+    name, overrides = split_words(args)
+    refuse_length(overrides, "a profile", to="profile")
+    loaded = load(name, overrides)
     require_consent(loaded, own_code=own_code)
     world = enter_world()
     num_ranks = ranks_to_start(ranks, world, loaded.recipe, oversubscribe=oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
-    asks = loaded.recipe.measure
-    trace, marks = trace or asks.trace != "off", "on" if nvtx and asks.nvtx == "off" else asks.nvtx
+    measure = loaded.recipe.measure
+    trace, marks = trace or measure.trace != "off", "on" if nvtx and measure.nvtx == "off" else measure.nvtx
     _refuse_more_runs(world, repeats=repeats, trace=trace, nvtx=marks != "off")
-    recipe = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said))
+    recipe = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, overrides))
     divide_batch(recipe, num_ranks)
     trials, left_out = probes_of(recipe, num_ranks, repeats) if probes else ([], [])
-    asked = _Asked(
+    request = _Asked(
         recipe_hash=loaded.recipe.hash,
         recipe=recipe,
         steps=steps,
         ranks=num_ranks,
         base=base_trial(repeats),
         probes=trials,
-        aside=aside_trials(loaded.recipe, num_ranks, steps, said, trace=trace),
+        aside=aside_trials(loaded.recipe, num_ranks, steps, overrides, trace=trace),
         left_out=left_out,
         nvtx=marks,
         oversubscribe=oversubscribe,
@@ -113,8 +113,8 @@ def profile(
     rundir = _rundir(loaded.name, run_dir, world)
     try:
         if world.launcher == "single":
-            return _measure(asked, rundir, as_json=as_json)
-        return _be_a_rank(asked, rundir, world, as_json=as_json)
+            return _measure(request, rundir, as_json=as_json)
+        return _be_a_rank(request, rundir, world, as_json=as_json)
     finally:
         if run_dir is None and world.is_main:
             rundir.give_back()
@@ -147,44 +147,44 @@ def _rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
     return rundir
 
 
-def _measure(asked: _Asked, rundir: RunDir, *, as_json: bool) -> int:
+def _measure(request: _Asked, rundir: RunDir, *, as_json: bool) -> int:
     """Run the trials in child processes, write the results, and print them."""
     out = progress_console(as_json=as_json)
     recipe_file = rundir.path / _RECIPE
-    write_recipe(asked.recipe, recipe_file)
+    write_recipe(request.recipe, recipe_file)
     outcomes: list[Outcome] = []
     try:
-        with interrupted_by(*STOPS), telling(out, _num_runs(asked)) as (begins, say):
-            say(_plan(asked))
+        with interrupted_by(*STOPS), telling(out, _num_runs(request)) as (on_start, print_line):
+            print_line(_plan(request))
             runner = Runner(
-                asked.recipe,
+                request.recipe,
                 recipe_file,
-                asked.ranks,
+                request.ranks,
                 place=lambda trial, repeat: _place(rundir, trial, repeat),
-                begins=begins,
-                oversubscribe=asked.oversubscribe,
+                begins=on_start,
+                oversubscribe=request.oversubscribe,
             )
-            for outcome in run_turns(asked.of_turn, asked.base.repeats, runner):
+            for outcome in run_turns(request.of_turn, request.base.repeats, runner):
                 _check_base(outcome)
-                say(_line(outcome))
+                print_line(_line(outcome))
                 outcomes.append(outcome)
     except TrialError:
         if not rundir.recipe.exists():  # refused at once: there is no run to inspect
             recipe_file.unlink()
         raise
     _move_trace(outcomes, rundir)
-    _conclude(asked, outcomes, rundir, as_json=as_json)
+    _conclude(request, outcomes, rundir, as_json=as_json)
     return 0
 
 
-def _plan(asked: _Asked) -> str:
+def _plan(request: _Asked) -> str:
     """Return how many runs and steps there are."""
-    steps = asked.recipe.measure.warmup_steps + asked.steps
-    return f"{count(_num_runs(asked), 'run')} of {count(steps, 'step')}"
+    steps = request.recipe.measure.warmup_steps + request.steps
+    return f"{count(_num_runs(request), 'run')} of {count(steps, 'step')}"
 
 
-def _num_runs(asked: _Asked) -> int:
-    return sum(trial.repeats for trial in asked.trials)
+def _num_runs(request: _Asked) -> int:
+    return sum(trial.repeats for trial in request.trials)
 
 
 def _place(rundir: RunDir, trial: Trial, repeat: int) -> Path:
@@ -218,21 +218,21 @@ def _move_trace(outcomes: Sequence[Outcome], rundir: RunDir) -> None:
                 shutil.move(source, target)
 
 
-def _conclude(asked: _Asked, outcomes: Sequence[Outcome], rundir: RunDir, *, as_json: bool) -> None:
+def _conclude(request: _Asked, outcomes: Sequence[Outcome], rundir: RunDir, *, as_json: bool) -> None:
     """Write `profile.json` and the report, and print the result."""
     from paceline.cli.show_profile import show_profile
     from paceline.lab.profile import put_together
 
-    found = put_together(
-        outcomes, asked.recipe, recipe_hash=asked.recipe_hash, steps=asked.steps, left_out=asked.left_out
+    result = put_together(
+        outcomes, request.recipe, recipe_hash=request.recipe_hash, steps=request.steps, left_out=request.left_out
     )
-    rundir.write_json(rundir.profile.name, found.to_dict())
+    rundir.write_json(rundir.profile.name, result.to_dict())
     leave_report(rundir)
-    nsys = "" if asked.nvtx == "off" else _nsys_command(asked, rundir)
-    show_profile(found, rundir, nsys=nsys, as_json=as_json)
+    nsys = "" if request.nvtx == "off" else _nsys_command(request, rundir)
+    show_profile(result, rundir, nsys=nsys, as_json=as_json)
 
 
-def _nsys_command(asked: _Asked, rundir: RunDir) -> str:
+def _nsys_command(request: _Asked, rundir: RunDir) -> str:
     """Return the command that measures the base run under Nsight Systems, from the end of its warm-up to its last step.
 
     Options: https://docs.nvidia.com/nsight-systems/UserGuide/index.html.
@@ -248,12 +248,12 @@ def _nsys_command(asked: _Asked, rundir: RunDir) -> str:
         f"--output={rundir.path / 'nsys'}",
     )
     recipe_file, folder = str(rundir.path / _RECIPE), str(rundir.path / "probes" / "nsys-1")
-    marked = words_of(Patch((("measure.nvtx", asked.nvtx),)))
-    program = ("paceline", "train", recipe_file, *marked, *consent_words(asked.recipe))
-    return shlex.join(("nsys", "profile", *options, *program, "--ranks", str(asked.ranks), "--run-dir", folder))
+    marked = words_of(Patch((("measure.nvtx", request.nvtx),)))
+    program = ("paceline", "train", recipe_file, *marked, *consent_words(request.recipe))
+    return shlex.join(("nsys", "profile", *options, *program, "--ranks", str(request.ranks), "--run-dir", folder))
 
 
-def _be_a_rank(asked: _Asked, rundir: RunDir, world: World, *, as_json: bool) -> int:
+def _be_a_rank(request: _Asked, rundir: RunDir, world: World, *, as_json: bool) -> int:
     """Run the base run as one rank of a launcher; rank 0 writes and prints the result."""
     from paceline.train.interrupt import Interrupts
 
@@ -263,32 +263,32 @@ def _be_a_rank(asked: _Asked, rundir: RunDir, world: World, *, as_json: bool) ->
         from paceline.train.run import run
         from paceline.train.whereabouts import Whereabouts
 
-        whereabouts = Whereabouts()
-        listeners = [build_progress(progress_console(as_json=as_json), whereabouts)] if world.is_main else []
+        position = Whereabouts()
+        listeners = [build_progress(progress_console(as_json=as_json), position)] if world.is_main else []
         invocation = Invocation(
             STARTED_S,
             ("paceline", *sys.argv[1:]),
             listeners,
             launch=launch_name(os.environ, os.getppid(), os.uname().nodename),
             interrupts=interrupts,
-            whereabouts=whereabouts,
+            whereabouts=position,
         )
-        result = run(asked.recipe, world, rundir, invocation=invocation)
+        result = run(request.recipe, world, rundir, invocation=invocation)
         if result.status == "preempted":
             ignore_stop_signals()
             return PREEMPTED
     if world.is_main:
-        write_recipe(asked.recipe, rundir.path / _RECIPE)
+        write_recipe(request.recipe, rundir.path / _RECIPE)
         by_hand = [
-            LeftOut(trial.name, _by_hand(trial, rundir, asked.recipe)) for trial in (*asked.probes, *asked.aside)
+            LeftOut(trial.name, _by_hand(trial, rundir, request.recipe)) for trial in (*request.probes, *request.aside)
         ]
-        alone = replace(asked, left_out=(*asked.left_out, *by_hand))
-        _conclude(alone, [Outcome(asked.base, 1, rundir, result)], rundir, as_json=as_json)
+        alone = replace(request, left_out=(*request.left_out, *by_hand))
+        _conclude(alone, [Outcome(request.base, 1, rundir, result)], rundir, as_json=as_json)
     return 0
 
 
 def _by_hand(trial: Trial, rundir: RunDir, recipe: Recipe) -> str:
     """Return the command for a run that a launcher's rank cannot start."""
-    of_code = consent_words(recipe)
-    words = shlex.join(("train", str(rundir.path / _RECIPE), *words_of(trial.patch), *of_code))
-    return f"needs separate ranks (start them like these, with: {words})"
+    consent = consent_words(recipe)
+    args = shlex.join(("train", str(rundir.path / _RECIPE), *words_of(trial.patch), *consent))
+    return f"needs separate ranks (start them like these, with: {args})"

@@ -98,11 +98,11 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
     If a rank is lost, restart all of them up to `max_restarts` times and resume. An error, a stop signal and a
     preempted run are not restarted.
     """
-    verb, *words = sys.argv[1:]
+    verb, *args = sys.argv[1:]
     for attempt in range(max_restarts + 1):
-        again = ["--resume"] if attempt and "--resume" not in words else []
+        again = ["--resume"] if attempt and "--resume" not in args else []
         # -P: do not import modules from the current folder, which may hold data.
-        command = [sys.executable, "-P", "-m", "paceline", verb, *extra, *again, *words]
+        command = [sys.executable, "-P", "-m", "paceline", verb, *extra, *again, *args]
         oom_before = oom_kills()
         ended = launch(command, ranks, os.environ, port=port, grace_s=grace_s, attempt=attempt)
         if ended.code == _KILLED and ended.was_lost and oom_kills() > oom_before:

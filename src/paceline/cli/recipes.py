@@ -20,14 +20,14 @@ _GROUPS: Final = {
 }
 
 
-def recipes(words: list[str], *, origin: bool, schema: bool, as_json: bool) -> int:
-    """List the presets, or show the one named in `words` with its overrides; return the exit code."""
+def recipes(args: list[str], *, origin: bool, schema: bool, as_json: bool) -> int:
+    """List the presets, or show the one named in `args` with its overrides; return the exit code."""
     if schema:
         print(json.dumps(recipe_schema(), indent=2))
-    elif not words:
+    elif not args:
         _list(as_json=as_json)
     else:
-        name, patch = split_words(words)
+        name, patch = split_words(args)
         _show(load(name, patch), origin=origin, as_json=as_json)
     return 0
 
@@ -80,8 +80,8 @@ def _show(loaded: Loaded, *, origin: bool, as_json: bool) -> None:
     elif origin:
         rows = [(f"{path}: {_written(value)}", loaded.stack.origin(path)) for path, value in _leaves(values)]
         width = min(60, max(len(row[0]) for row in rows))
-        for text, place in rows:
-            print(f"{printable(text):{width}}  # {printable(place)}")
+        for text, source in rows:
+            print(f"{printable(text):{width}}  # {printable(source)}")
     else:
         print(f"# recipe {loaded.recipe.hash}")
         print(write_text(values), end="")

@@ -10,7 +10,7 @@ from paceline.cli.unshared import unshared
 
 
 def train(
-    words: Words = None,
+    args: Words = None,
     ranks: Ranks = "auto",
     run_dir: Annotated[Path | None, new_folder("Run directory to write (runs/RECIPE-TIME).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint.")] = False,
@@ -27,7 +27,7 @@ def train(
     from paceline.cli.train import train as work
 
     return work(
-        words or [],
+        args or [],
         ranks,
         run_dir,
         resume=resume,

@@ -53,13 +53,13 @@ class _Study:
     lost: Sequence[str]
     oversubscribe: bool = False
 
-    def of_turn(self, turn: int) -> list[Trial]:
+    def of_turn(self, repeat: int) -> list[Trial]:
         """Return the trials of a repeat, counted from 1, in order."""
-        return [case.trial(turn) for case in there_and_back(self.cases, turn)]
+        return [case.trial(repeat) for case in there_and_back(self.cases, repeat)]
 
 
 def scale(
-    words: list[str],
+    args: list[str],
     *,
     ranks: str,
     nodes: str | None,
@@ -93,14 +93,14 @@ def scale(
         seeds=seeds,
         oversubscribe=oversubscribe,
     )
-    loaded, study = _read(words, options, is_here=True)
+    loaded, study = _read(args, options, is_here=True)
     _refuse_launcher()
     require_consent(loaded, own_code=own_code)
     if task is not None:
         return _run_task(options, loaded, study, task, run_dir, as_json=as_json)
     refuse_more_nodes(_missing_nodes(options, loaded, study, run_dir), os.environ)
-    asked = _asked(study, loaded, options)
-    with experiment(f"scale-{loaded.name}", asked, run_dir, as_json=as_json) as folder:
+    request = _asked(study, loaded, options)
+    with experiment(f"scale-{loaded.name}", request, run_dir, as_json=as_json) as folder:
         result = found_before(folder, ScaleResult)
         if result is None:
             outcomes = _measure(study, loaded, options, folder, as_json=as_json)
@@ -113,29 +113,29 @@ def scale(
     return 0
 
 
-def tasks_of(words: list[str], options: Options) -> tuple[Task, ...]:
+def tasks_of(args: list[str], options: Options) -> tuple[Task, ...]:
     """Return the tasks of the study. Raise `PacelineError` for arguments it cannot measure."""
-    return study_tasks(_read(words, options)[1].cases, options.turns)
+    return study_tasks(_read(args, options)[1].cases, options.turns)
 
 
-def _read(words: list[str], options: Options, *, is_here: bool = False) -> tuple[Loaded, _Study]:
+def _read(args: list[str], options: Options, *, is_here: bool = False) -> tuple[Loaded, _Study]:
     """Return the loaded recipe and the study. Raise `PacelineError` for options without effect and unfit recipes.
 
     With `is_here`, also refuse more ranks than this machine can start.
     """
     options.refuse_without_effect()
-    name, said = split_words(words)
+    name, overrides = split_words(args)
     if options.is_whole:
-        refuse_no_clock(said, "measure")
+        refuse_no_clock(overrides, "measure")
     else:
-        refuse_length(said, "short runs", to="measure")
-    loaded = load(name, said)
+        refuse_length(overrides, "short runs", to="measure")
+    loaded = load(name, overrides)
     refuse_recipe(loaded.recipe, options)
     if is_here and options.nodes is None and options.ranks != "auto":
         most = max(read_ranks(options.ranks, 0))
         refuse_too_many(most, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     build = _study_batches if options.is_study else _study_ranks
-    loaded, study = build(options, loaded, said, read_nodes(options.nodes))
+    loaded, study = build(options, loaded, overrides, read_nodes(options.nodes))
     return loaded, replace(study, oversubscribe=options.oversubscribe)
 
 
@@ -147,8 +147,10 @@ def _missing_nodes(options: Options, loaded: Loaded, study: _Study, run_dir: Pat
     folder = ExperimentDir(run_dir.expanduser())
     if folder.result.exists():
         return []
-    runner, turns = _runner(study, loaded, folder), range(1, options.turns + 1)
-    missing = (case for case in over_nodes if any(runner.known(case.trial(turn), turn) is None for turn in turns))
+    runner, repeats = _runner(study, loaded, folder), range(1, options.turns + 1)
+    missing = (
+        case for case in over_nodes if any(runner.known(case.trial(repeat), repeat) is None for repeat in repeats)
+    )
     return sorted({case.nodes for case in missing})
 
 
@@ -157,14 +159,14 @@ def _run_task(
 ) -> int:
     """Run one repeat of one case, in the study's folder."""
     task = find_task(study_tasks(study.cases, options.turns), number)
-    index, turn = place_of(task, len(study.cases))
+    index, repeat = place_of(task, len(study.cases))
     case = study.cases[index]
     refuse_more_nodes([case.nodes] if case.nodes else [], os.environ)
 
-    def run(folder: ExperimentDir, begins: Begins, say: Say) -> Sequence[Outcome]:
+    def run(folder: ExperimentDir, on_start: Begins, print_line: Say) -> Sequence[Outcome]:
         write_recipe(loaded.recipe, folder.recipe)
-        outcome = _runner(study, loaded, folder, begins, say).run(case.trial(turn), turn)
-        say(_line(outcome, options.turns, is_whole=study.is_whole))
+        outcome = _runner(study, loaded, folder, on_start, print_line).run(case.trial(repeat), repeat)
+        print_line(_line(outcome, options.turns, is_whole=study.is_whole))
         _refuse_nothing([outcome])
         return [outcome]
 
@@ -179,22 +181,22 @@ def _refuse_launcher() -> None:
         raise WorldError(f"scale: starts its own ranks, but {started} (start it once, without torchrun or srun)")
 
 
-def _study_ranks(options: Options, loaded: Loaded, said: Patch, nodes: list[int]) -> tuple[Loaded, _Study]:
+def _study_ranks(options: Options, loaded: Loaded, overrides: Patch, nodes: list[int]) -> tuple[Loaded, _Study]:
     """Return the study of ranks, and the recipe with the batch size of the smallest rank count."""
     recipe, mode = loaded.recipe, options.scaling_mode()
     gpus = 0 if recipe.parallel.device == "cpu" else count_gpus(os.environ)
     if nodes and recipe.parallel.device != "cpu":
         gpus = gpus_of_a_node(os.environ) or gpus
-    places = ranks_over(read_ranks(options.ranks, gpus), nodes)
-    loaded = replace(loaded, recipe=resolve_batch(recipe, min(place.ranks for place in places)))
+    layouts = ranks_over(read_ranks(options.ranks, gpus), nodes)
+    loaded = replace(loaded, recipe=resolve_batch(recipe, min(layout.ranks for layout in layouts)))
     recipe = loaded.recipe
     if options.accuracy:
-        planned = plan_points(recipe, mode, places, whole_patch(recipe, said), recipe.seed)
+        planned = plan_points(recipe, mode, layouts, whole_patch(recipe, overrides), recipe.seed)
     else:
-        planned = plan_points(recipe, mode, places, measuring_patch(recipe, options.num_steps, said), None)
+        planned = plan_points(recipe, mode, layouts, measuring_patch(recipe, options.num_steps, overrides), None)
 
     def conclude(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-        caution = caution_of(recipe, places, _provenance(outcomes))
+        caution = caution_of(recipe, layouts, _provenance(outcomes))
         points = to_points(planned, outcomes)
         if not options.accuracy:
             points = tuple(_of_steps(point, options.num_steps) for point in points)
@@ -215,7 +217,7 @@ def _of_steps(point: ScalePoint, num_steps: int) -> ScalePoint:
     return point if point.step_s is None else point.model_copy(update={"steps_s": num_steps * point.step_s})
 
 
-def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[int]) -> tuple[Loaded, _Study]:
+def _study_batches(options: Options, loaded: Loaded, overrides: Patch, nodes: list[int]) -> tuple[Loaded, _Study]:
     """Return the study of batch sizes, and the recipe with the batch size of its ranks."""
     target = options.target_of(loaded.recipe)
     num_nodes = one_of("--nodes", nodes) if nodes else 0
@@ -227,7 +229,7 @@ def _study_batches(options: Options, loaded: Loaded, said: Patch, nodes: list[in
     ranks *= max(1, num_nodes)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, ranks))
     recipe = loaded.recipe
-    cells = plan_cells(recipe, options.grid(), ranks, num_nodes, whole_patch(recipe, said))
+    cells = plan_cells(recipe, options.grid(), ranks, num_nodes, whole_patch(recipe, overrides))
 
     def conclude(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         batches = to_batches(cells, outcomes, options.turns, target)
@@ -261,13 +263,13 @@ def _measure(study: _Study, loaded: Loaded, options: Options, folder: Experiment
     write_recipe(loaded.recipe, folder.recipe)
     total = len(study.cases) * options.turns
     outcomes: list[Outcome] = []
-    with interrupted_by(*STOPS), telling(out, total) as (begins, say):
+    with interrupted_by(*STOPS), telling(out, total) as (on_start, print_line):
         for line in study.lost:
-            say(line)
+            print_line(line)
         length = "full runs" if study.is_whole else f"runs of {options.num_steps:,} counted steps"
-        say(f"{count(len(study.cases), 'case')} with {count(options.turns, 'repeat')}: {total:,} {length}")
-        for outcome in run_turns(study.of_turn, options.turns, _runner(study, loaded, folder, begins, say)):
-            say(_line(outcome, options.turns, is_whole=study.is_whole))
+        print_line(f"{count(len(study.cases), 'case')} with {count(options.turns, 'repeat')}: {total:,} {length}")
+        for outcome in run_turns(study.of_turn, options.turns, _runner(study, loaded, folder, on_start, print_line)):
+            print_line(_line(outcome, options.turns, is_whole=study.is_whole))
             outcomes.append(outcome)
     _refuse_nothing(outcomes)
     return outcomes
@@ -277,8 +279,8 @@ def _runner(
     study: _Study,
     loaded: Loaded,
     folder: ExperimentDir,
-    begins: Begins = lambda trial, repeat: None,
-    say: Say = lambda line: None,
+    on_start: Begins = lambda trial, repeat: None,
+    print_line: Say = lambda line: None,
 ) -> Runner:
     recipe, is_on_nodes = loaded.recipe, any(case.nodes for case in study.cases)
     return Runner(
@@ -286,24 +288,24 @@ def _runner(
         folder.recipe,
         1,
         place=lambda trial, repeat: folder.trials / folder_name(trial, recipe, trial.ranks or 1, repeat),
-        begins=begins,
+        begins=on_start,
         start=start_in(os.environ) if is_on_nodes else start_process,
-        earlier=Earlier(folder.replaced, say, nodes_of(os.environ)),
+        earlier=Earlier(folder.replaced, print_line, nodes_of(os.environ)),
         needs_speed=not study.is_whole,
         oversubscribe=study.oversubscribe,
     )
 
 
-def _line(outcome: Outcome, turns: int, *, is_whole: bool) -> str:
-    name = outcome.trial.name + (f", repeat {outcome.repeat}" if turns > 1 else "")
+def _line(outcome: Outcome, num_repeats: int, *, is_whole: bool) -> str:
+    name = outcome.trial.name + (f", repeat {outcome.repeat}" if num_repeats > 1 else "")
     if outcome.result is None:
         return f"{name}: failed: {outcome.error}"
     top1 = top1_of([outcome.result]) if is_whole else None
-    judged = f", top-1 {percent(top1.value)}" if top1 is not None else ""
+    accuracy_text = f", top-1 {percent(top1.value)}" if top1 is not None else ""
     known = " (from an earlier start)" if outcome.is_known else ""
     rate = outcome.result.throughput.images_per_s
     speed = f"{rate:,.0f} images/s" if rate > 0 else "no step was counted after measure.warmup_steps"
-    return f"{name}: {speed}{judged}{known}"
+    return f"{name}: {speed}{accuracy_text}{known}"
 
 
 def _refuse_nothing(outcomes: Sequence[Outcome]) -> None:
@@ -338,7 +340,7 @@ def _epoch_images(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def _conclude(study: _Study, loaded: Loaded, options: Options, outcomes: Sequence[Outcome]) -> ScaleResult:
-    found = study.conclude(outcomes)
+    fields = study.conclude(outcomes)
     return ScaleResult.model_validate(
         {
             "mode": study.mode,
@@ -351,7 +353,7 @@ def _conclude(study: _Study, loaded: Loaded, options: Options, outcomes: Sequenc
             "command": ("paceline", *sys.argv[1:]),
             "provenance": _provenance(outcomes),
             "epoch_images": _epoch_images(outcomes),
-            **found,
-            "caution": " ".join(filter(None, (found.get("caution"), starving(outcomes), unlike(outcomes)))),
+            **fields,
+            "caution": " ".join(filter(None, (fields.get("caution"), starving(outcomes), unlike(outcomes)))),
         }
     )

@@ -135,7 +135,7 @@ Out = Annotated[
 
 
 def scale(
-    words: Words = None,
+    args: Words = None,
     ranks: Ranks = None,
     nodes: Nodes = None,
     mode: Mode = None,
@@ -170,22 +170,22 @@ def scale(
 ) -> int:
     """Measure how a recipe scales over ranks, nodes and batch sizes, or predict it."""
     given = dict(locals())
-    for name in ("words", "predict", "points", "collective", "as_json"):
+    for name in ("args", "predict", "points", "collective", "as_json"):
         del given[name]
     return _answer(
-        _question(words or [], points, predict=predict, collective=collective), words or [], points, given, as_json
+        _question(args or [], points, predict=predict, collective=collective), args or [], points, given, as_json
     )
 
 
-def _question(words: list[str], points: Path | None, *, predict: bool, collective: bool) -> _Question:
+def _question(args: list[str], points: Path | None, *, predict: bool, collective: bool) -> _Question:
     """Return the mode. Raise `RecipeError` if the arguments contradict each other."""
-    if collective and (predict or points is not None or words):
+    if collective and (predict or points is not None or args):
         raise RecipeError("--collective: times all-reduces, with neither a recipe nor --predict (leave those out)")
     if points is not None and not predict:
         raise RecipeError(f"--points: {points} is input for a prediction (add --predict)")
-    if points is not None and words:
-        raise RecipeError(f"--points: {points} and {words[0]} are both inputs for a prediction (leave one out)")
-    if predict and points is None and len(words) != 1:
+    if points is not None and args:
+        raise RecipeError(f"--points: {points} and {args[0]} are both inputs for a prediction (leave one out)")
+    if predict and points is None and len(args) != 1:
         raise RecipeError("--predict: needs a run (write paceline scale RUN --predict, or --points CSV)")
     if collective:
         return _Question.COLLECTIVE
@@ -194,7 +194,7 @@ def _question(words: list[str], points: Path | None, *, predict: bool, collectiv
     return _Question.RUN if points is None else _Question.POINTS
 
 
-def _answer(question: _Question, words: list[str], points: Path | None, given: dict[str, Any], as_json: bool) -> int:
+def _answer(question: _Question, args: list[str], points: Path | None, given: dict[str, Any], as_json: bool) -> int:
     """Run the mode with the given options, and return the exit code."""
     options = _heard(question, given)
     match question:
@@ -211,11 +211,11 @@ def _answer(question: _Question, words: list[str], points: Path | None, given: d
         case _Question.RUN:
             from paceline.cli.predict_run import predict_run
 
-            return predict_run(Path(words[0]), **options, as_json=as_json)
+            return predict_run(Path(args[0]), **options, as_json=as_json)
         case _Question.RANKS:
             from paceline.cli.scale import scale as measure
 
-            return measure(words, **_measuring(given, options), as_json=as_json)
+            return measure(args, **_measuring(given, options), as_json=as_json)
 
 
 def measuring_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -223,8 +223,8 @@ def measuring_options(given: dict[str, Any]) -> dict[str, Any]:
 
     `given` are all parameters of the verb. Raise `RecipeError` if they select another mode.
     """
-    words, points = given["words"] or [], given["points"]
-    question = _question(words, points, predict=given["predict"], collective=given["collective"])
+    args, points = given["args"] or [], given["points"]
+    question = _question(args, points, predict=given["predict"], collective=given["collective"])
     if question != _Question.RANKS:
         raise RecipeError(f"{question}: has no tasks (start it by itself)")
     options = {name: value for name, value in given.items() if f"--{name.replace('_', '-')}" in _HEARD}

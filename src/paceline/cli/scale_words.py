@@ -54,8 +54,8 @@ class Options:
     @property
     def turns(self) -> int:
         """Number of runs per case: one per seed for full runs, else repeats."""
-        asked, default = (self.seeds, _SEEDS) if self.is_whole else (self.repeats, _REPEATS)
-        return default if asked is None else asked
+        given, default = (self.seeds, _SEEDS) if self.is_whole else (self.repeats, _REPEATS)
+        return default if given is None else given
 
     def refuse_without_effect(self) -> None:
         """Raise `RecipeError` for the first option that has no effect."""
@@ -149,18 +149,18 @@ def _has_batches(options: Options) -> bool:
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    wrong = next((word for word in words if not word.isdecimal() or int(word) < 1), None)
+    items = [word.strip() for word in text.split(",")]
+    wrong = next((word for word in items if not word.isdecimal() or int(word) < 1), None)
     if wrong is not None:
         raise WorldError(f"{option}: {wrong!r} is not a number of {option.removeprefix('--')} (write 1,2,4)")
-    return sorted({int(word) for word in words})
+    return sorted({int(word) for word in items})
 
 
 def _listed(option: str, text: str | None, read: Callable[[str], Read]) -> Iterable[Read]:
     """Return the parsed items of a comma-separated list, without duplicates."""
-    words = [] if text is None else [word.strip() for word in text.split(",")]
+    items = [] if text is None else [word.strip() for word in text.split(",")]
     try:
-        return dict.fromkeys(map(read, words))
+        return dict.fromkeys(map(read, items))
     except ValueError as error:
         raise RecipeError(f"{option}: {error}") from None
 

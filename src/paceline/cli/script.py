@@ -52,8 +52,8 @@ def train(
         rundir = choose_rundir(name, loaded, folder, world, resume=resume)
         try:
             with Interrupts() as interrupts:
-                asked = Asked(started_s, ("python", *sys.argv), sys.stdout, resume)
-                result = run_here(loaded, world, rundir, interrupts, asked)
+                request = Asked(started_s, ("python", *sys.argv), sys.stdout, resume)
+                result = run_here(loaded, world, rundir, interrupts, request)
         finally:
             if folder is None:
                 rundir.give_back()
@@ -86,7 +86,7 @@ def _patch(overrides: tuple[str, ...], model: Part, source: Part) -> Patch:
     odd = next((word for word in overrides if not isinstance(word, str)), None)
     if odd is not None:
         raise RecipeError(f'overrides: {odd!r} is not a string (write "KEY=VALUE", such as "optim.lr=0.4")')
-    chosen = tuple((path, path_of(part, field)) for path, field, part in parts if part is not None)
+    chosen = tuple((path, path_of(component, field)) for path, field, component in parts if component is not None)
     return Patch((*chosen, *Patch.parse(list(overrides)).assignments))
 
 

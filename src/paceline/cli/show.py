@@ -82,12 +82,12 @@ def evaluation_json(report: EvalReport, classes: Iterable[ClassCount]) -> dict[s
     """Return an evaluation as plain values: raw weights at the top level, the rest only if present."""
     values = report.model_dump(mode="json", exclude_none=True)
     table = [{"class": each.name, "images": each.images, "correct": each.correct} for each in classes]
-    found = {**values.pop("val"), **values}
+    output = {**values.pop("val"), **values}
     if report.gap is not None:
-        found["gap"] = report.gap
+        output["gap"] = report.gap
     if report.health:
-        found["health"] = [each.model_dump(mode="json") for each in report.health]
-    return {**found, "classes": table} if table else found
+        output["health"] = [each.model_dump(mode="json") for each in report.health]
+    return {**output, "classes": table} if table else output
 
 
 def _network(result: RunResult, loaded: Loaded) -> str:
@@ -116,8 +116,8 @@ def _rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
         spoken("evaluate"): times.eval_s,
         spoken("checkpoint"): times.checkpoint_s,
     }
-    told = ", ".join(f"{name} {seconds(each_s)}" for name, each_s in parts.items())
-    rows.append(("time", f"{seconds(times.wall_s)} ({told})"))
+    texts = ", ".join(f"{name} {seconds(each_s)}" for name, each_s in parts.items())
+    rows.append(("time", f"{seconds(times.wall_s)} ({texts})"))
     if times.to_target_s is not None:
         rows.append(("to target", seconds(times.to_target_s)))
     trained = (
@@ -148,9 +148,9 @@ def _best(result: RunResult, last: EvalResult, rundir: RunDir) -> list[tuple[str
     best, step = result.best, result.best_step
     if best is None or step is None or best.top1 <= last.top1:
         return []
-    place = f"at step {step:,}" + ("" if result.best_epoch is None else f", epoch {round(result.best_epoch, 2):g}")
+    position = f"at step {step:,}" + ("" if result.best_epoch is None else f", epoch {round(result.best_epoch, 2):g}")
     is_kept = (rundir.checkpoints / checkpoint_name(step)).is_dir()
-    return [("best top-1", f"{accuracy(best.top1)} {place} ({'--checkpoint best' if is_kept else 'not kept'})")]
+    return [("best top-1", f"{accuracy(best.top1)} {position} ({'--checkpoint best' if is_kept else 'not kept'})")]
 
 
 def verdict_line(verdict: Mapping[str, str]) -> str:
@@ -174,8 +174,8 @@ def _kept(result: RunResult, rundir: RunDir, recipe: Recipe) -> list[tuple[str, 
     if result.bad_images:
         rows.append(("bad images", f"{count(result.bad_images, 'image')} left out (see {rundir.bad_images})"))
     if result.status in ("preempted", "failed"):
-        words = ("paceline", "train", str(rundir.path), "--resume", *consent_words(recipe))
-        rows.append(("resume with", shlex.join(words)))
+        command = ("paceline", "train", str(rundir.path), "--resume", *consent_words(recipe))
+        rows.append(("resume with", shlex.join(command)))
     return rows
 
 
@@ -190,10 +190,10 @@ def goodput_line(goodput: GoodputResult) -> str:
         "down": goodput.down_s,
         "other": goodput.other_s,
     }
-    told = [f"{name} {seconds(lost_s)}" for name, lost_s in losses.items() if lost_s >= _MATTERS * goodput.wall_s]
+    texts = [f"{name} {seconds(lost_s)}" for name, lost_s in losses.items() if lost_s >= _MATTERS * goodput.wall_s]
     over = f" over {count(goodput.starts, 'start')}" if goodput.starts > 1 else ""
     return "; ".join(
-        [f"{share(goodput.share)} of {seconds(goodput.wall_s)}{over}", *([", ".join(told)] if told else [])]
+        [f"{share(goodput.share)} of {seconds(goodput.wall_s)}{over}", *([", ".join(texts)] if texts else [])]
     )
 
 
@@ -224,8 +224,8 @@ def _judged(
     classes = list(classes)
     mistaken = worst(classes, _WORST) if len(classes) > 2 else []
     if mistaken:
-        told = (f"{each.name}: {accuracy(each.accuracy)} of {each.images:,}" for each in mistaken)
-        rows.append(("worst classes", ", ".join(told)))
+        texts = (f"{each.name}: {accuracy(each.accuracy)} of {each.images:,}" for each in mistaken)
+        rows.append(("worst classes", ", ".join(texts)))
     return rows
 
 
@@ -308,8 +308,8 @@ def account_line(account: AccountResult) -> str:
         "closing": account.closing_s,
         spoken("residual"): account.residual_s,
     }
-    told = [f"{name} {seconds(each_s)}" for name, each_s in parts.items() if abs(each_s) >= 0.05]
-    return f"{' + '.join(told)} = {seconds(account.wall_s)}; {share(account.explained)} explained"
+    texts = [f"{name} {seconds(each_s)}" for name, each_s in parts.items() if abs(each_s) >= 0.05]
+    return f"{' + '.join(texts)} = {seconds(account.wall_s)}; {share(account.explained)} explained"
 
 
 def _table(title: str, *, show_header: bool = True) -> Table:

@@ -46,20 +46,22 @@ class Found:
         }
 
 
-def show_bench(found: Found, *, as_json: bool) -> None:
+def show_bench(result: Found, *, as_json: bool) -> None:
     """Print the result of a benchmark."""
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(result.to_dict(), indent=2))
         return
-    window = found.contest.window
-    warm = [row for row in found.rows if row.cache == "warm"]
-    cold = [row for row in found.rows if row.cache == "cold"]
-    turns = f"medians of {warm[0].n:,}" if warm and warm[0].n > 1 else "measured once"
-    print(f"{window.num_images:,} images of {found.title} to {window.image_size} px, in batches of {window.batch_size}")
-    print_table(f"files in memory, {turns}", (*_HEADINGS, "memory"), map(_warm, warm))
+    window = result.contest.window
+    warm = [row for row in result.rows if row.cache == "warm"]
+    cold = [row for row in result.rows if row.cache == "cold"]
+    runs_text = f"medians of {warm[0].n:,}" if warm and warm[0].n > 1 else "measured once"
+    print(
+        f"{window.num_images:,} images of {result.title} to {window.image_size} px, in batches of {window.batch_size}"
+    )
+    print_table(f"files in memory, {runs_text}", (*_HEADINGS, "memory"), map(_warm, warm))
     if cold:
         print_table("from the disk, from the start of a pass", (*_HEADINGS, "from disk"), map(_cold, cold))
-    rows = [*_conclusions(found.contest, warm), *(("note", note) for note in found.notes), *found.contest.left_out]
+    rows = [*_conclusions(result.contest, warm), *(("note", note) for note in result.notes), *result.contest.left_out]
     if rows:
         print_rows(rows, "summary")
 

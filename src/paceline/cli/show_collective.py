@@ -8,16 +8,16 @@ from paceline.lab.predict.measured import Measured, TimedReduce
 from paceline.lab.predict.networks import GIGA
 
 
-def show_collective(found: Measured, out: Path | None, *, as_json: bool) -> None:
+def show_collective(result: Measured, out: Path | None, *, as_json: bool) -> None:
     """Print the measurement, and the file it was written to."""
     if as_json:
-        print(found.model_dump_json(indent=2))
+        print(result.model_dump_json(indent=2))
         return
-    where = f"{count(found.ranks, 'rank')} of {count(found.nodes, 'node')}, {found.backend}"
+    where = f"{count(result.ranks, 'rank')} of {count(result.nodes, 'node')}, {result.backend}"
     headings = ("all-reduce", "median", "p10 to p90", "bus bandwidth", "n")
-    print_table(f"all-reduces between {where}", headings, [_row(each, found.ranks) for each in found.times])
-    low, typical, high = (number(each / GIGA) for each in (found.low, found.bytes_per_s, found.high))
-    print(f"fit of a ring: {seconds(found.alpha_s)} per hop and {typical} GB/s ({low} to {high})")
+    print_table(f"all-reduces between {where}", headings, [_row(each, result.ranks) for each in result.times])
+    low, typical, high = (number(each / GIGA) for each in (result.low, result.bytes_per_s, result.high))
+    print(f"fit of a ring: {seconds(result.alpha_s)} per hop and {typical} GB/s ({low} to {high})")
     if out is not None:
         print(f"written: {out} (to predict with it: paceline scale RUN --predict --network {out})")
 

@@ -22,16 +22,16 @@ _FACTORS = ("group", "speed-up", "= by images/s", "x by images needed")
 
 def show_comparison(result: CompareResult, runs: Sequence[Trained]) -> None:
     """Print a comparison of `runs`."""
-    groups = [(place, result.groups[place]) for place in result.ranked]
+    groups = [(rank, result.groups[rank]) for rank in result.ranked]
     if result.target is not None:
-        rows = [[*map(_told, reaching(each, place == 0))] for place, each in groups]
+        rows = [[*map(_told, reaching(each, rank == 0))] for rank, each in groups]
         title = f"reaching {level(result.target)}, {origin(result)}"
         print_table(title, _REACHING, [row[:5] for row in rows], words=_REACHING)
         factors = [[row[0], *row[4:]] for row, (_, each) in zip(rows, groups, strict=True) if each.speedup is not None]
         if factors:
             why = "images/s until the target, and images needed"
             print_table(f"factors of the speed-up ({why})", _FACTORS, factors, words=_FACTORS)
-    rows = [[*map(_told, ending(each, place == 0))] for place, each in groups]
+    rows = [[*map(_told, ending(each, rank == 0))] for rank, each in groups]
     title = f"{called_metric(result.metric)} at the end ({count(len(runs), 'run')}){order(result)}"
     print_table(title, _ENDING, [row[:5] for row in rows], words=_ENDING)
     took = ("group", "images/s", hours_heading(runs))
@@ -42,16 +42,16 @@ def show_comparison(result: CompareResult, runs: Sequence[Trained]) -> None:
         settings = [(path, *(each.settings.get(path, "-") for each in result.groups)) for path in paths]
         print_table("settings that differ", ("setting", *(each.name for each in result.groups)), settings,
                     words=[each.name for each in result.groups])  # fmt: skip
-    print_rows([("found" if index == 0 else "", said) for index, said in enumerate(result.sentences)], "")
-    for said in result.notes:
-        print(f"note: {printable(said)}")
+    print_rows([("found" if index == 0 else "", sentence) for index, sentence in enumerate(result.sentences)], "")
+    for sentence in result.notes:
+        print(f"note: {printable(sentence)}")
 
 
-def _run(found: GroupResult, run: RunOutcome) -> list[str]:
+def _run(group: GroupResult, run: RunOutcome) -> list[str]:
     """Return the table row of a run."""
     seed = "" if run.seed is None else str(run.seed)
     last, best = (cells.of_accuracy(each).text for each in (run.accuracy, run.best))
-    return [clean(run.path), found.name, seed, last, best, cells.loss(run.loss).text]
+    return [clean(run.path), group.name, seed, last, best, cells.loss(run.loss).text]
 
 
 def _told(cell: Cell) -> str:

@@ -16,12 +16,12 @@ def rows_of(findings: Iterable[Finding]) -> list[tuple[str, ...]]:
 
 def verdict(findings: Sequence[Finding]) -> str:
     """Return one sentence about all findings."""
-    wrong, look = (sum(each.state == state for each in findings) for state in ("wrong", "look"))
+    wrong, num_look = (sum(each.state == state for each in findings) for state in ("wrong", "look"))
     if wrong:
-        return f"a run would fail: {count(wrong, 'thing')} wrong" + (f", {look} worth a look" if look else "")
-    return f"a run would work; {count(look, 'thing')} worth a look" if look else "all is well"
+        return f"a run would fail: {count(wrong, 'thing')} wrong" + (f", {num_look} worth a look" if num_look else "")
+    return f"a run would work; {count(num_look, 'thing')} worth a look" if num_look else "all is well"
 
 
 def _lines(finding: Finding) -> list[str]:
-    found = f"{finding.where}: {finding.found}" if finding.where else finding.found
-    return [found, *([f"-> {finding.advice}"] if finding.advice else [])]
+    text = f"{finding.where}: {finding.found}" if finding.where else finding.found
+    return [text, *([f"-> {finding.advice}"] if finding.advice else [])]

@@ -19,7 +19,7 @@ def show_export(exported: "Exported", checkpoint: Path, *, format: str, as_json:
 
     parity = exported.parity
     if as_json:
-        told = {
+        values = {
             "format": format,
             "path": str(exported.path),
             "card": str(exported.card),
@@ -28,7 +28,7 @@ def show_export(exported: "Exported", checkpoint: Path, *, format: str, as_json:
             "parity": {**asdict(parity), "tolerance": TOLERANCE},
             **dict(exported.facts),
         }
-        print(json.dumps(told, indent=2))
+        print(json.dumps(values, indent=2))
         return
     rows = [
         *exported.facts,

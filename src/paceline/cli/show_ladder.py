@@ -35,8 +35,8 @@ def show_ladder(result: LadderResult, folder: ExperimentDir, *, as_json: bool) -
     _print_times(result, measured)
     print("\n".join(["images/s", *_bars(measured)]))
     print_rows([*_reasons(result.rungs), *_facts(result, folder)], "summary")
-    for why, words in commands(folder.path, result):
-        print(f"{why}\n  {printable(shlex.join(words))}")
+    for why, command in commands(folder.path, result):
+        print(f"{why}\n  {printable(shlex.join(command))}")
 
 
 def show_ladders(ladders: Sequence[Ladder], *, as_json: bool) -> None:
@@ -113,8 +113,8 @@ def _print_times(result: LadderResult, rungs: Sequence[RungResult]) -> None:
     print_table("time and memory", ("rung", *shown), zip((rung.name for rung in rungs), *shown.values(), strict=True))
 
 
-def _maybe(value: float | None, told: Callable[[float], str]) -> str:
-    return "" if value is None else told(value)
+def _maybe(value: float | None, format_value: Callable[[float], str]) -> str:
+    return "" if value is None else format_value(value)
 
 
 def _bars(rungs: Sequence[RungResult]) -> Iterator[str]:
@@ -137,10 +137,10 @@ def _reasons(rungs: Sequence[RungResult]) -> Iterator[tuple[str, str]]:
         yield rung.name, f"{rung.status.replace('_', ' ')}: {rung.why}{shrank}{trains}{made}"
 
 
-def _shrank(stage: str, below_s: float, here_s: float) -> str:
+def _shrank(stage: str, below_s: float, current_s: float) -> str:
     """Return how the time of a stage that the rung targets changed."""
-    word = "from" if here_s < below_s else "did not shrink, from"
-    return f"{spoken(stage)} {word} {milliseconds(below_s)} to {milliseconds(here_s)}"
+    word = "from" if current_s < below_s else "did not shrink, from"
+    return f"{spoken(stage)} {word} {milliseconds(below_s)} to {milliseconds(current_s)}"
 
 
 def _facts(result: LadderResult, folder: ExperimentDir) -> Iterator[tuple[str, str]]:

@@ -63,9 +63,9 @@ def _document(checkpoint: Path) -> Iterator[Show]:
 
     yield show
     num_unread = sum("error" in row for row in rows)
-    found = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name}
-    told = {**found, "images": len(rows) - num_unread, "errors": num_unread, "rows": rows}
-    print(json.dumps(told, indent=2, allow_nan=False))
+    origin = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name}
+    document = {**origin, "images": len(rows) - num_unread, "errors": num_unread, "rows": rows}
+    print(json.dumps(document, indent=2, allow_nan=False))
 
 
 @contextlib.contextmanager
@@ -105,26 +105,26 @@ def _table(checkpoint: Path) -> Iterator[Show]:
     from rich.console import Console
 
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     with console.status("") if console.is_terminal else contextlib.nullcontext() as status:
 
         def show(each: "Prediction | Unread") -> None:
             if isinstance(each, Unread):
                 console.print(_complaint(each), soft_wrap=True)
                 return
-            found.append(each)
+            predictions.append(each)
             if status is not None:
-                status.update(count(len(found), "image"))
+                status.update(count(len(predictions), "image"))
 
         yield show
-    if found:
-        _print(found, f"{printable(checkpoint.parent.parent.name)}, {checkpoint.name}")
+    if predictions:
+        _print(predictions, f"{printable(checkpoint.parent.parent.name)}, {checkpoint.name}")
 
 
-def _print(found: list["Prediction"], title: str) -> None:
-    if len(found) == 1:
-        rows = [[printable(guess.name), share(guess.probability)] for guess in found[0].guesses]
-        print_table(f"{printable(found[0].path)} ({title})", ("class", "probability"), rows)
+def _print(predictions: list["Prediction"], title: str) -> None:
+    if len(predictions) == 1:
+        rows = [[printable(guess.name), share(guess.probability)] for guess in predictions[0].guesses]
+        print_table(f"{printable(predictions[0].path)} ({title})", ("class", "probability"), rows)
         return
     many = [
         [
@@ -133,9 +133,9 @@ def _print(found: list["Prediction"], title: str) -> None:
             share(each.guesses[0].probability),
             _others(each.guesses[1:]),
         ]
-        for each in found
+        for each in predictions
     ]
-    print_table(f"{count(len(found), 'image')} ({title})", ("image", "class", "probability", "then"), many,
+    print_table(f"{count(len(predictions), 'image')} ({title})", ("image", "class", "probability", "then"), many,
                 words=("class", "then"))  # fmt: skip
 
 

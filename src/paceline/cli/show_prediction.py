@@ -87,8 +87,11 @@ def _basis(result: PredictionResult) -> Iterator[tuple[str, str]]:
         yield name, seconds(value)
     if result.start_up_s:
         last = max(result.points, key=lambda point: point.ranks)
-        part = share(result.start_up_s / last.time_s)
-        yield "start-up", f"f_s, by the fit: {part} of the run on {count(last.ranks, 'rank')}, and the same on more"
+        startup_share = share(result.start_up_s / last.time_s)
+        yield (
+            "start-up",
+            f"f_s, by the fit: {startup_share} of the run on {count(last.ranks, 'rank')}, and the same on more",
+        )
     if any(point.efficiency is not None for point in result.points):
         yield "efficiency", efficiency_of(result)
     if result.network:

@@ -72,15 +72,15 @@ def _communication(measured: CommunicationResult, timed_run: str) -> Iterable[tu
         yield "on the wire", f"{milliseconds(measured.wire_s)} per step{hidden}{where}"
 
 
-def _straggler(found: StragglerResult | None) -> Iterable[tuple[str, str]]:
-    if found is None:
+def _straggler(straggler: StragglerResult | None) -> Iterable[tuple[str, str]]:
+    if straggler is None:
         return
     whom = "no rank in particular"
-    if found.rank is not None:
-        whom = f"rank {found.rank}, by {milliseconds(found.late_s)}" + (
-            f", in {spoken(found.stage)}" if found.stage else ""
+    if straggler.rank is not None:
+        whom = f"rank {straggler.rank}, by {milliseconds(straggler.late_s)}" + (
+            f", in {spoken(straggler.stage)}" if straggler.stage else ""
         )
-    yield "waiting for stragglers", f"{milliseconds(found.lost_s)} per step ({share(found.share)}): {whom}"
+    yield "waiting for stragglers", f"{milliseconds(straggler.lost_s)} per step ({share(straggler.share)}): {whom}"
 
 
 def _print_probes(base: "Rate", probes: Sequence["Probed"]) -> None:

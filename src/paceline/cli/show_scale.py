@@ -48,21 +48,21 @@ def _prediction(result: ScaleResult, measured: Sequence[ScalePoint], folder: Exp
     most = max(measured, key=lambda point: point.ranks)
     at, a_node = 4 * most.ranks, max(point.ranks // point.nodes for point in measured)
     path = shlex.quote(printable(folder.path / POINTS))
-    words = f"paceline scale --predict --points {path} --at {at} --ranks-per-node {a_node}"
+    command = f"paceline scale --predict --points {path} --at {at} --ranks-per-node {a_node}"
     if result.mode == "strong":
-        words += f" --rank-batch {max(1, most.batch_size // at)}"
-    return words + ("" if result.epoch_images is None else f" --images {result.epoch_images:.0f}")
+        command += f" --rank-batch {max(1, most.batch_size // at)}"
+    return command + ("" if result.epoch_images is None else f" --images {result.epoch_images:.0f}")
 
 
 def _print_points(result: ScaleResult) -> None:
     """Print gains and step times in two tables: one would be wider than many terminals."""
     points = result.points
     has_top1 = any(point.top1 is not None for point in points)
-    turns = count(result.repeats, "repeat") if result.steps else f"full runs of {count(result.repeats, 'seed')}"
+    repeats_text = count(result.repeats, "repeat") if result.steps else f"full runs of {count(result.repeats, 'seed')}"
     measured = [point for point in points if point.images_per_s is not None]
     rows = [_gain(result, point, has_top1=has_top1) for point in points]
     headings = ["ranks", "batch", "images/s", "speed-up", "efficiency", *(["top-1", "points"] if has_top1 else [])]
-    print_table(f"{result.mode} scaling of {result.recipe} ({turns})", headings, rows)
+    print_table(f"{result.mode} scaling of {result.recipe} ({repeats_text})", headings, rows)
     has_epoch, has_steps = (
         any(getattr(point, name) is not None for point in points) for name in ("epoch_s", "steps_s")
     )
@@ -140,13 +140,13 @@ def _reached(point: BatchPoint) -> Sequence[str]:
     return [f"{point.reached} of {point.seeds}", *times]
 
 
-def _with_bounds(found: Interval | None, told: Callable[[float], str]) -> str:
-    if found is None:
+def _with_bounds(interval: Interval | None, format_value: Callable[[float], str]) -> str:
+    if interval is None:
         return _NOTHING
-    if found.low is None or found.high is None:
-        return told(found.value)
-    low, high = (told(each).removesuffix(" %") for each in (found.low, found.high))  # print the unit once
-    return f"{told(found.value)} ({low} to {high})"
+    if interval.low is None or interval.high is None:
+        return format_value(interval.value)
+    low, high = (format_value(each).removesuffix(" %") for each in (interval.low, interval.high))  # print the unit once
+    return f"{format_value(interval.value)} ({low} to {high})"
 
 
 def _rate(value: float) -> str:

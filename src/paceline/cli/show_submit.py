@@ -88,17 +88,17 @@ def show_wait(submitted: Submitted, slurm: Slurm, output: Path | None, *, as_jso
     number, out = submitted.main.number, progress_console(as_json=as_json)
     pause = _Pause()
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         pause.start_over()
         print(line, file=out, flush=True)
 
     for line in _introduction(submitted):
-        say(line)
+        print_line(line)
     try:
         end = follow(
             lambda: slurm.look(number),
-            lambda state: say(f"job {number}: {state}"),
-            say,
+            lambda state: print_line(f"job {number}: {state}"),
+            print_line,
             pause,
             output,
         )
@@ -126,17 +126,19 @@ class _Pause:
         self._next_s = _PAUSE_S
 
 
-def show_kubernetes(job: Job, path: Path, steps: Sequence[str], said: str, there: str, *, as_json: bool) -> None:
+def show_kubernetes(
+    job: Job, path: Path, steps: Sequence[str], kubectl_output: str, pod_run_dir: str, *, as_json: bool
+) -> None:
     """Print the manifests' path, the output of kubectl ("" if not installed), and the next commands.
 
-    `there` is the run directory as pods see it.
+    `pod_run_dir` is the run directory as pods see it.
     """
     if as_json:
-        folders = {"run_dir": str(job.run_dir), "run_dir_in_pods": there}
-        print(json.dumps({"script": str(path), **folders, "is_created": bool(said), "next": list(steps)}))
+        folders = {"run_dir": str(job.run_dir), "run_dir_in_pods": pod_run_dir}
+        print(json.dumps({"script": str(path), **folders, "is_created": bool(kubectl_output), "next": list(steps)}))
         return
-    print(said.strip() or f"nothing was created, as kubectl is not installed; the manifests are in {path}")
-    print(f"run directory  {there}, as pods see it")
+    print(kubectl_output.strip() or f"nothing was created, as kubectl is not installed; the manifests are in {path}")
+    print(f"run directory  {pod_run_dir}, as pods see it")
     for step in steps:
         print(f"    {step}")
 

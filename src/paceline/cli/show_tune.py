@@ -40,9 +40,9 @@ def _facts(result: TuneResult, folder: ExperimentDir) -> Iterator[tuple[str, str
         yield "settings", " ".join(result.best_patch)
     if result.verdict:
         yield "held back by", f"{result.verdict.get('bottleneck', '')}. {result.verdict.get('evidence', '')}"
-    of_code = f" {OWN_CODE}" if result.provenance.get("own_parts") else ""
+    consent = f" {OWN_CODE}" if result.provenance.get("own_parts") else ""
     yield "search", f"{count(result.trials, 'run')}, of {result.grid:,} settings; {result.stopped}"
-    yield "recipe", f"paceline train {shlex.quote(result.recipe_file)} --ranks {result.ranks}{of_code}"
+    yield "recipe", f"paceline train {shlex.quote(result.recipe_file)} --ranks {result.ranks}{consent}"
     yield "report", printable(folder.report)
 
 

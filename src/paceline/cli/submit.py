@@ -42,7 +42,7 @@ class _Written:
 
 
 def submit(
-    words: list[str],
+    args: list[str],
     *,
     engine: str | None,
     nodes: int,
@@ -57,13 +57,13 @@ def submit(
     as_json: bool,
 ) -> int:
     """Run `paceline submit`; return the exit code, with `wait` that of the job."""
-    asked = read_words(words, own_code=own_code)
+    request = read_words(args, own_code=own_code)
     chosen = _engine(engine, os.environ)
-    answers = _site(site, asked.site, chosen, os.environ)
+    answers = _site(site, request.site, chosen, os.environ)
     _refuse_without_effect(chosen, array=array, wait=wait, dry_run=dry_run)
-    shape = read_shape(asked.verb, nodes, ranks_per_node, gpus_per_node)
+    shape = read_shape(request.verb, nodes, ranks_per_node, gpus_per_node)
     run_dir = None if run_dir is None else run_dir.expanduser()
-    prepared = prepare(asked, shape, run_dir, answers.slurm.stage if chosen == "slurm" else "off")
+    prepared = prepare(request, shape, run_dir, answers.slurm.stage if chosen == "slurm" else "off")
     if prepared.note:
         print(f"warning: {prepared.note}", file=sys.stderr)
     with _claimed(prepared, run_dir, dry_run=dry_run) as rundir:
@@ -87,26 +87,26 @@ def submit(
     return 0
 
 
-def _engine(asked: str | None, environ: Mapping[str, str]) -> str:
+def _engine(request: str | None, environ: Mapping[str, str]) -> str:
     """Return the scheduler: as given, else Slurm if sbatch is installed. Raise `RecipeError` otherwise."""
-    if asked is None:
+    if request is None:
         if shutil.which("sbatch", path=environ.get("PATH")) is None:
             raise RecipeError("--engine: is required without sbatch (write --engine slurm or kubernetes)")
         return "slurm"
-    if asked not in _ENGINES:
-        raise RecipeError(f"--engine: {asked!r} is not a scheduler (write slurm or kubernetes)")
-    return asked
+    if request not in _ENGINES:
+        raise RecipeError(f"--engine: {request!r} is not a scheduler (write slurm or kubernetes)")
+    return request
 
 
-def _site(name: str | None, words: Sequence[str], engine: str, environ: Mapping[str, str]) -> Site:
+def _site(name: str | None, args: Sequence[str], engine: str, environ: Mapping[str, str]) -> Site:
     """Return the site: from `--site`, else PACELINE_SITE, else the user's own file if there is one."""
-    idle = next((word for word in words if not word.startswith(f"{engine}.")), None)
+    idle = next((word for word in args if not word.startswith(f"{engine}.")), None)
     if idle is not None:
         raise RecipeError(f"{idle.partition('=')[0]}: has no effect with --engine {engine} (leave it out)")
-    own = Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "paceline" / "site.yaml"
+    user_file = Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "paceline" / "site.yaml"
     variable = environ.get("PACELINE_SITE") or None
-    said_by = "--site" if name else "PACELINE_SITE"
-    return load_site(name or variable, words, own if own.is_file() else None, said_by)
+    origin = "--site" if name else "PACELINE_SITE"
+    return load_site(name or variable, args, user_file if user_file.is_file() else None, origin)
 
 
 def _refuse_without_effect(engine: str, *, array: bool, wait: bool, dry_run: bool) -> None:
@@ -125,9 +125,9 @@ def _claimed(prepared: Prepared, run_dir: Path | None, *, dry_run: bool) -> Iter
 
     A directory created here is removed on failure.
     """
-    told = prepared.run or run_dir
-    if told is not None:
-        yield RunDir(told.absolute())
+    given = prepared.run or run_dir
+    if given is not None:
+        yield RunDir(given.absolute())
         return
     now = datetime.now().astimezone()
     if dry_run:
@@ -179,11 +179,11 @@ def _said(prepared: Prepared) -> list[str]:
 
 def _frozen(prepared: Prepared, job: Job) -> dict[Path, str]:
     """Return the files to freeze into the job's folder, with their texts."""
-    kept = {job.frozen_ladder: prepared.ladder} if prepared.ladder else {}
+    files = {job.frozen_ladder: prepared.ladder} if prepared.ladder else {}
     if prepared.is_frozen:
         assert prepared.recipe is not None, "what is frozen was loaded"
-        kept[job.frozen] = f"# recipe {prepared.recipe.hash}\n{write_text(prepared.recipe.to_dict())}"
-    return kept
+        files[job.frozen] = f"# recipe {prepared.recipe.hash}\n{write_text(prepared.recipe.to_dict())}"
+    return files
 
 
 def _refuse_another(prepared: Prepared, rundir: RunDir, frozen: Mapping[Path, str]) -> None:
@@ -265,23 +265,23 @@ def _create(written: _Written, site: Site, *, as_json: bool) -> int:
 
     create, *then = next_steps(written.job, site.kubernetes, written.path)
     *_, delete = then
-    there = str(run_dir_in_pods(written.job, site.kubernetes))
+    pod_run_dir = str(run_dir_in_pods(written.job, site.kubernetes))
     if shutil.which("kubectl", path=os.environ.get("PATH")) is None:
-        show_kubernetes(written.job, written.path, [create, *then], "", there, as_json=as_json)
+        show_kubernetes(written.job, written.path, [create, *then], "", pod_run_dir, as_json=as_json)
         return 0
     where = [*(["-n", site.kubernetes.namespace] if site.kubernetes.namespace else []), "-f", str(written.path)]
-    found = _kubectl("get", "--ignore-not-found", "--output=name", *where).split()
-    if found:
-        raise PacelineError(f"kubectl: {', '.join(found)} exists already (delete it first: {delete})")
-    show_kubernetes(written.job, written.path, then, _kubectl("create", *where), there, as_json=as_json)
+    existing = _kubectl("get", "--ignore-not-found", "--output=name", *where).split()
+    if existing:
+        raise PacelineError(f"kubectl: {', '.join(existing)} exists already (delete it first: {delete})")
+    show_kubernetes(written.job, written.path, then, _kubectl("create", *where), pod_run_dir, as_json=as_json)
     return 0
 
 
-def _kubectl(*words: str) -> str:
+def _kubectl(*args: str) -> str:
     """Return the output of kubectl. Raise `PacelineError` if it fails."""
-    command = ["kubectl", *words]
+    command = ["kubectl", *args]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ended.returncode:
-        said = " ".join((ended.stderr or ended.stdout).split())
-        raise PacelineError(f"kubectl: {said or 'failed without a message'}")
+        output = " ".join((ended.stderr or ended.stdout).split())
+        raise PacelineError(f"kubectl: {output or 'failed without a message'}")
     return ended.stdout

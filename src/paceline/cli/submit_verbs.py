@@ -60,20 +60,20 @@ class Prepared:
         return f"ladder-{digest}/{self.name.removeprefix('ladder-')}.yaml"
 
 
-def prepare(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
+def prepare(request: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
     """Check everything that needs neither data nor torch; `stage` is the site's staging folder, or off.
 
     Raise `RecipeError` or `WorldError` for errors that the job would hit.
     """
-    match asked.verb:
+    match request.verb:
         case "train":
-            return _train(asked, shape, run_dir, stage)
+            return _train(request, shape, run_dir, stage)
         case "eval":
-            return _evaluate(asked, shape, run_dir)
+            return _evaluate(request, shape, run_dir)
         case "ladder":
-            return _ladder(asked, shape)
+            return _ladder(request, shape)
         case _:
-            return _measure(asked, shape)
+            return _measure(request, shape)
 
 
 def refuse_what_pods_lack(prepared: Prepared, mount: str) -> None:
@@ -83,13 +83,13 @@ def refuse_what_pods_lack(prepared: Prepared, mount: str) -> None:
         raise RecipeError(f"{run}: is not on the claim, which pods mount at {mount} (move it there)")
 
 
-def jobs_of(prepared: Prepared, run_dir: Path, folder: Path, said: Sequence[str], *, array: bool) -> list[Job]:
+def jobs_of(prepared: Prepared, run_dir: Path, folder: Path, comments: Sequence[str], *, array: bool) -> list[Job]:
     """Return the jobs, the main one last: with tasks as separate jobs, it runs after them and concludes.
 
-    `folder` is the working directory, `said` the comment lines of the scripts. Raise `RecipeError` for an `array` of a
-    verb without tasks.
+    `folder` is the working directory, `comments` are for the scripts. Raise `RecipeError` for an `array` of a verb
+    without tasks.
     """
-    asked, shape, recipe = prepared.asked, prepared.shape, prepared.recipe
+    request, shape, recipe = prepared.asked, prepared.shape, prepared.recipe
     main = Job(
         name=prepared.name,
         words=(),
@@ -98,22 +98,22 @@ def jobs_of(prepared: Prepared, run_dir: Path, folder: Path, said: Sequence[str]
         nodes=shape.nodes,
         ranks_per_node=shape.ranks_per_node,
         gpus_per_node=shape.gpus_per_node,
-        is_ranks=asked.verb in RANKS,
-        said=tuple(said),
+        is_ranks=request.verb in RANKS,
+        said=tuple(comments),
     )
     if recipe is not None:
-        kept = recipe.hash if prepared.is_frozen else ""
-        main = replace(main, grace_s=recipe.checkpoint.grace.seconds, recipe_hash=kept)
+        frozen_hash = recipe.hash if prepared.is_frozen else ""
+        main = replace(main, grace_s=recipe.checkpoint.grace.seconds, recipe_hash=frozen_hash)
     main = replace(main, ladder=prepared.ladder_file)
     main = replace(main, words=_words(prepared, main))
     if not array:
         return [main]
     from paceline.cli.array import build_array
 
-    parts = build_array(asked.verb, asked.words, asked.options, shape.ranks_per_node)
-    verb, *words = parts.words
+    parts = build_array(request.verb, request.words, request.options, shape.ranks_per_node)
+    verb, *args = parts.words
     main = replace(
-        main, words=(verb, *_frozen_words(prepared, main, words), *_consent(prepared), "--run-dir", str(run_dir))
+        main, words=(verb, *_frozen_words(prepared, main, args), *_consent(prepared), "--run-dir", str(run_dir))
     )
     # All tasks get the cores that the largest needs: a run on fewer cores would not be reused on more.
     most = max(-(-task.ranks // task.nodes) for task in parts.tasks)
@@ -130,14 +130,14 @@ def _arrays(main: Job, tasks: Sequence[Task]) -> list[Job]:
     return jobs
 
 
-def _train(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
-    name, said = split_words(list(asked.words))
+def _train(request: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
+    name, overrides = split_words(list(request.words))
     if name == DEFAULT and run_dir is not None and is_run(run_dir):
         name = str(run_dir)  # the run to resume, as in `train --resume`
-    loaded = load(name, said)
-    require_consent(loaded, own_code=asked.own_code)
+    loaded = load(name, overrides)
+    require_consent(loaded, own_code=request.own_code)
     if stage != "off" and loaded.stack.origin("data.stage") == "default":
-        loaded = load(name, Patch((("data.stage", stage), *said.assignments)))
+        loaded = load(name, Patch((("data.stage", stage), *overrides.assignments)))
     if loaded.recipe.parallel.strategy == "dataparallel" and shape.num_ranks > 1:
         raise RecipeError("parallel.strategy: dataparallel is one process (write --nodes 1 --ranks-per-node 1)")
     refuse_few_gpus(shape, loaded.recipe.parallel.device)
@@ -150,77 +150,77 @@ def _train(asked: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prep
     divide_batch(recipe, shape.num_ranks)
     device = "cpu" if loaded.recipe.parallel.device == "cpu" or not shape.gpus_per_node else "cuda"
     note = thin_batch(loaded.recipe, shape.num_ranks, device)
-    of_code = names_code(recipe)
-    return Prepared(asked, shape, loaded.name, recipe, is_frozen=True, own_code=of_code, note=note)
+    needs_consent = names_code(recipe)
+    return Prepared(request, shape, loaded.name, recipe, is_frozen=True, own_code=needs_consent, note=note)
 
 
-def _evaluate(asked: Asked, shape: Shape, run_dir: Path | None) -> Prepared:
-    if not asked.words or "=" in asked.words[0]:
+def _evaluate(request: Asked, shape: Shape, run_dir: Path | None) -> Prepared:
+    if not request.words or "=" in request.words[0]:
         raise RecipeError("eval: needs a run directory (write paceline submit eval RUN)")
-    run = Path(asked.words[0]).expanduser()
+    run = Path(request.words[0]).expanduser()
     RunDir.existing(run)
     if run_dir is not None:
         raise RecipeError(f"--run-dir: {run_dir} has no effect on eval, which writes to its run (leave it out)")
-    loaded = load(str(run), Patch.parse(list(asked.words[1:])))
-    require_consent(loaded, own_code=asked.own_code, of=("model", "data.source"))
+    loaded = load(str(run), Patch.parse(list(request.words[1:])))
+    require_consent(loaded, own_code=request.own_code, of=("model", "data.source"))
     refuse_few_gpus(shape, loaded.recipe.parallel.device)
     name = f"eval-{loaded.name}"
-    return Prepared(asked, shape, name, loaded.recipe, own_code=asked.own_code, run=run.absolute())
+    return Prepared(request, shape, name, loaded.recipe, own_code=request.own_code, run=run.absolute())
 
 
-def _ladder(asked: Asked, shape: Shape) -> Prepared:
+def _ladder(request: Asked, shape: Shape) -> Prepared:
     from paceline.lab.rungs import ladder_names, ladder_text, load_ladder, require_consent_to_rungs
 
-    given = read_options("ladder", [*asked.words, *asked.options])
-    names = [word for word in asked.words if "=" not in word]
-    named = [word.removeprefix("recipe=") for word in asked.words if word.startswith("recipe=")]
+    given = read_options("ladder", [*request.words, *request.options])
+    names = [word for word in request.words if "=" not in word]
+    named = [word.removeprefix("recipe=") for word in request.words if word.startswith("recipe=")]
     recipes = [*names[1:], *named, *([given["recipe"]] if given["recipe"] is not None else [])]
-    said = Patch.parse([word for word in asked.words if "=" in word and not word.startswith("recipe=")])
+    overrides = Patch.parse([word for word in request.words if "=" in word and not word.startswith("recipe=")])
     if len(recipes) > 1:
         raise RecipeError(f"{recipes[1]!r}: a ladder varies one recipe, and {recipes[0]!r} is one (drop one of them)")
-    refuse_length(said, "a ladder", to="compare")
+    refuse_length(overrides, "a ladder", to="compare")
     name = names[0] if names else _LADDER
     ladder = load_ladder(name)
     recipe = recipes[0] if recipes else ladder.recipe
-    loaded = load(recipe, said)
-    require_consent(loaded, own_code=asked.own_code)
-    require_consent_to_rungs(ladder, name, own_code=asked.own_code)
+    loaded = load(recipe, overrides)
+    require_consent(loaded, own_code=request.own_code)
+    require_consent_to_rungs(ladder, name, own_code=request.own_code)
     count_ranks(given["ranks"], {})
     is_frozen = not _is_preset(recipe)
     whole = replace(ladder, recipe=str(find(recipe).absolute()) if is_frozen else recipe)
     text = "" if name in ladder_names() else ladder_text(whole)
     if is_frozen or text:
-        overrides = (word for word in asked.words if "=" in word and not word.startswith("recipe="))
-        asked = replace(asked, words=(name, recipe, *overrides), options=_without_recipe(asked.options))
-    asked = _with_ranks(asked, shape)
-    of_code = (is_frozen and names_code(loaded.recipe)) or any(
+        recipe_args = (word for word in request.words if "=" in word and not word.startswith("recipe="))
+        request = replace(request, words=(name, recipe, *recipe_args), options=_without_recipe(request.options))
+    request = _with_ranks(request, shape)
+    needs_consent = (is_frozen and names_code(loaded.recipe)) or any(
         settings_name_code(rung.patch.values()) for rung in ladder.rungs
     )
     name = f"ladder-{ladder.name}"
-    return Prepared(asked, shape, name, loaded.recipe, is_frozen=is_frozen, ladder=text, own_code=of_code)
+    return Prepared(request, shape, name, loaded.recipe, is_frozen=is_frozen, ladder=text, own_code=needs_consent)
 
 
 def _without_recipe(options: Sequence[str]) -> tuple[str, ...]:
     """Return a ladder's options without `--recipe`, which is among its arguments."""
-    kept = [word for word in options if not word.startswith("--recipe=")]
-    if "--recipe" in kept:
-        place = kept.index("--recipe")
-        del kept[place : place + 2]
-    return tuple(kept)
+    frozen = [word for word in options if not word.startswith("--recipe=")]
+    if "--recipe" in frozen:
+        index = frozen.index("--recipe")
+        del frozen[index : index + 2]
+    return tuple(frozen)
 
 
-def _measure(asked: Asked, shape: Shape) -> Prepared:
-    recipe_name, said = split_words(list(asked.words))
-    loaded = load(recipe_name, said)
-    require_consent(loaded, own_code=asked.own_code)
-    name, is_frozen = f"{asked.verb}-{loaded.name}", not _is_preset(recipe_name)
-    of_code = is_frozen and names_code(loaded.recipe)
-    if asked.verb == "scale":
-        shape = _with_nodes(asked, shape)
-        return Prepared(_over_nodes(asked, shape), shape, name, loaded.recipe, is_frozen, own_code=of_code)
-    goes_on = asked.verb != "profile" or asked.has_option("--vary")
-    asked = _with_ranks(asked, shape)
-    return Prepared(asked, shape, name, loaded.recipe, is_frozen, own_code=of_code, goes_on=goes_on)
+def _measure(request: Asked, shape: Shape) -> Prepared:
+    recipe_name, overrides = split_words(list(request.words))
+    loaded = load(recipe_name, overrides)
+    require_consent(loaded, own_code=request.own_code)
+    name, is_frozen = f"{request.verb}-{loaded.name}", not _is_preset(recipe_name)
+    needs_consent = is_frozen and names_code(loaded.recipe)
+    if request.verb == "scale":
+        shape = _with_nodes(request, shape)
+        return Prepared(_over_nodes(request, shape), shape, name, loaded.recipe, is_frozen, own_code=needs_consent)
+    goes_on = request.verb != "profile" or request.has_option("--vary")
+    request = _with_ranks(request, shape)
+    return Prepared(request, shape, name, loaded.recipe, is_frozen, own_code=needs_consent, goes_on=goes_on)
 
 
 def _is_preset(name: str) -> bool:
@@ -228,30 +228,32 @@ def _is_preset(name: str) -> bool:
     return find(name).is_relative_to(PRESETS)
 
 
-def _with_nodes(asked: Asked, shape: Shape) -> Shape:
+def _with_nodes(request: Asked, shape: Shape) -> Shape:
     """Return the shape with the nodes that a study needs. Raise `WorldError` if fewer were requested."""
-    most = max(read_nodes(measuring_options(read_options("scale", [*asked.words, *asked.options]))["nodes"]), default=1)
+    most = max(
+        read_nodes(measuring_options(read_options("scale", [*request.words, *request.options]))["nodes"]), default=1
+    )
     if 1 < shape.nodes < most:
         raise WorldError(f"--nodes: {shape.nodes}, but the study goes to {most} (write --nodes {most} before `--`)")
     return replace(shape, nodes=max(shape.nodes, most))
 
 
-def _with_ranks(asked: Asked, shape: Shape) -> Asked:
+def _with_ranks(request: Asked, shape: Shape) -> Asked:
     """Return the request with the node's ranks, unless it has `--ranks`."""
-    if asked.has_option("--ranks"):
-        return asked
-    return replace(asked, options=(*asked.options, "--ranks", str(shape.ranks_per_node)))
+    if request.has_option("--ranks"):
+        return request
+    return replace(request, options=(*request.options, "--ranks", str(shape.ranks_per_node)))
 
 
-def _over_nodes(asked: Asked, shape: Shape) -> Asked:
+def _over_nodes(request: Asked, shape: Shape) -> Asked:
     """Return a study with ranks and nodes: powers of two up to all, unless given."""
-    options = list(asked.options)
-    is_study = any(map(asked.has_option, ("--batch-sizes", "--warmups", "--lr-rules")))
-    if not asked.has_option("--ranks"):
+    options = list(request.options)
+    is_study = any(map(request.has_option, ("--batch-sizes", "--warmups", "--lr-rules")))
+    if not request.has_option("--ranks"):
         options += ["--ranks", str(shape.ranks_per_node) if is_study else _doubling(shape.ranks_per_node)]
-    if shape.nodes > 1 and not asked.has_option("--nodes"):
+    if shape.nodes > 1 and not request.has_option("--nodes"):
         options += ["--nodes", str(shape.nodes) if is_study else _doubling(shape.nodes)]
-    return replace(asked, options=tuple(options))
+    return replace(request, options=tuple(options))
 
 
 def _doubling(most: int) -> str:
@@ -260,15 +262,15 @@ def _doubling(most: int) -> str:
 
 def _words(prepared: Prepared, job: Job) -> tuple[str, ...]:
     """Return the arguments of the job's `paceline` command."""
-    asked, run_dir = prepared.asked, str(job.run_dir)
-    match asked.verb:
+    request, run_dir = prepared.asked, str(job.run_dir)
+    match request.verb:
         case "train":
-            return ("train", str(job.frozen), *asked.options, *_consent(prepared), "--run-dir", run_dir, "--resume")
+            return ("train", str(job.frozen), *request.options, *_consent(prepared), "--run-dir", run_dir, "--resume")
         case "eval":
-            return ("eval", run_dir, *asked.words[1:], *asked.options, *_consent(prepared))
+            return ("eval", run_dir, *request.words[1:], *request.options, *_consent(prepared))
         case verb:
-            words = (*_frozen_words(prepared, job, asked.words), *asked.options, *_consent(prepared))
-            return (verb, *words, "--run-dir", run_dir)
+            args = (*_frozen_words(prepared, job, request.words), *request.options, *_consent(prepared))
+            return (verb, *args, "--run-dir", run_dir)
 
 
 def _consent(prepared: Prepared) -> tuple[str, ...]:
@@ -276,11 +278,11 @@ def _consent(prepared: Prepared) -> tuple[str, ...]:
     return (OWN_CODE,) if prepared.own_code else ()
 
 
-def _frozen_words(prepared: Prepared, job: Job, words: Sequence[str]) -> tuple[str, ...]:
+def _frozen_words(prepared: Prepared, job: Job, args: Sequence[str]) -> tuple[str, ...]:
     """Return a measuring verb's arguments with frozen files in place of names; a ladder has two of them.
 
     Overrides stay: a value given explicitly also overrides what measuring would set.
     """
-    kept = [*([str(job.frozen_ladder)] if job.ladder else []), *([str(job.frozen)] if prepared.is_frozen else [])]
-    place = 1 if prepared.asked.verb == "ladder" and not job.ladder else 0
-    return (*words[:place], *kept, *words[place + len(kept) :])
+    frozen = [*([str(job.frozen_ladder)] if job.ladder else []), *([str(job.frozen)] if prepared.is_frozen else [])]
+    index = 1 if prepared.asked.verb == "ladder" and not job.ladder else 0
+    return (*args[:index], *frozen, *args[index + len(frozen) :])

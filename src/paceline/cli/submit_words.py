@@ -65,32 +65,32 @@ class Shape:
         return self.nodes * self.ranks_per_node
 
 
-def read_words(words: Sequence[str], *, own_code: bool = False) -> Asked:
+def read_words(args: Sequence[str], *, own_code: bool = False) -> Asked:
     """Parse a verb (default: train), its arguments up to the first that begins with `-`, and its options.
 
     Raise `RecipeError` for an option that `paceline submit` sets itself, and typer's usage error for an unknown one.
     """
-    verb, rest = (words[0], words[1:]) if words and words[0] in VERBS else ("train", words)
-    first = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
+    verb, rest = (args[0], args[1:]) if args and args[0] in VERBS else ("train", args)
+    first = next((index for index, word in enumerate(rest) if word.startswith("-")), len(rest))
     site = tuple(word for word in rest[:first] if _OF_A_SITE.fullmatch(word))
-    asked = Asked(verb, tuple(word for word in rest[:first] if word not in site), tuple(rest[first:]), site, own_code)
+    request = Asked(verb, tuple(word for word in rest[:first] if word not in site), tuple(rest[first:]), site, own_code)
     ours = {**_OURS, **_OF_RANKS} if verb in RANKS else _OURS
     for option, fix in ours.items():
-        if asked.has_option(option):
+        if request.has_option(option):
             raise RecipeError(f"{option}: is not an option of {verb} in a job ({fix})")
-    check_options(verb, asked.words, asked.options)
-    if asked.has_option(OWN_CODE):  # consent on either side of `--` counts
-        options = tuple(word for word in asked.options if word != OWN_CODE)
-        asked = replace(asked, options=options, own_code=True)
-    _refuse_site_without_effect(asked)
-    return asked
+    check_options(verb, request.words, request.options)
+    if request.has_option(OWN_CODE):  # consent on either side of `--` counts
+        options = tuple(word for word in request.options if word != OWN_CODE)
+        request = replace(request, options=options, own_code=True)
+    _refuse_site_without_effect(request)
+    return request
 
 
-def _refuse_site_without_effect(asked: Asked) -> None:
+def _refuse_site_without_effect(request: Asked) -> None:
     """Raise `RecipeError` for a site field that the verb does not use."""
     for field, verbs, fix in _OF_SOME:
-        if asked.verb not in verbs and any(word.partition("=")[0] == field for word in asked.site):
-            raise RecipeError(f"{field}: has no effect on {asked.verb} ({fix})")
+        if request.verb not in verbs and any(word.partition("=")[0] == field for word in request.site):
+            raise RecipeError(f"{field}: has no effect on {request.verb} ({fix})")
 
 
 def read_shape(verb: str, nodes: int, ranks_per_node: int | None, gpus_per_node: int) -> Shape:

@@ -61,7 +61,7 @@ class _Asked:
 
 
 def sweep(
-    words: list[str],
+    args: list[str],
     ranks: str,
     run_dir: Path | None,
     *,
@@ -73,48 +73,48 @@ def sweep(
     as_json: bool,
 ) -> int:
     """Run `paceline profile --vary`, and return the exit code."""
-    name, said = split_words(words)
-    refuse_length(said, "a profile", to="profile")
+    name, overrides = split_words(args)
+    refuse_length(overrides, "a profile", to="profile")
     refuse_ranks_of_others("profile --vary")
-    loaded = load(name, said)
+    loaded = load(name, overrides)
     require_consent(loaded, own_code=own_code)
     if loaded.recipe.measure.trace != "off" or loaded.recipe.measure.nvtx != "off":
         raise RecipeError("--vary: compares speeds, which traces and NVTX ranges change (leave measure.* out)")
     num_ranks = count_ranks(ranks, os.environ)
     refuse_too_many(num_ranks, loaded.recipe.parallel.device, oversubscribe=oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
-    recipe = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said))
+    recipe = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, overrides))
     values = build_sweep(varied, recipe, num_ranks, repeats)
-    asked = _Asked(loaded, recipe, values, num_ranks, steps, repeats, oversubscribe)
-    with experiment(f"profile-vary-{loaded.name}", asked.plain, run_dir, as_json=as_json) as folder:
-        result = found_before(folder, SweepResult) or _measure(asked, folder, as_json=as_json)
+    request = _Asked(loaded, recipe, values, num_ranks, steps, repeats, oversubscribe)
+    with experiment(f"profile-vary-{loaded.name}", request.plain, run_dir, as_json=as_json) as folder:
+        result = found_before(folder, SweepResult) or _measure(request, folder, as_json=as_json)
     show_sweep(result, folder, as_json=as_json)
     return 0
 
 
-def _measure(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> SweepResult:
+def _measure(request: _Asked, folder: ExperimentDir, *, as_json: bool) -> SweepResult:
     """Run all values in alternating order, and write the result."""
-    trials, outcomes = asked.sweep.trials, []
-    write_recipe(asked.loaded.recipe, folder.recipe)
-    write_recipe(asked.recipe, folder.measured)
-    total = len(trials) * asked.repeats
-    with interrupted_by(*STOPS), telling(progress_console(as_json=as_json), total) as (begins, say):
-        say(f"{count(total, 'run')} of {count(asked.recipe.measure.warmup_steps + asked.steps, 'step')}")
+    trials, outcomes = request.sweep.trials, []
+    write_recipe(request.loaded.recipe, folder.recipe)
+    write_recipe(request.recipe, folder.measured)
+    total = len(trials) * request.repeats
+    with interrupted_by(*STOPS), telling(progress_console(as_json=as_json), total) as (on_start, print_line):
+        print_line(f"{count(total, 'run')} of {count(request.recipe.measure.warmup_steps + request.steps, 'step')}")
 
         runner = Runner(
-            asked.recipe,
+            request.recipe,
             folder.measured,
-            asked.ranks,
-            place=lambda trial, repeat: folder.trials / folder_name(trial, asked.recipe, asked.ranks, repeat),
-            begins=files_cached_before(asked.recipe, begins),
-            earlier=Earlier(folder.replaced, say),
+            request.ranks,
+            place=lambda trial, repeat: folder.trials / folder_name(trial, request.recipe, request.ranks, repeat),
+            begins=files_cached_before(request.recipe, on_start),
+            earlier=Earlier(folder.replaced, print_line),
             limit_s=LIMIT_S,
-            oversubscribe=asked.oversubscribe,
+            oversubscribe=request.oversubscribe,
         )
-        for outcome in run_turns(lambda turn: there_and_back(trials, turn), asked.repeats, runner):
-            say(_line(outcome, asked.repeats))
+        for outcome in run_turns(lambda turn: there_and_back(trials, turn), request.repeats, runner):
+            print_line(_line(outcome, request.repeats))
             outcomes.append(outcome)
-    result = _result(asked, outcomes)
+    result = _result(request, outcomes)
     leave(folder, result)
     return result
 
@@ -126,21 +126,21 @@ def _line(outcome: Outcome, repeats: int) -> str:
     return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"
 
 
-def _result(asked: _Asked, outcomes: Sequence[Outcome]) -> SweepResult:
+def _result(request: _Asked, outcomes: Sequence[Outcome]) -> SweepResult:
     """Build the result. Raise `TrialError` if every run failed."""
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     if not results:
         raise TrialError(outcomes[0].error, outcomes[0].code)
-    points = to_points(asked.sweep.trials, outcomes)
+    points = to_points(request.sweep.trials, outcomes)
     fastest, sentence = conclusion(points)
     return SweepResult(
-        key=asked.sweep.key,
-        recipe=asked.loaded.name,
-        recipe_hash=asked.loaded.recipe.hash,
-        ranks=asked.ranks,
-        steps=asked.steps,
-        warmup_steps=asked.recipe.measure.warmup_steps,
-        repeats=asked.repeats,
+        key=request.sweep.key,
+        recipe=request.loaded.name,
+        recipe_hash=request.loaded.recipe.hash,
+        ranks=request.ranks,
+        steps=request.steps,
+        warmup_steps=request.recipe.measure.warmup_steps,
+        repeats=request.repeats,
         points=points,
         fastest=fastest,
         sentence=sentence,

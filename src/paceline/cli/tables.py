@@ -34,16 +34,22 @@ def print_table(
     parts, folded = (
         list(_parts([min(widths[0], most), *widths[1:]], console.width, names)) for most in (_LONGEST, _SHORTEST)
     )
-    for part in folded if len(folded) < len(parts) else parts:  # break names if that saves a table
-        cells = [[row[index] for index in part] for row in table]
-        console.print(_table([headings[index] for index in part], cells, [is_text[index] for index in part]))
+    for columns in folded if len(folded) < len(parts) else parts:  # break names if that saves a table
+        cells = [[row[index] for index in columns] for row in table]
+        console.print(_table([headings[index] for index in columns], cells, [is_text[index] for index in columns]))
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], is_text: Sequence[bool]) -> Table:
     table = Table(box=box.ROUNDED)
-    for index, (heading, tells) in enumerate(zip(headings, is_text, strict=True)):
+    for index, (heading, is_text_column) in enumerate(zip(headings, is_text, strict=True)):
         style = "bold" if index == 0 else ""
-        table.add_column(heading, justify="left" if tells else "right", style=style, no_wrap=not tells, overflow="fold")
+        table.add_column(
+            heading,
+            justify="left" if is_text_column else "right",
+            style=style,
+            no_wrap=not is_text_column,
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*row)
     return table
@@ -58,12 +64,12 @@ def _least(cells: Sequence[str], *, is_text: bool) -> int:
 
 def _parts(widths: Sequence[int], room: int, names: int) -> Iterator[list[int]]:
     """Yield the column indices of each table, the first `names` in all of them; a column has three more characters."""
-    of_names = sum(widths[:names]) + 3 * names + 1
-    part, used = [*range(names)], of_names
+    names_width = sum(widths[:names]) + 3 * names + 1
+    columns, used = [*range(names)], names_width
     for index, width in enumerate(widths[names:], start=names):
-        if used + width + 3 > room and len(part) > names:
-            yield part
-            part, used = [*range(names)], of_names
-        part.append(index)
+        if used + width + 3 > room and len(columns) > names:
+            yield columns
+            columns, used = [*range(names)], names_width
+        columns.append(index)
         used += width + 3
-    yield part
+    yield columns

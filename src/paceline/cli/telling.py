@@ -23,13 +23,13 @@ def telling(out: TextIO, total: int | None = None) -> Iterator[tuple[Begins, Say
     if not console.is_terminal:
         yield lambda trial, repeat: None, lambda line: print(printable_lines(line), file=out, flush=True)
         return
-    num_begun = 0
+    num_started = 0
     with console.status("") as status:
 
-        def begins(trial: Trial, repeat: int) -> None:
-            nonlocal num_begun
-            num_begun += 1
-            of_how_many = "" if total is None else f" of {total}"
-            status.update(f"{trial.name} (run {num_begun}{of_how_many})")
+        def on_start(trial: Trial, repeat: int) -> None:
+            nonlocal num_started
+            num_started += 1
+            total_text = "" if total is None else f" of {total}"
+            status.update(f"{trial.name} (run {num_started}{total_text})")
 
-        yield begins, lambda line: console.print(printable_lines(line), soft_wrap=True)
+        yield on_start, lambda line: console.print(printable_lines(line), soft_wrap=True)

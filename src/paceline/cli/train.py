@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    words: list[str],
+    args: list[str],
     ranks: str,
     run_dir: Path | None,
     *,
@@ -46,7 +46,7 @@ def train(
     """Run `paceline train`, and return the exit code."""
     if not dry_run:
         progress_console(as_json=as_json)  # a process that starts ranks must survive a lost console too
-    name, patch = split_words(words)
+    name, patch = split_words(args)
     if resume:
         name = resumed(name, run_dir)
     loaded = load(name, patch)
@@ -137,8 +137,8 @@ def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, a
         from paceline.cli.show import show_result
 
         out = progress_console(as_json=as_json)
-        asked = Asked(STARTED_S, ("paceline", *sys.argv[1:]), out, resume)
-        result = run_here(loaded, world, rundir, interrupts, asked)
+        request = Asked(STARTED_S, ("paceline", *sys.argv[1:]), out, resume)
+        result = run_here(loaded, world, rundir, interrupts, request)
         if world.is_main:
             show_result(result, rundir, loaded, as_json=as_json)
         ignore_stop_signals()  # the result is written: a late signal must not change the exit code
@@ -166,7 +166,7 @@ class Asked:
     resume: bool
 
 
-def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrupts", asked: Asked) -> RunResult:
+def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrupts", request: Asked) -> RunResult:
     """Train as this rank, print progress, and write the report; `interrupts` must be active."""
     from paceline.cli.progress import build_progress
     from paceline.cli.report import leave_report
@@ -179,43 +179,43 @@ def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrup
     if count_gpus(os.environ):
         for variable, value in flight_recorder_environ(rundir.path).items():
             os.environ.setdefault(variable, value)
-    was_ended = world.is_main and (asked.resume or world.may_be_again) and finished(rundir) is not None
-    was_complete = asked.resume and was_ended
-    whereabouts = Whereabouts()
-    listeners = [build_progress(asked.out, whereabouts)] if world.is_main else []
+    was_ended = world.is_main and (request.resume or world.may_be_again) and finished(rundir) is not None
+    was_complete = request.resume and was_ended
+    position = Whereabouts()
+    listeners = [build_progress(request.out, position)] if world.is_main else []
     invocation = Invocation(
-        asked.started_s,
-        asked.words,
+        request.started_s,
+        request.words,
         listeners,
         recipe_name=loaded.name,
         launch=_launch(),
         interrupts=interrupts,
         batch_job=batch_job(os.environ),
-        whereabouts=whereabouts,
+        whereabouts=position,
     )
     recipe = loaded.recipe
-    if asked.resume and loaded.is_said("data.rank_batch_size"):  # else `run` keeps the batch size of the run
+    if request.resume and loaded.is_said("data.rank_batch_size"):  # else `run` keeps the batch size of the run
         recipe = resolve_batch(recipe, world.world_size)
-    result = run(recipe, world, rundir, resume=asked.resume, invocation=invocation)
+    result = run(recipe, world, rundir, resume=request.resume, invocation=invocation)
     if was_complete:
-        print(f"{printable(rundir.path)}: was already complete, so nothing was done", file=asked.out, flush=True)
+        print(f"{printable(rundir.path)}: was already complete, so nothing was done", file=request.out, flush=True)
     has_time = result.status != "preempted"
     has_report = was_complete and rundir.report.is_file()
     is_new = world.is_main and has_time and not was_ended
     if is_new:
-        result = _closed(result, rundir, asked)  # so that the report has it
+        result = _closed(result, rundir, request)  # so that the report has it
     if world.is_main and loaded.recipe.log.report == "on" and has_time and not has_report:
         leave_report(rundir)
         if is_new:
-            result = _closed(result, rundir, asked)
+            result = _closed(result, rundir, request)
     return result
 
 
-def _closed(result: RunResult, rundir: RunDir, asked: Asked) -> RunResult:
+def _closed(result: RunResult, rundir: RunDir, request: Asked) -> RunResult:
     """Return the result with its account extended to now, and write it; rank 0 only."""
     if result.account is None:
         return result
-    closed = result.model_copy(update={"account": result.account.closed(time.perf_counter() - asked.started_s)})
+    closed = result.model_copy(update={"account": result.account.closed(time.perf_counter() - request.started_s)})
     with contextlib.suppress(PacelineError):  # on a full disk the result keeps its account
         rundir.write_result(closed)
     return closed

@@ -84,7 +84,7 @@ class _Asked:
 
 
 def tune(
-    words: list[str],
+    args: list[str],
     ranks: str,
     run_dir: Path | None,
     *,
@@ -98,12 +98,12 @@ def tune(
     oversubscribe: bool = False,
 ) -> int:
     """Run `paceline tune`, and return the exit code."""
-    name, said = split_words(words)
-    refuse_length(said, "a search", to="compare")
+    name, overrides = split_words(args)
+    refuse_length(overrides, "a search", to="compare")
     refuse_ranks_of_others("tune")
-    asked = _ask(
+    request = _ask(
         name,
-        said,
+        overrides,
         ranks,
         vary,
         allow_batch=allow_batch,
@@ -112,18 +112,18 @@ def tune(
         budget=budget,
         oversubscribe=oversubscribe,
     )
-    require_consent(asked.loaded, own_code=own_code)
-    with experiment(f"tune-{asked.loaded.name}", asked.plain, run_dir, as_json=as_json) as folder:
-        result = found_before(folder, TuneResult) or _search(asked, folder, as_json=as_json)
+    require_consent(request.loaded, own_code=own_code)
+    with experiment(f"tune-{request.loaded.name}", request.plain, run_dir, as_json=as_json) as folder:
+        result = found_before(folder, TuneResult) or _search(request, folder, as_json=as_json)
     show_tune(result, folder, as_json=as_json)
     return 0
 
 
 def _ask(
     name: str,
-    said: Patch,
+    overrides: Patch,
     ranks: str,
-    words: list[str],
+    args: list[str],
     *,
     allow_batch: bool,
     steps: int,
@@ -131,7 +131,7 @@ def _ask(
     budget: int | None,
     oversubscribe: bool,
 ) -> _Asked:
-    loaded = load(name, said)
+    loaded = load(name, overrides)
     least = 2 + 2 * repeats
     if budget is not None and budget < least:
         needs = f"the recipe, one change, and {count(repeats, 'pair')}"
@@ -139,15 +139,15 @@ def _ask(
     num_ranks = count_ranks(ranks, os.environ)
     refuse_too_many(num_ranks, loaded.recipe.parallel.device, oversubscribe=oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
-    measured = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, said, lr_share=FALLING))
+    measured = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, overrides, lr_share=FALLING))
     divide_batch(measured, num_ranks)
     return _Asked(
         name=name,
-        said=said,
+        said=overrides,
         loaded=loaded,
         recipe=measured,
-        space=build_space(words, measured, allow_batch=allow_batch),
-        vary=tuple(words),
+        space=build_space(args, measured, allow_batch=allow_batch),
+        vary=tuple(args),
         allow_batch=allow_batch,
         ranks=num_ranks,
         steps=steps,
@@ -157,81 +157,83 @@ def _ask(
     )
 
 
-def _search(asked: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResult:
+def _search(request: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResult:
     """Search, and write the tuned recipe and the result."""
     out = progress_console(as_json=as_json)
-    write_recipe(asked.loaded.recipe, folder.recipe)
-    write_recipe(asked.recipe, folder.measured)
-    with interrupted_by(*STOPS), telling(out, asked.budget) as (begins, say):
-        most = "" if asked.budget is None else f"up to {count(asked.budget, 'run')}, "
-        say(f"tuning {asked.loaded.name}: {most}{count(asked.repeats, 'pair')} of runs per promising candidate")
+    write_recipe(request.loaded.recipe, folder.recipe)
+    write_recipe(request.recipe, folder.measured)
+    with interrupted_by(*STOPS), telling(out, request.budget) as (on_start, print_line):
+        most = "" if request.budget is None else f"up to {count(request.budget, 'run')}, "
+        print_line(
+            f"tuning {request.loaded.name}: {most}{count(request.repeats, 'pair')} of runs per promising candidate"
+        )
 
         runner = Runner(
-            asked.recipe,
+            request.recipe,
             folder.measured,
-            asked.ranks,
-            place=lambda trial, repeat: folder.trials / folder_name(trial, asked.recipe, asked.ranks, repeat),
-            begins=files_cached_before(asked.recipe, begins),
-            earlier=Earlier(folder.replaced, say),
+            request.ranks,
+            place=lambda trial, repeat: folder.trials / folder_name(trial, request.recipe, request.ranks, repeat),
+            begins=files_cached_before(request.recipe, on_start),
+            earlier=Earlier(folder.replaced, print_line),
             limit_s=LIMIT_S,
-            oversubscribe=asked.oversubscribe,
+            oversubscribe=request.oversubscribe,
         )
-        found = Search(
-            bench=Bench(asked.recipe, runner.run),
-            space=asked.space,
-            vary=asked.lay,
-            steps=asked.steps,
-            repeats=asked.repeats,
-            budget=asked.budget,
-            say=say,
+        outcome = Search(
+            bench=Bench(request.recipe, runner.run),
+            space=request.space,
+            vary=request.lay,
+            steps=request.steps,
+            repeats=request.repeats,
+            budget=request.budget,
+            say=print_line,
         ).search()
-    _write_tuned(asked, found, folder.path / _TUNED)
-    result = _result(asked, found, folder)
+    _write_tuned(request, outcome, folder.path / _TUNED)
+    result = _result(request, outcome, folder)
     leave(folder, result)
     return result
 
 
-def _write_tuned(asked: _Asked, found: Found, path: Path) -> None:
+def _write_tuned(request: _Asked, outcome: Found, path: Path) -> None:
     """Write the winning recipe: the loaded one with the best patch applied."""
     comments = {
         path: f"{tried.name}: {tried.why}"
-        for tried in found.tried
+        for tried in outcome.tried
         if tried.status == "won"
         for path, _ in Patch.parse(list(tried.patch)).assignments
     }
-    header = f"{asked.loaded.name}, tuned: {_gain(found.gain)} over {count(found.trials, 'run')}."
-    patch = lay(asked.loaded.recipe, asked.said, found.patch)
-    write_tuned(path, tuned_text(asked.name, patch, comments, header))
-    tuned = resolve_batch(load(str(path)).recipe, asked.ranks)
-    assert tuned == vary(asked.loaded.recipe, found.patch), f"{path} differs from the winning recipe"
+    header = f"{request.loaded.name}, tuned: {_gain(outcome.gain)} over {count(outcome.trials, 'run')}."
+    patch = lay(request.loaded.recipe, request.said, outcome.patch)
+    write_tuned(path, tuned_text(request.name, patch, comments, header))
+    tuned = resolve_batch(load(str(path)).recipe, request.ranks)
+    assert tuned == vary(request.loaded.recipe, outcome.patch), f"{path} differs from the winning recipe"
 
 
 def _gain(gain: Interval | None) -> str:
     return "nothing was faster" if gain is None else times(gain, word="x as fast")
 
 
-def _result(asked: _Asked, found: Found, folder: ExperimentDir) -> TuneResult:
+def _result(request: _Asked, outcome: Found, folder: ExperimentDir) -> TuneResult:
     return TuneResult(
-        recipe=asked.loaded.name,
-        recipe_hash=asked.loaded.recipe.hash,
-        ranks=asked.ranks,
-        steps=asked.steps,
-        warmup_steps=asked.recipe.measure.warmup_steps,
-        repeats=asked.repeats,
-        first=found.first,
-        best=found.best,
-        gain=found.gain,
-        best_patch=tuple(words_of(found.patch)),
+        recipe=request.loaded.name,
+        recipe_hash=request.loaded.recipe.hash,
+        ranks=request.ranks,
+        steps=request.steps,
+        warmup_steps=request.recipe.measure.warmup_steps,
+        repeats=request.repeats,
+        first=outcome.first,
+        best=outcome.best,
+        gain=outcome.gain,
+        best_patch=tuple(words_of(outcome.patch)),
         recipe_file=str(folder.path / _TUNED),
-        tried=found.tried,
-        trials=found.trials,
-        grid=found.grid,
-        stopped=found.stopped,
+        tried=outcome.tried,
+        trials=outcome.trials,
+        grid=outcome.grid,
+        stopped=outcome.stopped,
         wall_s=sum(_wall_s(path) for path in sorted(folder.trials.iterdir())),
         command=("paceline", *sys.argv[1:]),
-        provenance=found.best_run.provenance,
-        first_verdict=found.first_run.verdict,
-        verdict=found.best_run.verdict,
+        provenance=outcome.best_run.provenance,
+        first_verdict=outcome.first_run.verdict,
+        verdict=outcome.best_run.verdict,
     )
 
 

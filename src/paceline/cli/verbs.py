@@ -52,7 +52,7 @@ app.command(epilog="Example: `paceline export runs/digits-20261121-101500 --form
 
 @app.command(epilog="Example: `paceline recipes course/wideresnet-fashion model.width=0.25 --origin`")
 def recipes(
-    words: Annotated[
+    args: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="NAME|KEY=VALUE", help="Recipe to show (default: list all), and overrides.", show_default=False
@@ -65,7 +65,7 @@ def recipes(
     """List the shipped recipes, or show one with every field resolved."""
     from paceline.cli.recipes import recipes as work
 
-    return work(words or [], origin=origin, schema=schema, as_json=as_json)
+    return work(args or [], origin=origin, schema=schema, as_json=as_json)
 
 
 app.add_typer(data, name="data")
@@ -75,7 +75,7 @@ app.add_typer(data, name="data")
     epilog="Example: `paceline submit folder data.source.root=/shared/photos --nodes 2 --gpus-per-node 4 --wait`"
 )
 def submit(
-    words: Annotated[
+    args: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[VERB] RECIPE|KEY=VALUE [-- OPTIONS]",
@@ -109,7 +109,7 @@ def submit(
     from paceline.cli.submit import submit as work
 
     return work(
-        words or [],
+        args or [],
         engine=engine,
         nodes=nodes,
         ranks_per_node=ranks_per_node,
@@ -126,7 +126,7 @@ def submit(
 
 @app.command(epilog="Example: `srun --nodes 2 --ntasks-per-node 4 paceline doctor`")
 def doctor(
-    words: Words = None,
+    args: Words = None,
     mtbf: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="Mean time between failures, such as 8h, to advise how often to save."),
@@ -144,7 +144,7 @@ def doctor(
     from paceline.cli.doctor import doctor as work
 
     return work(
-        words or [],
+        args or [],
         mtbf,
         ranks=ranks,
         run_dir=run_dir,

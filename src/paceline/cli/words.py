@@ -9,9 +9,9 @@ from paceline.recipe.load import DEFAULT
 from paceline.recipe.patch import Patch
 
 
-def split_words(words: list[str]) -> tuple[str, Patch]:
+def split_words(args: list[str]) -> tuple[str, Patch]:
     """Return the recipe's name and the overrides. The name comes first, and may be omitted."""
-    name, overrides = (words[0], words[1:]) if words and "=" not in words[0] else (DEFAULT, words)
+    name, overrides = (args[0], args[1:]) if args and "=" not in args[0] else (DEFAULT, args)
     extra = next((word for word in overrides if "=" not in word), None)
     if extra is not None and Path(extra).expanduser().is_dir():
         raise RecipeError(f"{extra!r}: is a folder, not an override (write data.source.root={extra})")
@@ -22,21 +22,21 @@ def split_words(words: list[str]) -> tuple[str, Patch]:
     return name, Patch.parse(overrides)
 
 
-def refuse_length(said: Patch, of: str, *, to: str) -> None:
+def refuse_length(overrides: Patch, of: str, *, to: str) -> None:
     """Raise `RecipeError` for overrides of the training length, which short runs set themselves, and for a disabled
     clock.
 
     `of` and `to` name the experiment and the purpose of the clock in the message.
     """
-    for path, value in said.assignments:
+    for path, value in overrides.assignments:
         if path in ("train.steps", "train.epochs"):
             raise RecipeError(f"{path}: {value} has no effect on {of} (leave it out, or set --steps)")
-    refuse_no_clock(said, to)
+    refuse_no_clock(overrides, to)
 
 
-def refuse_no_clock(said: Patch, to: str) -> None:
+def refuse_no_clock(overrides: Patch, to: str) -> None:
     """Raise `RecipeError` for a disabled clock, which leaves nothing `to` do."""
-    if ("measure.clock", "off") in said.assignments:
+    if ("measure.clock", "off") in overrides.assignments:
         raise RecipeError(f"measure.clock: off leaves nothing to {to} (leave it out)")
 
 

@@ -192,10 +192,10 @@ def _pod_spec(pod: Pod) -> Manifest:
             f"--rdzv-endpoint={pod.name}-0.{pod.name}:{PORT}",
         ],
     )
-    is_met = pod.job.nodes > 1
+    has_peers = pod.job.nodes > 1
     return {
         "restartPolicy": "Never",
-        **({"subdomain": pod.name} if is_met else {}),
+        **({"subdomain": pod.name} if has_peers else {}),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         **placement(pod),
@@ -206,7 +206,7 @@ def _pod_spec(pod: Pod) -> Manifest:
                 "command": program,
                 "args": arguments,
                 "workingDir": pod.site.mount,
-                "env": [*environ(pod), *([index_variable()] if is_met else [])],
+                "env": [*environ(pod), *([index_variable()] if has_peers else [])],
                 "resources": resources(pod),
                 "securityContext": rights(),
                 "volumeMounts": mounts(pod),

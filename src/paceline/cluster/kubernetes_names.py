@@ -16,8 +16,8 @@ def dns_label(text: str) -> str:
 
     Services and TrainJobs require it: lower-case letters, digits and single hyphens, a letter first.
     """
-    words = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")
-    return words[: _LONGEST - _HASH - 1].strip("-") or "job"
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")
+    return label[: _LONGEST - _HASH - 1].strip("-") or "job"
 
 
 def file_key(text: str) -> str:

@@ -64,17 +64,19 @@ def run_dir_in_pods(job: Job, site: KubernetesSite) -> PurePosixPath:
 
     This machine need not see the claim.
     """
-    mount, asked = PurePosixPath(site.mount), PurePosixPath(job.run_dir)
-    return asked if asked.is_relative_to(mount) else mount / "runs" / f"{asked.name}-{digest(str(asked))}"
+    mount, requested = PurePosixPath(site.mount), PurePosixPath(job.run_dir)
+    return (
+        requested if requested.is_relative_to(mount) else mount / "runs" / f"{requested.name}-{digest(str(requested))}"
+    )
 
 
 def command(pod: Pod, rendezvous: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the program and its arguments; `rendezvous` are torchrun's rendezvous options for several nodes."""
-    words = _words(pod)
+    args = _words(pod)
     if pod.job.nodes == 1:
-        return ["paceline"], [*map(literal, words), *_ranks(pod)]
+        return ["paceline"], [*map(literal, args), *_ranks(pod)]
     # torchrun expands `${local_rank}` in arguments, and `$$` to `$`.
-    filled = [literal(word.replace("$", "$$")) for word in words]
+    filled = [literal(word.replace("$", "$$")) for word in args]
     return ["python", "-m", "paceline.parallel.agent"], [*rendezvous, *_agent(pod), "-m", "paceline", *filled]
 
 
@@ -175,16 +177,16 @@ def deadline(time: Any) -> dict[str, int]:
 def _words(pod: Pod) -> list[str]:
     """Return the job's arguments with paths of recipe, ladder and run directory as pods see them."""
     job = pod.job
-    files, here = {str(path): str(_RECIPES / pod.key(path)) for path in pod.files}, str(job.run_dir)
-    words = []
+    files, run_dir = {str(path): str(_RECIPES / pod.key(path)) for path in pod.files}, str(job.run_dir)
+    args = []
     for word in job.words:
         if word in files:
-            words.append(files[word])
-        elif word == here or word.startswith(f"{here}/"):
-            words.append(str(pod.run_dir) + word[len(here) :])
+            args.append(files[word])
+        elif word == run_dir or word.startswith(f"{run_dir}/"):
+            args.append(str(pod.run_dir) + word[len(run_dir) :])
         else:
-            words.append(word)
-    return words
+            args.append(word)
+    return args
 
 
 def _ranks(pod: Pod) -> list[str]:

@@ -40,14 +40,16 @@ def site_names() -> list[str]:
     return sorted(path.stem for path in SITES.glob("*.yaml"))
 
 
-def load_site(name: str | None, words: Sequence[str], otherwise: Path | None = None, said_by: str = "--site") -> Site:
+def load_site(
+    name: str | None, overrides: Sequence[str], otherwise: Path | None = None, said_by: str = "--site"
+) -> Site:
     """Return the site `name`, else that of file `otherwise`, with overrides such as `slurm.time=2h`.
 
     `said_by` names the origin of `name` in errors. Without either, defaults apply. Raise `RecipeError` as `file:line:
     field: problem`.
     """
     path = otherwise if name is None else _find(name, Path(), f"{said_by}: {name!r}")
-    stack = merge([*_layers(path), Layer(Patch.parse(list(words)).values(), "command line")])
+    stack = merge([*_layers(path), Layer(Patch.parse(list(overrides)).values(), "command line")])
     try:
         return Site.model_validate(stack.values)
     except ValidationError as error:
@@ -102,9 +104,9 @@ def _unknown(detail: ErrorDetails) -> tuple[str, str]:
     """Return the path of an unknown field, and the fields that exist beside it."""
     *parents, leaf = map(str, detail["loc"])
     model: type[BaseModel] = Site
-    for part in parents:
-        if part in model.model_fields:  # other parts name a branch of a union
-            model = next(_models(model.model_fields[part].annotation), model)
+    for name in parents:
+        if name in model.model_fields:  # other parts name a branch of a union
+            model = next(_models(model.model_fields[name].annotation), model)
     known = list(model.model_fields)
     hint = near_miss(leaf, known) or f" (one of {', '.join(known)})"
     return ".".join([*parents, leaf]), f"is not a field{hint}"

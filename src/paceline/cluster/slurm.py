@@ -90,7 +90,7 @@ def _says_nodes(job: Job) -> bool:
 def _directives(job: Job, site: SlurmSite) -> list[str]:
     """Return the `#SBATCH` lines."""
     name = "".join(each if each.isprintable() else "_" for each in job.name)
-    asked = {
+    options = {
         "job-name": name,
         "partition": _said(site.partition),
         "account": _said(site.account),
@@ -109,7 +109,7 @@ def _directives(job: Job, site: SlurmSite) -> list[str]:
         "open-mode": "append",
         "signal": f"{'' if job.is_ranks else 'B:'}USR1@{lead_s(job, site)}",
     }
-    lines = [directive(option, value) for option, value in asked.items() if value is not None]
+    lines = [directive(option, value) for option, value in options.items() if value is not None]
     lines.append("#SBATCH --requeue" if site.requeue == "on" else "#SBATCH --no-requeue")
     lines += ["#SBATCH --exclusive"] if site.exclusive == "on" else []
     if site.container.runtime == "shifter":
@@ -196,10 +196,10 @@ def _alone(job: Job, site: SlurmSite, python: str) -> list[str]:
 
 def _program(job: Job, site: SlurmSite, python: str) -> list[list[str]]:
     """Return the program's quoted arguments, each option together with its value."""
-    words = list(map(shell_word, job.words))
+    args = list(map(shell_word, job.words))
     started = [*_container(job, site.container), shell_word(_python(site, python)), "-P", "-m", "paceline"]
-    groups = [[*started, words[0]]]
-    for word, quoted in zip(job.words[1:], words[1:], strict=True):
+    groups = [[*started, args[0]]]
+    for word, quoted in zip(job.words[1:], args[1:], strict=True):
         is_value = len(groups) > 1 and groups[-1][0].startswith("--") and len(groups[-1]) == 1
         if is_value and not word.startswith("-"):
             groups[-1].append(quoted)

@@ -81,15 +81,15 @@ class Slurm:
         Raise `SlurmError` with Slurm's message.
         """
         depends = [f"--dependency=afterany:{':'.join(after)}"] if after else []
-        said, besides = self._run(["sbatch", "--parsable", *depends, str(script)])
+        output, besides = self._run(["sbatch", "--parsable", *depends, str(script)])
         for line in filter(None, besides.splitlines()):
             self.warn(line)
-        return said.strip().partition(";")[0]
+        return output.strip().partition(";")[0]
 
     def look(self, job: str) -> JobState:
         """Return the state of a job. Raise `SlurmError` for an unknown or forgotten one."""
-        said, _ = self._run(["scontrol", "show", "job", job])
-        return read_state(said)
+        output, _ = self._run(["scontrol", "show", "job", job])
+        return read_state(output)
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel jobs."""
@@ -139,12 +139,12 @@ def follow(
     Slurm. `pause` is called between polls. An end other than completion must be seen twice, because Slurm may be about
     to requeue the job. Raise `SlurmError` after too many failed queries.
     """
-    said, before, tail = "", None, Tail()
+    last_text, before, tail = "", None, Tail()
     for now in _looks(look, pause):
         is_end = now.state == "COMPLETED" or (now.has_ended and now == before)
-        if str(now) != said and (is_end or not now.has_ended):
-            said = str(now)
-            say(said)
+        if str(now) != last_text and (is_end or not now.has_ended):
+            last_text = str(now)
+            say(last_text)
         for line in tail.lines(output or now.output, to_the_end=is_end):
             hear(line)
         if is_end:
@@ -188,7 +188,7 @@ class Tail:
                 yield line.decode("utf-8", "replace").rstrip("\r\n")
 
 
-def _complaint(said: str, program: str) -> str:
+def _complaint(output: str, program: str) -> str:
     """Return the error messages of a Slurm command in one line."""
-    lines = [re.sub(rf"^{program}: (error: |fatal: )?", "", line).strip() for line in said.splitlines()]
+    lines = [re.sub(rf"^{program}: (error: |fatal: )?", "", line).strip() for line in output.splitlines()]
     return "; ".join(line for line in lines if line) or "failed without a message"

@@ -80,19 +80,19 @@ def loaders(
     """
     loaded, where = load_any(recipe, Patch.parse(list(overrides))), find_device(device)
     require_consent(loaded, own_code=own_code, of=("data.",))
-    place = find_place(rank, world_size, gpu_by_chance(device, where))
-    asked = _of_data(loaded.recipe)
+    rank_place = find_place(rank, world_size, gpu_by_chance(device, where))
+    data_recipe = _of_data(loaded.recipe)
     with ExitStack() as unless_whole:
-        held = unless_whole.enter_context(ExitStack())
-        asked, datasets = place.in_turn(partial(read_own, asked, held))
-        parts = Parts.derive(asked, place.world, where, datasets, held)
-        even = even_batch(parts.plan.val_images, parts.plan.eval_batch, place.world.world_size)
+        resources = unless_whole.enter_context(ExitStack())
+        data_recipe, datasets = rank_place.in_turn(partial(read_own, data_recipe, resources))
+        parts = Parts.derive(data_recipe, rank_place.world, where, datasets, resources)
+        even = even_batch(parts.plan.val_images, parts.plan.eval_batch, rank_place.world.world_size)
         parts = replace(parts, plan=replace(parts.plan, eval_batch=even))
         parts.check_room()
-        shared = Shared(held)
+        shared = Shared(resources)
         made = Loaders(_train(parts, dtype, shared), _val(parts, dtype, shared))
         unless_whole.pop_all()
-    if place.world.is_main:
+    if rank_place.world.is_main:
         for note in filter(None, (*datasets.train.info.notes, *datasets.val.info.notes, parts.choice.note)):
             warnings.warn(note, stacklevel=2)
     return made
@@ -108,33 +108,33 @@ def _of_data(recipe: Recipe) -> Recipe:
 
 
 def _train(parts: Parts, dtype: torch.dtype, shared: Shared) -> TrainLoader:
-    place, finish = _placement(parts, dtype), parts.finish(dtype)
+    placement, finish = _placement(parts, dtype), parts.finish(dtype)
     if dtype == torch.uint8 and finish.mix.num_draws:
         raise RecipeError(
             "data.augment: mixup and cutmix mix normalised images, but dtype is torch.uint8 (use a float dtype, or "
             "leave them out)"
         )
-    loader = parts.train_loader(place)
+    loader = parts.train_loader(placement)
     pipeline = Pipeline(
         loader=loader,
         ahead=_ahead(parts, loader, _ENDLESS),
         left_out=_bad_images(parts).of("train"),
-        place=place,
-        finish=replace(finish, normalise=_normalising(place, dtype)),
+        place=placement,
+        finish=replace(finish, normalise=_normalising(placement, dtype)),
         facts=build_dataset(parts.datasets.train.info, parts.plan.image_size, *parts.statistics),
     )
     return TrainLoader(pipeline=pipeline, plan=parts.plan, seed=parts.recipe.seed, shared=shared)
 
 
 def _val(parts: Parts, dtype: torch.dtype, shared: Shared) -> EvalLoader:
-    place, source = _placement(parts, dtype), parts.datasets.val
+    placement, source = _placement(parts, dtype), parts.datasets.val
     loader, num_batches = parts.eval_loader(source, parts.plan.val_images)
     pipeline = Pipeline(
         loader=loader,
         ahead=_ahead(parts, loader, num_batches),
         left_out=_bad_images(parts).of("val"),
-        place=place,
-        finish=Finish((), _normalising(place, dtype), Unmixed()),
+        place=placement,
+        finish=Finish((), _normalising(placement, dtype), Unmixed()),
         facts=build_dataset(source.info, parts.plan.eval_image_size, *parts.statistics),
     )
     return EvalLoader(pipeline=pipeline, num_batches=num_batches, batch_size=parts.plan.eval_batch, shared=shared)
@@ -156,8 +156,8 @@ def _placement(parts: Parts, dtype: torch.dtype) -> Placement:
     return parts.placement(dtype)
 
 
-def _normalising(place: Placement, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return _as_pixels if dtype == torch.uint8 else place.normalise
+def _normalising(placement: Placement, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return _as_pixels if dtype == torch.uint8 else placement.normalise
 
 
 def _as_pixels(images: Tensor) -> Tensor:

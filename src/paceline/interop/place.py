@@ -44,10 +44,10 @@ class Place:
         """
         if self.store is None:
             return work(True)
-        told = partial(_telling, work, self.store, self.world.rank)
+        run = partial(_telling, work, self.store, self.world.rank)
         waits = partial(_check, self.store)
         try:
-            result = in_turn(self.store, self.num_nodes, told, waits, is_first=self.world.is_node_main)
+            result = in_turn(self.store, self.num_nodes, run, waits, is_first=self.world.is_node_main)
             leave_last(self.store, self.world.world_size - 1, waits, is_last=self.world.is_main)
             return result
         except dist.DistError as error:
@@ -74,11 +74,11 @@ def find_place(rank: int | None, world_size: int | None, gpu: str = "") -> Place
     return Place(World.single())
 
 
-def gpu_by_chance(device: str | torch.device, found: torch.device) -> str:
-    """Return the UUID of the GPU `found` if `device` is auto and there are several GPUs, else ""."""
-    if device != "auto" or found.type != "cuda" or torch.cuda.device_count() < 2:
+def gpu_by_chance(device: str | torch.device, chosen: torch.device) -> str:
+    """Return the UUID of the GPU `chosen` if `device` is auto and there are several GPUs, else ""."""
+    if device != "auto" or chosen.type != "cuda" or torch.cuda.device_count() < 2:
         return ""
-    return str(torch.cuda.get_device_properties(found).uuid)
+    return str(torch.cuda.get_device_properties(chosen).uuid)
 
 
 def find_device(device: str | torch.device) -> torch.device:
@@ -88,27 +88,27 @@ def find_device(device: str | torch.device) -> torch.device:
     """
     has_gpu = torch.cuda.is_available()
     try:
-        found = torch.device(("cuda" if has_gpu else "cpu") if device == "auto" else device)
+        chosen = torch.device(("cuda" if has_gpu else "cpu") if device == "auto" else device)
     except (RuntimeError, TypeError):
         raise WorldError(f"device: {device!r} is not a device (give cpu, cuda, cuda:0 or auto)") from None
-    if found.type not in ("cpu", "cuda"):
+    if chosen.type not in ("cpu", "cuda"):
         raise WorldError(
-            f"device: {found}: batches can be moved to cpu or cuda only (give cpu, and move them yourself)"
+            f"device: {chosen}: batches can be moved to cpu or cuda only (give cpu, and move them yourself)"
         )
-    if found.type == "cuda" and not has_gpu:
-        raise WorldError(f"device: {found}: no GPU is usable (give cpu)")
-    if found.type == "cuda" and found.index is None:
+    if chosen.type == "cuda" and not has_gpu:
+        raise WorldError(f"device: {chosen}: no GPU is usable (give cpu)")
+    if chosen.type == "cuda" and chosen.index is None:
         return torch.device("cuda", torch.cuda.current_device())
-    return found
+    return chosen
 
 
 def _told(rank: int | None, world_size: int | None) -> World:
     """Return the world of an explicit rank; ranks share this node as the launcher states, or all of them do."""
     if rank is None or world_size is None or not 0 <= rank < world_size:
         raise WorldError(f"rank: rank {rank} of {world_size} is not a valid rank (give both, rank from 0 on)")
-    here = world_here()
-    if here.world_size > 1:  # the images of a rank do not change which ranks share a node
-        return replace(here, rank=rank, world_size=world_size)
+    launched = world_here()
+    if launched.world_size > 1:  # the images of a rank do not change which ranks share a node
+        return replace(launched, rank=rank, world_size=world_size)
     return World(rank, world_size, rank, world_size)
 
 
@@ -121,20 +121,20 @@ def _joined(gpu: str) -> Place:
         str(shared.add(f"calls/{rank}", 1)), shared
     )  # the same name on every rank, which all call equally often
     store.set(f"rank/{rank}", json.dumps([uname().nodename, gpu]))
-    told = [json.loads(store.get(f"rank/{other}")) for other in range(world_size)]
-    check_apart([(host, used) for host, used in told])
-    hosts = [host for host, _ in told]
-    here = [number for number, host in enumerate(hosts) if host == hosts[rank]]
+    infos = [json.loads(store.get(f"rank/{other}")) for other in range(world_size)]
+    check_apart([(host, used) for host, used in infos])
+    hosts = [host for host, _ in infos]
+    local_ranks = [number for number, host in enumerate(hosts) if host == hosts[rank]]
     # As under torchrun, a rank gets a share of the cores that its parent may use.
-    world = World(rank, world_size, here.index(rank), len(here), launcher="torchrun")
+    world = World(rank, world_size, local_ranks.index(rank), len(local_ranks), launcher="torchrun")
     return Place(world, store, len(set(hosts)))
 
 
-def check_apart(told: Sequence[tuple[str, str]]) -> None:
-    """Raise `WorldError` if ranks share a GPU; `told` is (host, GPU or "") per rank."""
-    for (host, gpu), times in Counter(told).items():
+def check_apart(infos: Sequence[tuple[str, str]]) -> None:
+    """Raise `WorldError` if ranks share a GPU; `infos` is (host, GPU or "") per rank."""
+    for (host, gpu), times in Counter(infos).items():
         if gpu and times > 1:
-            ranks = ", ".join(str(rank) for rank, other in enumerate(told) if other == (host, gpu))
+            ranks = ", ".join(str(rank) for rank, other in enumerate(infos) if other == (host, gpu))
             raise WorldError(
                 f"device: ranks {ranks} share one GPU of {host}, although there are more (call "
                 f"torch.cuda.set_device(local_rank) first, or give device)"

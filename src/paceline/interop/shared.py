@@ -8,6 +8,6 @@ from contextlib import ExitStack
 class Shared:
     """Keep `held` open until no loader refers to this object, or the program exits."""
 
-    def __init__(self, held: ExitStack) -> None:
+    def __init__(self, resources: ExitStack) -> None:
         # Registered last, so called first: multiprocessing's own handler would wait for workers that were not stopped.
-        atexit.register(weakref.finalize(self, held.close))
+        atexit.register(weakref.finalize(self, resources.close))

@@ -51,11 +51,11 @@ def test_each_question_goes_to_whom_it_is_for_with_what_was_said(asked: dict[str
     [
         ({"points": CSV}, r"--points: times\.csv is input for a prediction \(add --predict\)"),
         ({"predict": True}, r"--predict: needs a run \(write "),
-        ({"predict": True, "words": [RUN, "seed=1"]}, r"--predict: needs a run \(write "),
-        ({"predict": True, "points": CSV, "words": [RUN]}, r"--points: times\.csv and runs/one are both .*leave one"),
-        ({"collective": True, "words": [RUN]}, r"--collective: times all-reduces, .*\(leave those out\)"),
+        ({"predict": True, "args": [RUN, "seed=1"]}, r"--predict: needs a run \(write "),
+        ({"predict": True, "points": CSV, "args": [RUN]}, r"--points: times\.csv and runs/one are both .*leave one"),
+        ({"collective": True, "args": [RUN]}, r"--collective: times all-reduces, .*\(leave those out\)"),
         (
-            {"predict": True, "words": [RUN], "task": 1},
+            {"predict": True, "args": [RUN], "task": 1},
             r"--task: 1 has no effect in this mode \(leave it out; it is for m",
         ),
         (
@@ -63,7 +63,7 @@ def test_each_question_goes_to_whom_it_is_for_with_what_was_said(asked: dict[str
             r"--at: 8 has no effect in this mode \(leave it out; it is for --predict --points or --predict RUN\)",
         ),
         ({"predict": True, "points": CSV, "network": "ndr"}, r"--network: ndr has no effect in this mode"),
-        ({"predict": True, "words": [RUN], "accuracy": True}, r"--accuracy: True has no effect in this mode"),
+        ({"predict": True, "args": [RUN], "accuracy": True}, r"--accuracy: True has no effect in this mode"),
         ({"collective": True, "steps": 4}, r"--steps: 4 has no effect in this mode"),
         ({"out": CSV}, r"--out: times\.csv has no effect in this mode \(leave it out; it is for --collective\)"),
     ],

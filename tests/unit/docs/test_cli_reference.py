@@ -47,7 +47,7 @@ def test_every_example_is_understood(name: str) -> None:
     assert words[: len(verb)] == verb
     context = COMMANDS[name].make_context(name, words[len(verb) :])
     if name == "paceline submit":
-        assert read_words(context.params["words"]).verb == "train"
+        assert read_words(context.params["args"]).verb == "train"
 
 
 def test_a_verb_without_an_example_and_an_option_without_help_are_refused() -> None:
