@@ -123,12 +123,12 @@ def test_a_network_of_ones_own_needs_no_name(run, capsys):
     ("more", "says"),
     [
         ({}, "--network: is not set"),
-        ({"network": "ndr", "at": "8,x"}, "--at: 'x' is no number of ranks"),
-        ({"network": "ndr", "at": "0"}, "--at: '0' is no number of ranks"),
-        ({"network": "ndr", "price": -1.0}, "--price: -1 makes no sense"),
-        ({"network": "ndr", "images": float("nan")}, "--images: nan makes no sense"),
-        ({"network": "ndr", "ranks_per_node": 0}, "--ranks-per-node: 0 makes no sense"),
-        ({"network": "ndr", "fixed_s": -1.0}, "--fixed-s: -1 makes no sense"),
+        ({"network": "ndr", "at": "8,x"}, "--at: 'x' is not a number of ranks"),
+        ({"network": "ndr", "at": "0"}, "--at: '0' is not a number of ranks"),
+        ({"network": "ndr", "price": -1.0}, "--price: -1 is out of range"),
+        ({"network": "ndr", "images": float("nan")}, "--images: nan is out of range"),
+        ({"network": "ndr", "ranks_per_node": 0}, "--ranks-per-node: 0 is out of range"),
+        ({"network": "ndr", "fixed_s": -1.0}, "--fixed-s: -1 is out of range"),
         ({"network": "ndr", "epochs": 2.0, "images": 9.0}, "leave one out"),
     ],
 )

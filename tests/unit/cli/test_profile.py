@@ -156,19 +156,19 @@ def test_the_loader_is_shown_by_batch_and_by_image(seen) -> None:
     shown = seen(profile())
     assert "decode | 4 ms | 62.5 µs" in shown
     ready = "75.0 % of batches were ready when requested, 1.25 in the queue, workers were busy 50.0 % of the time"
-    assert f"a batch: 1 MB read and 2 MB made, {ready}" in shown
+    assert f"per batch: 1 MB read and 2 MB made, {ready}" in shown
 
 
 def test_without_workers_nothing_is_said_of_a_queue(seen) -> None:
     shown = seen(profile(result=result(loader=LOADER.model_copy(update={"workers": 0, "busy": None}))))
     assert "loading a batch, by the rank itself" in shown
-    assert "a batch: 1 MB read and 2 MB made" in shown
+    assert "per batch: 1 MB read and 2 MB made" in shown
 
 
 def test_what_ranks_send_and_whom_they_wait_for_is_shown(seen) -> None:
     straggler = StragglerResult(lost_s=0.002, share=0.1, rank=1, stage="backward", late_s=0.004)
     shown = seen(profile(communication=COMMUNICATION, timed_run="buckets", result=result(straggler=straggler)))
-    assert "exposed | 3 ms a step (15.0 %)" in shown
+    assert "exposed | 3 ms per step (15.0 %)" in shown
     assert "sent | 45 MB per step, in 1 bucket" in shown
     assert "on the wire | 10 ms a step, 70.0 % of it overlapped with backward (in the run buckets)" in shown
     assert "waiting for stragglers | 2 ms per step (10.0 %): rank 1, by 4 ms, in backward" in shown
@@ -197,7 +197,7 @@ def test_the_cost_of_the_model_is_told_as_far_as_it_is_known(seen) -> None:
     assert "computing | 3.34 TFLOP/s per rank, an MFU of 10.0 % of 33.4 TFLOP/s (a data sheet)" in shown
     assert any(line.startswith("roofline | 25.0 % of the 4,000 images/s") for line in shown)
     unknown = {**COST, "peak_flops_per_s": None, "mfu": None, "roofline_images_per_s": None, "roofline_share": None}
-    assert "computing | 3.34 TFLOP/s on each rank" in seen(profile(cost=unknown))
+    assert "computing | 3.34 TFLOP/s per rank" in seen(profile(cost=unknown))
 
 
 def test_a_trace_and_the_command_for_nsight_are_told(seen, tmp_path: Path) -> None:

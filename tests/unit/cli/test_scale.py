@@ -137,13 +137,13 @@ def only_result() -> tuple[ExperimentDir, ScaleResult]:
         ([], {"seeds": 2}, "^--seeds: 2 has no effect on short runs"),
         ([], {"target": 0.5}, r"^--target: 0\.5 has no effect on short runs"),
         ([], {"accuracy": True, "steps": 5}, "^--steps: 5 has no effect beside --accuracy"),
-        ([], {"batch_sizes": "64", "mode": "weak"}, "^--mode: weak has no effect on a study of batches"),
-        ([], {"batch_sizes": "64", "accuracy": True}, "^--accuracy: True has no effect on a study of batches"),
-        ([], {"batch_sizes": "64", "ranks": "1,2"}, r"^--ranks: a study of batches takes one number \(write --ranks 2"),
+        ([], {"batch_sizes": "64", "mode": "weak"}, "^--mode: weak has no effect on a batch-size study"),
+        ([], {"batch_sizes": "64", "accuracy": True}, "^--accuracy: True has no effect on a batch-size study"),
+        ([], {"batch_sizes": "64", "ranks": "1,2"}, r"^--ranks: a batch-size study takes one number \(write --ranks 2"),
         ([], {"batch_sizes": "64,many", "ranks": "1"}, "^--batch-sizes: 'many' is not a batch size"),
         ([], {"warmups": "5", "ranks": "1"}, "^--warmups: '5' is not a duration"),
         ([], {"lr_rules": "cubic", "ranks": "1"}, r"^--lr-rules: 'cubic' is not a rule \(write none, sqrt, linear"),
-        ([], {"batch_sizes": "64", "ranks": "1", "target": 75.0}, r"^--target: 75 is no accuracy \(write 0\.75"),
+        ([], {"batch_sizes": "64", "ranks": "1", "target": 75.0}, r"^--target: 75 is not an accuracy \(write 0\.75"),
         ([], {"nodes": "1,2"}, "^--nodes: 1,2, but this is not a Slurm allocation"),
         (["train.epochs=3"], {}, r"^train\.epochs: 3 has no effect on short runs"),
         (["measure.clock=off"], {}, r"^measure\.clock: off leaves nothing to measure"),
@@ -353,8 +353,8 @@ def test_only_the_smallest_number_of_ranks_is_as_efficient_as_itself(capsys, tmp
 
 def test_how_long_an_epoch_and_the_steps_take_is_told(capsys, tmp_path: Path) -> None:
     said = shown(capsys, tmp_path, "weak", point(1, 100, step_s=0.128, epoch_s=78.5, steps_s=0.64))
-    assert "ranks an epoch 5 steps a step" in said and "1 1:18 min 640 ms 128 ms" in said
-    assert "an epoch" not in shown(capsys, tmp_path, "weak", point(1, 100))  # results of before it was recorded
+    assert "ranks epoch 5 steps step" in said and "1 1:18 min 640 ms 128 ms" in said
+    assert "epoch" not in shown(capsys, tmp_path, "weak", point(1, 100))  # results of before it was recorded
 
 
 def test_what_is_to_be_predicted_is_an_epoch_of_the_study_that_was_made(capsys, tmp_path: Path) -> None:

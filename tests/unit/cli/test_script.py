@@ -48,7 +48,9 @@ def test_what_is_no_recipe_or_names_no_run_is_refused(tmp_path: Path) -> None:
         recipe_of({"extends": "digits"}, resume=True)
     with pytest.raises(RecipeError, match="model: Net is an object, not a class or function"):
         recipe_of("digits", model=Net())
-    with pytest.raises(RecipeError, match=r'^overrides: \{\'optim\.lr\': 3\} is no text \(write "KEY=VALUE", such'):
+    with pytest.raises(
+        RecipeError, match=r'^overrides: \{\'optim\.lr\': 3\} is not a string \(write "KEY=VALUE", such'
+    ):
         recipe_of("digits", {"optim.lr": 3})
 
 

@@ -165,11 +165,11 @@ def test_what_slurm_refuses_leaves_nothing_behind(here: Path, tmp_path: Path):
         (["digits"], {"ranks_per_node": 2, "gpus_per_node": 1}, "--ranks-per-node: 2 on 1 GPU per node (write 1"),
         (["digits", "parallel.strategy=dataparallel"], {"nodes": 2}, "parallel.strategy: dataparallel is one process"),
         (["tune", "digits"], {"nodes": 2}, "--nodes: 2, but tune measures on one node"),
-        (["digits"], {"array": True}, "--array: train has no parts"),
+        (["digits"], {"array": True}, "--array: train has no independent tasks"),
         (["ladder", "cpu", "recipe=nothing"], {}, "'nothing': is neither a preset"),
         (["ladder", "cpu", "--ranks", "two"], {}, "--ranks: 'two' is not a number of processes"),
         (["ladder", "cpu", "train.epochs=3"], {}, "train.epochs: 3 has no effect on a ladder"),
-        (["scale", "--collective"], {}, "--collective: is one run"),
+        (["scale", "--collective"], {}, "--collective: has no tasks"),
         (["eval"], {}, "eval: needs a run directory"),
         (["eval", "nowhere"], {}, "nowhere: is not a run directory"),
         (["ladder", "nowhere"], {}, "'nowhere': is not a ladder"),
@@ -467,4 +467,6 @@ def test_kubernetes_is_given_nothing_that_only_this_machine_has(here: Path, caps
     (here / "run" / "recipe.yaml").write_text("extends: digits\n")
     on_the_claim = Prepared(Asked("eval"), Shape(1, 1, 0), "eval-a", run=Path("/claim/runs/a"))
     refuse_what_pods_lack(on_the_claim, "/claim")
-    assert complaint("eval", "run", *words, **kubernetes).startswith(f"{here}/run: is not on the claim, which pods see")
+    assert complaint("eval", "run", *words, **kubernetes).startswith(
+        f"{here}/run: is not on the claim, which pods mount"
+    )

@@ -269,7 +269,7 @@ def test_a_loader_says_what_its_split_is() -> None:
 
 def test_what_cannot_be_is_one_line_that_says_what_to_do() -> None:
     for error, words, options, says in [
-        (RecipeError, MIXED, {"dtype": torch.uint8}, "ask for floats"),
+        (RecipeError, MIXED, {"dtype": torch.uint8}, "use a float dtype"),
         (RecipeError, DIGITS, {"dtype": torch.int64}, "no type of images"),
         (RecipeError, (7,), {}, "no recipe"),
         (WorldError, DIGITS, {"rank": 2, "world_size": 2}, "rank 2 of 2"),
@@ -301,7 +301,7 @@ def test_a_state_of_another_order_is_refused() -> None:
     for step in ({}, {"step": "2"}, {"step": -1}):
         del state["step"]
         state |= step
-        with pytest.raises(CheckpointError, match="what a loader's state_dict has returned"):
+        with pytest.raises(CheckpointError, match="return value of a loader's state_dict"):
             made(DIGITS).train.load_state_dict(state)
         state["step"] = 0
 
