@@ -170,7 +170,7 @@ def test_what_ranks_send_and_whom_they_wait_for_is_shown(seen) -> None:
     shown = seen(profile(communication=COMMUNICATION, timed_run="buckets", result=result(straggler=straggler)))
     assert "exposed | 3 ms per step (15.0 %)" in shown
     assert "sent | 45 MB per step, in 1 bucket" in shown
-    assert "on the wire | 10 ms a step, 70.0 % of it overlapped with backward (in the run buckets)" in shown
+    assert "on the wire | 10 ms per step, 70.0 % of it overlapped with backward (in the run buckets)" in shown
     assert "waiting for stragglers | 2 ms per step (10.0 %): rank 1, by 4 ms, in backward" in shown
 
 

@@ -354,7 +354,7 @@ def test_only_the_smallest_number_of_ranks_is_as_efficient_as_itself(capsys, tmp
 def test_how_long_an_epoch_and_the_steps_take_is_told(capsys, tmp_path: Path) -> None:
     said = shown(capsys, tmp_path, "weak", point(1, 100, step_s=0.128, epoch_s=78.5, steps_s=0.64))
     assert "ranks epoch 5 steps step" in said and "1 1:18 min 640 ms 128 ms" in said
-    assert "epoch" not in shown(capsys, tmp_path, "weak", point(1, 100))  # results of before it was recorded
+    assert " epoch " not in shown(capsys, tmp_path, "weak", point(1, 100))  # results of before it was recorded
 
 
 def test_what_is_to_be_predicted_is_an_epoch_of_the_study_that_was_made(capsys, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_a_loader_says_what_its_split_is() -> None:
 def test_what_cannot_be_is_one_line_that_says_what_to_do() -> None:
     for error, words, options, says in [
         (RecipeError, MIXED, {"dtype": torch.uint8}, "use a float dtype"),
-        (RecipeError, DIGITS, {"dtype": torch.int64}, "no type of images"),
+        (RecipeError, DIGITS, {"dtype": torch.int64}, "not a dtype of images"),
         (RecipeError, (7,), {}, "no recipe"),
         (WorldError, DIGITS, {"rank": 2, "world_size": 2}, "rank 2 of 2"),
         (WorldError, DIGITS, {"rank": 0}, "give both"),
@@ -279,7 +279,7 @@ def test_what_cannot_be_is_one_line_that_says_what_to_do() -> None:
         with pytest.raises(error, match=says) as raised:
             made(words, **options)
         assert "\n" not in str(raised.value)
-    for device, says in [("gpu", "is no device"), ("meta", "cpu or cuda")]:
+    for device, says in [("gpu", "is not a device"), ("meta", "cpu or cuda")]:
         with pytest.raises(WorldError, match=says):
             loaders("digits", device=device)
 
