@@ -234,7 +234,7 @@ def test_a_run_that_has_ended_saves_its_weights_alone_where_more_does_not_fit(
     assert all((each == 2).all() for each in load_part(checkpoint, "model").values())
     assert load_part(checkpoint, "optimizer") == {}
     (warning,) = warnings
-    assert "step-00000002: the disk is full: its weights were saved alone, in 1.2 MiB" in warning
+    assert "step-00000002: the disk is full: only its weights were saved, in 1.2 MiB" in warning
 
 
 # matrix: 30
@@ -262,7 +262,7 @@ def test_saves_that_fail_alike_are_counted_in_one_warning(small_disk: Path, back
         writer.save(9, -1, snapshot(9, 5 * MIB))
     first, likewise, again = warnings
     assert "step-00000001: was not saved: No space left on device" in first
-    assert "6 more checkpoints, of steps 2 to 7, failed likewise: No space left on device" in likewise
+    assert "6 more checkpoints, of steps 2 to 7, failed for the same reason: No space left on device" in likewise
     assert "step-00000009: was not saved" in again
 
 

@@ -55,7 +55,7 @@ def test_a_run_whose_final_weights_are_lost_fails_and_is_resumed(
     assert result["status"] == "failed" and result == json.loads(ended.out)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000003"]
     told = [line["message"] for line in lines_of(run / "warnings.jsonl") if "step" in line["message"]]
-    assert len(told) == 2 and "failed likewise" in told[1], told
+    assert len(told) == 2 and "failed for the same reason" in told[1], told
 
     (full_disk / "fill").unlink()
     judged = paceline("eval", str(run), "--json")

@@ -99,7 +99,7 @@ def test_io_errors_on_writes_end_in_order_and_resume_to_the_same_bits(
     assert code == 4 and "Traceback" not in err, err
     error = err.splitlines()[-1]
     assert error.startswith("error: ") and "last step, 120, could not be saved" in error and "result.json" in error
-    assert "was not saved: Input/output error" in err and "failed likewise" in err
+    assert "was not saved: Input/output error" in err and "failed for the same reason" in err
     assert paceline("train", str(run), "--resume", "--json").result["weights_sha256"] == whole
 
 

@@ -104,7 +104,7 @@ def test_a_model_that_asks_for_a_number_goes_on_as_it_is(
     monkeypatch.setattr(resnet_cifar.ResNet, "forward", asking)
     captured = trained(tmp_path / "captured", *words, "train.capture=on")
     warning = captured.warnings.read_text()
-    assert "train.capture: the step cannot be recorded, so it runs as it is" in warning
+    assert "train.capture: the step cannot be captured, so steps run eagerly" in warning
     assert "previous error" not in warning  # what the model did, not what the end of the capture says of it
     assert losses(captured) == pytest.approx(losses(plain), rel=2e-2)
     torch.cuda.empty_cache()

@@ -143,7 +143,7 @@ def test_weights_that_are_no_numbers_are_not_saved(paceline, tmp_path: Path) -> 
     words = ("optim.lr=1e20", "model.norm=none", "log.every=9st", "train.eval_every=off", "checkpoint.every=5st")
     ended = paceline("train", *SMALL, *words, "train.steps=20", "--run-dir", "run")
     assert ended.code == 3 and len(ended.err.splitlines()) == 1
-    assert ended.err.startswith("error: train: step 2: the loss is no number on rank 0 of 1, at lr "), ended.err
+    assert ended.err.startswith("error: train: step 2: the loss is NaN or infinite on rank 0 of 1, at lr "), ended.err
     assert "last good checkpoint: none" in ended.err
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 

@@ -1,1 +1,1 @@
-"""The trainer: one engine, the parts it runs, and the root that composes them."""
+"""The trainer: `run` composes a run, `engine` holds the loop."""

@@ -1,7 +1,4 @@
-"""How many images of the training batches are classified correctly as they are trained on, counted on the device.
-
-It costs a look at logits that are there anyway: nothing is evaluated, and a step waits for no device.
-"""
+"""Accuracy on training batches, counted on the device without synchronization."""
 
 from typing import Protocol
 
@@ -12,14 +9,14 @@ from paceline.train.state import Correct
 
 
 class BatchAccuracy(Protocol):
-    """Count the images of a rank's training batches that are classified correctly."""
+    """Count the correctly classified images of this rank's training batches."""
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
         """Count a batch of logits float [N, C] and `targets`: classes int64 [N], or probabilities float [N, C]."""
         ...
 
     def take(self) -> Tensor | None:
-        """Return how often the target was first, second, ..., int64 [min(5, C)], and begin anew; None if off."""
+        """Return how often the target ranked first, second, ..., int64 [min(5, C)], and reset; None if off."""
         ...
 
 
@@ -34,10 +31,10 @@ class NoAccuracy:
 
 
 class DeviceAccuracy:
-    """Count on `device`, in memory that stays in place, so that a captured step counts as well.
+    """Count on `device` in place, so that a captured step counts too.
 
-    The target of mixed images is the class with the largest share, as in torchvision's references; of two equal shares
-    it is the class that comes first. Equal logits are ranked as `topk` ranks them, in evaluation too.
+    The target of a mixed image is the class with the largest share, as in torchvision's references; ties go to the
+    lower class. Equal logits are ordered by `topk`, as in evaluation.
     """
 
     def __init__(self, num_classes: int, device: torch.device) -> None:
@@ -51,18 +48,18 @@ class DeviceAccuracy:
             self._counts.add_((best == labels[:, None]).sum(dim=0))
 
     def take(self) -> Tensor:
-        """Return the counts so far, int64 [min(5, C)], and begin anew."""
+        """Return the counts, int64 [min(5, C)], and reset them."""
         counts = self._counts.clone()
         self._counts.zero_()
         return counts
 
 
 def correct(counts: Tensor, images: int) -> Correct:
-    """Return what `counts`, by the rank of the target, come to over `images` images; waits for the device."""
+    """Return top-1 and top-5 counts from counts by rank of the target. Waits for the device."""
     by_rank = counts.tolist()
     return Correct(images, by_rank[0], sum(by_rank))
 
 
 def build_accuracy(switch: str, num_classes: int, device: torch.device) -> BatchAccuracy:
-    """Return what `train.accuracy` asks for."""
+    """Return the counter of `train.accuracy`."""
     return DeviceAccuracy(num_classes, device) if switch == "on" else NoAccuracy()

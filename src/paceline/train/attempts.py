@@ -1,16 +1,15 @@
-"""The ledger of a run's processes, and from it where all the wall clock went, from the first start to the end.
+"""Goodput: record the processes of a run in `attempts.jsonl`, and attribute its wall-clock time.
 
-Rank 0 writes a line to `attempts.jsonl` when training begins and one when it ends in an orderly way. A process that
-was killed writes none: the next one writes it in its place, from the last time that `steps.jsonl` and `evals.jsonl`
-tell, before their rows are dropped.
+Rank 0 writes a line when training begins, and one when it ends in an orderly way. For a killed process the next one
+estimates the end from the last time in `steps.jsonl` and `evals.jsonl`, before their rows are dropped.
 
-Exact: start-up, evaluations, stalls of checkpoints, starting loaders, and the time that checkpoints had trained.
-Estimates: waiting for data, which the start of loaders counts as (the wait's share of the counted steps, taken for the
-warm-up too), and the end of a killed process, which lived on for up to one interval of logging; that rest is told as
-down. The stall of a checkpoint that a killed run went on from is told as rework, as its checkpoint cannot know it. A
-process that died before training began has no line, and is down; what the first to train waited for such ones is in
-its line. Starting a profiler is told as other. The ledger is needed for nothing else, so a damaged line is skipped.
-With `measure.clock=off` nothing divides the trained time, and all of it is useful. Hosts' clocks are taken to agree.
+Exact: start-up, evaluations, checkpoint stalls, loader starts, and the training time that checkpoints hold. Estimated:
+waiting for data (its share of the measured steps, applied to the measurement warm-up too, plus loader starts), and the
+end of a killed process, which ran up to one logging interval longer; that remainder is reported as downtime. The stall
+of the checkpoint that a killed run resumed from is reported as rework, as the checkpoint cannot know it. A process that
+died before training began has no line and counts as downtime; the first line records how long such processes took.
+Starting a profiler is reported as other. Nothing else needs the file, so damaged lines are skipped. With
+`measure.clock=off` all training time is useful. Clocks of hosts are assumed to agree.
 """
 
 import contextlib
@@ -39,14 +38,14 @@ How = Status | Literal["killed"]
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of trained time that were not steps: of all processes, as far as their work is kept."""
+    """Seconds of training time that were not steps, over all processes as far as their work is kept."""
 
     eval_s: float = 0.0
     checkpoint_s: float = 0.0
     data_wait_s: float = 0.0
 
     def plus(self, summary: ClockSummary) -> "Spent":
-        """Return this and what the clock of the present process has seen so far."""
+        """Return the sum with what the clock of this process has measured so far."""
         waited_s = summary.stages[DATA_WAIT].device_s if DATA_WAIT in summary.stages else 0.0
         share = waited_s / summary.wall_s if summary.wall_s else 0.0
         return Spent(
@@ -61,11 +60,13 @@ class _Row(BaseModel):
 
 
 class Start(_Row):
-    """A process that began to train: `started_s` is when it was started (seconds since 1970), `startup_s` how long it
-    took to its first step, `trained_s` what the checkpoint of `from_step` had trained, `launch` what told its ranks to
-    start, the same each time that does (empty: nobody). `job_id` is the batch job that it was in (empty: none), and
-    `job_restarts` how often that had been queued again. `waited_s` is how long before it the run was first started, by
-    processes that have no line because they never trained; 0 in all lines but the first."""
+    """A process that began to train.
+
+    `started_s` is its start (seconds since 1970), `startup_s` the seconds to its first step, `trained_s` the training
+    time in the checkpoint of `from_step`. `launch` identifies the launch that started its ranks (empty: none), `job_id`
+    the batch job (empty: none), and `job_restarts` how often that was requeued. `waited_s` is how long before it the
+    run was first started by processes that never trained; 0 in all lines but the first.
+    """
 
     event: Literal["start"] = "start"
     number: int
@@ -83,7 +84,7 @@ class Start(_Row):
 
 
 class End(_Row):
-    """The end of it, after `step` steps and `trained_s` seconds, earlier processes included."""
+    """The end of a process, after `step` steps and `trained_s` seconds, earlier processes included."""
 
     event: Literal["end"] = "end"
     number: int
@@ -95,30 +96,27 @@ class End(_Row):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One process of rank 0; `end` is None while it runs, or when it was killed and nobody has gone on with it."""
+    """One process of rank 0; `end` is None while it runs, or if it was killed and the run was not resumed."""
 
     start: Start
     end: End | None = None
 
     @property
     def training_s(self) -> float:
-        """The time of its first step, in seconds since 1970."""
+        """Time of its first step, in seconds since 1970."""
         return self.start.started_s + self.start.startup_s
 
     def ended(self, ended_s: float, step: int, trained_s: float, how: How) -> "Attempt":
-        """Return the same process with its end."""
+        """Return a copy with an end."""
         end = End(number=self.start.number, ended_s=ended_s, step=step, trained_s=trained_s, how=how)
         return Attempt(self.start, end)
 
 
 def read_attempts(path: Path, warn: Callable[[str], None] = lambda message: None) -> tuple[Attempt, ...]:
-    """Return the processes of a run in order; none where there is no ledger.
-
-    Skip a line that tells of no process, and `warn` of all of them in one line: nothing but goodput needs them.
-    """
+    """Return the processes of a run in order, none without the file. Invalid lines are skipped with one warning."""
     attempts: list[Attempt] = []
     unread: list[int] = []
-    strange: list[int] = []
+    invalid: list[int] = []
     for number, row in enumerate(read_lines(path, unread.append), start=1):
         try:
             if row.get("event") == "start":
@@ -129,17 +127,18 @@ def read_attempts(path: Path, warn: Callable[[str], None] = lambda message: None
                 raise ValueError(end.number)
             attempts[-1] = Attempt(attempts[-1].start, end)
         except (IndexError, ValueError):
-            strange.append(number + len(unread))  # lines before it that are no records were not counted
-    if skipped := sorted(unread + strange):
+            invalid.append(number + len(unread))  # `number` does not count unreadable lines
+    if skipped := sorted(unread + invalid):
         lines = f"line {skipped[0]}" + (f" and {count(len(skipped) - 1, 'more line')}" if skipped[1:] else "")
-        warn(f"{path}: {lines} cannot be read: skipped (goodput leaves out what was noted there)")
+        warn(f"{path}: {lines} cannot be read: skipped (goodput does not count these processes)")
     return tuple(attempts)
 
 
 def closed(attempts: Sequence[Attempt], rundir: RunDir, from_trained_s: float = 0.0) -> tuple[Attempt, ...]:
-    """Return `attempts` with an estimated end of the last one, when it was killed.
+    """Return `attempts` with an estimated end of the last one if it was killed.
 
-    `from_trained_s` is what the checkpoint that is gone on from had trained, as a process lives to see what it saves.
+    `from_trained_s` is the training time, in seconds, of the checkpoint that the run resumes from: a lower bound of the
+    killed process's.
     """
     if not attempts or attempts[-1].end is not None:
         return tuple(attempts)
@@ -152,56 +151,55 @@ def closed(attempts: Sequence[Attempt], rundir: RunDir, from_trained_s: float = 
 
 
 def account(attempts: Sequence[Attempt], trained_s: float, spent: Spent, after_s: float = 0.0) -> GoodputResult:
-    """Return where the wall clock of `attempts` went, all of which have ended, or been given an end.
+    """Attribute the wall-clock time of `attempts`, all of which have an end.
 
-    The last has trained for `trained_s` seconds, earlier processes included, of which `spent` and `after_s` (what
-    follows the last step, and the start of a profiler) were not steps. Where the host's clock was set back, the parts
-    decide how long it was.
+    The last one has trained for `trained_s` seconds, earlier processes included; `spent` and `after_s` (time after the
+    last step, and profiler start) of these were not steps.
     """
     ends = [attempt.end for attempt in attempts]
-    assert ends and all(ends), "an attempt without an end cannot be accounted for"
+    assert ends and all(ends), "every attempt needs an end"
     startup_s = sum(attempt.start.startup_s for attempt in attempts)
     up_s = sum(max(0.0, end.ended_s - attempt.training_s) for attempt, end in zip(attempts, ends, strict=True) if end)
     down_s = attempts[0].start.waited_s + sum(_down(before, after) for before, after in pairwise(attempts))
     rework_s = sum(_lost(before, after) for before, after in pairwise(attempts))
-    here_s = trained_s - attempts[0].start.trained_s  # a ledger may begin later than its run
+    recorded_s = trained_s - attempts[0].start.trained_s  # the file may begin later than the run
     parts = {
-        "useful_s": max(0.0, here_s - spent.eval_s - spent.checkpoint_s - spent.data_wait_s - after_s),
+        "useful_s": max(0.0, recorded_s - spent.eval_s - spent.checkpoint_s - spent.data_wait_s - after_s),
         "startup_s": startup_s,
         **asdict(spent),
         "rework_s": rework_s,
         "down_s": down_s,
-        "other_s": max(0.0, up_s - rework_s - here_s) + after_s,
+        "other_s": max(0.0, up_s - rework_s - recorded_s) + after_s,
     }
-    wall_s = sum(parts.values())
+    wall_s = sum(parts.values())  # not from the host's clock, which may have been set back
     share = parts["useful_s"] / wall_s if wall_s else 0.0
     return GoodputResult(share=share, wall_s=wall_s, starts=len(attempts), **parts)
 
 
 class Ledger(Protocol):
-    """Take note of this process, and account for the run."""
+    """Record this process, and compute the goodput of the run."""
 
     def spent(self, summary: ClockSummary) -> Spent:
-        """Return what goes into the state that is saved, beside `trained_s`."""
+        """Return the time to store in the saved state."""
         ...
 
     def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult | None:
-        """Return where the wall clock of the run went so far; None on ranks other than 0.
+        """Return the goodput so far, or None on ranks other than 0.
 
-        `finish_s` is what of `trained_s` came after the last look at the clock, whose `summary` is given.
+        `finish_s` is the part of `trained_s`, in seconds, after the clock's `summary`.
         """
         ...
 
     def end(self, step: int, trained_s: float, how: Status) -> None:
-        """Note that this process ends after `step` steps. A note that cannot be written is estimated later."""
+        """Record the end of this process after `step` steps. If it cannot be written, the next process estimates it."""
         ...
 
 
 class NoLedger:
-    """What ranks other than 0 have."""
+    """For ranks other than 0."""
 
     def spent(self, summary: ClockSummary) -> Spent:
-        """Return nothing spent: rank 0 saves its own."""
+        """Return zero times: rank 0 saves its own."""
         return Spent()
 
     def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> None:
@@ -212,7 +210,7 @@ class NoLedger:
 
 
 class FileLedger:
-    """The ledger in `attempts.jsonl`: `attempts` are the processes so far, the last of which is this one."""
+    """Records in `attempts.jsonl`; the last of `attempts` is this process."""
 
     def __init__(self, path: Path, attempts: Sequence[Attempt], before: Spent, now: Callable[[], float]) -> None:
         self._path = path
@@ -221,14 +219,14 @@ class FileLedger:
         self._now = now
 
     def spent(self, summary: ClockSummary) -> Spent:
-        """Return what went into the state so far, earlier processes included."""
+        """Return the time spent so far, earlier processes included."""
         return self._before.plus(summary)
 
     def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult:
-        """Return where the wall clock of the run went so far."""
+        """Return the goodput so far."""
         attempts = self._ended(0, trained_s, "completed")
-        aside_s = sum(summary.pauses.get(name, 0.0) for name in (TRACE, CAPTURE))
-        no_step_s = summary.unfinished_s + aside_s + finish_s
+        paused_s = sum(summary.pauses.get(name, 0.0) for name in (TRACE, CAPTURE))
+        no_step_s = summary.unfinished_s + paused_s + finish_s
         return account(attempts, trained_s, self.spent(summary), no_step_s)
 
     def end(self, step: int, trained_s: float, how: Status) -> None:
@@ -255,12 +253,11 @@ def build_ledger(
     warn: Callable[[str], None] = lambda message: None,
     now: Callable[[], float] = unix_s,
 ) -> Ledger:
-    """Note that training begins, `startup_s` seconds after this process did, with what a checkpoint held; rank 0 only.
+    """Record that training begins, `startup_s` seconds after the start of this process; rank 0 only.
 
-    Call it before the rows of steps that were lost are dropped from `steps.jsonl`. `now` returns seconds since 1970,
-    and `first_s` is the time in them at which the run was first started, also by processes that never trained. Damaged
-    lines of the ledger are told to `warn`, and left out of it from then on. Raise `RecipeError` when nothing can be
-    written.
+    Call it before the rows of lost steps are dropped from `steps.jsonl`. `now` returns seconds since 1970; `first_s` is
+    the run's first start in that time. Damaged lines are reported to `warn` and dropped. Raise `RecipeError` if the
+    file cannot be written.
     """
     if not world.is_main:
         return NoLedger()
@@ -289,7 +286,7 @@ def build_ledger(
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
-    """Return a number of a record, 0 where a damaged one has none, or one that no float can hold."""
+    """Return a number of a record, or 0 if it is missing or not a finite float."""
     value = row.get(name)
     return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else 0.0
 
@@ -300,10 +297,10 @@ def _down(before: Attempt, after: Attempt) -> float:
 
 
 def _lost(before: Attempt, after: Attempt) -> float:
-    """Return the trained seconds of `before` that `after` does again; a process that saved its last step lost none."""
+    """Return the trained seconds of `before` that `after` repeats; 0 if the last step was saved."""
     assert before.end is not None
-    is_kept = before.end.step == after.start.from_step
-    return 0.0 if is_kept else max(0.0, before.end.trained_s - after.start.trained_s)
+    is_saved = before.end.step == after.start.from_step
+    return 0.0 if is_saved else max(0.0, before.end.trained_s - after.start.trained_s)
 
 
 def _write(path: Path, attempts: Iterable[Attempt]) -> None:

@@ -1,7 +1,6 @@
-"""Averaged weights: a moving average beside the raw ones, the average an optimizer keeps itself, or none.
+"""Weight averages: an exponential moving average (EMA), or the average that a schedule-free optimizer keeps.
 
-An average belongs to a model whose parameters are there for good, so it is built after `Strategy.prepare`. It judges
-nothing: `train.judge` puts it into the model for the length of an evaluation.
+The average is built after `Strategy.prepare`, when the parameters are final.
 """
 
 import contextlib
@@ -18,52 +17,52 @@ from paceline.train.optimizers.schedule_free import ScheduleFree
 from paceline.train.precision import Named
 
 UPDATES = "average.updates"
-"""What the number of updates is called among the saved tensors."""
+"""Key of the number of updates among the saved tensors."""
 
 
 class Average(Protocol):
-    """Follow the weights, and stand in for them."""
+    """An average of the weights."""
 
     @property
     def exists(self) -> bool:
-        """Whether there are averaged weights at all."""
+        """Whether there are averaged weights."""
         ...
 
     def update(self, step: int) -> None:
-        """Take in the weights that optimizer step `step`, from 0, has left: `weigh`, then `move`, where it is `due`."""
+        """Include the weights after optimizer step `step` (from 0), if it is `due`: `weigh`, then `move`."""
         ...
 
     def due(self, step: int) -> bool:
-        """Whether the weights that optimizer step `step` leaves are taken in."""
+        """Return whether the weights after optimizer step `step` are included."""
         ...
 
     def weigh(self) -> None:
-        """Settle what the next `move` weighs the new weights by, and count it: what only the host knows."""
+        """Set the decay of the next `move`, and count the update. Host side."""
         ...
 
     def move(self) -> None:
-        """Take in the weights: what only the device does."""
+        """Update the average. Device side."""
         ...
 
     def weigh_on_device(self) -> None:
-        """Let `weigh` write to the device from now on, where `move` finds it however it is called."""
+        """Keep the decay on the device from now on, where a captured `move` reads it."""
         ...
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the model has the averaged weights; afterwards it has the raw ones, bit by bit."""
+        """Return a context in which the model has the averaged weights. The raw weights are restored bit by bit."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint has to hold, by name: the tensors themselves, sharded where parameters are."""
+        """Return the live tensors that a checkpoint needs, by name, sharded if the parameters are."""
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors` returned, each sharded as it was. Raise `CheckpointError` for other names."""
+        """Load what `tensors` returned, in the same sharding. Raise `CheckpointError` for other names."""
         ...
 
 
 class NoAverage:
-    """Only the raw weights."""
+    """No average."""
 
     exists = False
 
@@ -71,7 +70,7 @@ class NoAverage:
         """Do nothing."""
 
     def due(self, step: int) -> bool:
-        """Return False: nothing moves."""
+        """Return False."""
         return False
 
     def weigh(self) -> None:
@@ -84,26 +83,25 @@ class NoAverage:
         """Do nothing."""
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that does nothing."""
+        """Return an empty context."""
         return contextlib.nullcontext()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return nothing."""
+        """Return an empty dictionary."""
         return {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over nothing."""
+        """Check that `tensors` is empty."""
         _check_names(tensors, ())
 
 
 class ExponentialAverage:
-    """An exponential moving average of parameters and batch-norm statistics, updated every `every` steps.
+    """EMA of parameters and BatchNorm statistics, updated every `every` steps.
 
-    average <- decay * average + (1 - decay) * weights, from the initial weights on; with `warmup`, update n, from 0,
-    uses min(decay, (1 + n) / (10 + n)), as TensorFlow's ExponentialMovingAverage does. Averages are float32, of
-    float64 weights float64; integers, such as the count of batches, are copied. What no checkpoint holds
-    (non-persistent buffers) is left alone. `named` is what moves in place of the model's own tensors: the float32
-    copies of 16-bit weights.
+    average <- decay * average + (1 - decay) * weights, starting from the initial weights. With `warmup`, update n (from
+    0) uses min(decay, (1 + n) / (10 + n)), as in TensorFlow's ExponentialMovingAverage. Averages are float32 (float64
+    for float64 weights); integers are copied; non-persistent buffers are ignored. `named` replaces tensors of the model
+    by float32 master copies.
     """
 
     exists = True
@@ -112,8 +110,8 @@ class ExponentialAverage:
         self._decay = decay
         self._every = every
         self._warmup = warmup
-        self._updates = torch.zeros((), dtype=torch.int64)  # on the host, where it is read at every update
-        self._share: float | Tensor = 0.0  # of the weights in the next average
+        self._updates = torch.zeros((), dtype=torch.int64)  # on the host, where every update reads it
+        self._share: float | Tensor = 0.0  # 1 - decay of the next update
         state = model.state_dict(keep_vars=True)
         self._names = list(state)
         self._live = [tensor.detach() for tensor in state.values()]
@@ -121,23 +119,23 @@ class ExponentialAverage:
         self._sources = [moved.get(name, live).detach() for name, live in state.items()]
         self._averages = [_wide(tensor) for tensor in self._sources]
         floating = [number for number, tensor in enumerate(self._live) if tensor.is_floating_point()]
-        # Under FSDP parameters are sharded and buffers are not, and no operation over a list takes both.
+        # FSDP shards parameters but not buffers, and no foreach operation accepts both.
         are_parameters = [isinstance(tensor, nn.Parameter) for tensor in state.values()]
         self._lists = [[number for number in floating if are_parameters[number] is wanted] for wanted in (True, False)]
         self._copied = [number for number, tensor in enumerate(self._live) if not tensor.is_floating_point()]
 
     def update(self, step: int) -> None:
-        """Move the averages towards the weights, when it is time."""
+        """Update the average if it is due."""
         if self.due(step):
             self.weigh()
             self.move()
 
     def due(self, step: int) -> bool:
-        """Whether it is time."""
+        """Return whether an update is due after `step`."""
         return (step + 1) % self._every == 0
 
     def weigh(self) -> None:
-        """Settle the share of the weights in the next averages."""
+        """Set the weight of the next update."""
         made = int(self._updates)
         decay = min(self._decay, (1 + made) / (10 + made)) if self._warmup else self._decay
         if isinstance(self._share, Tensor):
@@ -148,7 +146,7 @@ class ExponentialAverage:
 
     @torch.no_grad()
     def move(self) -> None:
-        """Move the averages towards the weights. A share on the device takes a kernel for each of them."""
+        """Move the averages towards the weights. A decay on the device costs one kernel per tensor."""
         for numbers in filter(None, self._lists):
             averages = [self._averages[number] for number in numbers]
             moved = [self._sources[number].to(average.dtype) for number, average in zip(numbers, averages, strict=True)]
@@ -160,30 +158,30 @@ class ExponentialAverage:
             self._averages[number].copy_(self._live[number])
 
     def weigh_on_device(self) -> None:
-        """Keep the share in float32 beside the averages."""
+        """Keep the decay on the device, in float32."""
         self._share = torch.zeros((), device=self._averages[0].device)
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the model has the averages, in its own number format."""
+        """Return a context in which the model has the averages, in its own dtype."""
         return _replaced(self._live, self._averages)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the averages by the names of the model's tensors, and the number of updates made."""
+        """Return the averages by the model's names, and the number of updates."""
         return {**dict(zip(self._names, self._averages, strict=True)), UPDATES: self._updates}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over averages and number of updates."""
-        own = self.tensors()
-        _check_names(tensors, own)
-        for name, tensor in own.items():
+        """Load averages and number of updates."""
+        targets = self.tensors()
+        _check_names(tensors, targets)
+        for name, tensor in targets.items():
             tensor.copy_(tensors[name])
 
 
 class OptimizerAverage:
-    """The average that schedule-free SGD keeps itself; its state is in the optimizer's.
+    """The average that schedule-free SGD keeps in its own state.
 
-    Buffers stay as they are: batch-norm statistics are those of the weights that were trained with.
+    Buffers are not averaged: BatchNorm statistics are those of the training weights.
     """
 
     exists = True
@@ -192,14 +190,14 @@ class OptimizerAverage:
         self._optimizer = optimizer
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if not {id(each) for each in self._parameters} <= {id(each) for each in model.parameters()}:
-            # The average would be of the master copy, and the model evaluated as it is.
+            # The average would follow the master copy, and evaluation would use the model's own weights.
             raise RecipeError("optim.name: schedule_free keeps no master copy (set train.precision=bf16 or fp32)")
 
     def update(self, step: int) -> None:
-        """Do nothing: the optimizer has."""
+        """Do nothing: the optimizer updates the average."""
 
     def due(self, step: int) -> bool:
-        """Return False: nothing moves."""
+        """Return False."""
         return False
 
     def weigh(self) -> None:
@@ -216,21 +214,21 @@ class OptimizerAverage:
         return _replaced(self._parameters, [self._optimizer.average_of(each) for each in self._parameters])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return nothing: the optimizer's state is saved as such."""
+        """Return an empty dictionary: the average is part of the optimizer's state."""
         return {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over nothing."""
+        """Check that `tensors` is empty."""
         _check_names(tensors, ())
 
 
 def build_average(
     section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer | None, named: Named
 ) -> Average:
-    """Return the average of `train.ema`, or the optimizer's own, of the weights `model` has once it is prepared.
+    """Return the average of `train.ema`, or the optimizer's own, for a prepared `model`.
 
-    `named` is what the optimizer moves, by the model's names, as `Weights.named` returns it.
-    Raise `RecipeError` when both are asked for, or the optimizer moves other weights than the model's.
+    `named` is the result of `Weights.named`. Raise `RecipeError` if both are configured, or the optimizer updates
+    master weights.
     """
     match section, optimizer:
         case Ema(), ScheduleFree():
@@ -244,20 +242,20 @@ def build_average(
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Return a copy in float32 at least; integers keep their type."""
+    """Return a copy in at least float32; integers keep their dtype."""
     dtype = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
     return tensor.detach().to(dtype, copy=True)
 
 
 @contextlib.contextmanager
 def _replaced(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Put `values` into `live` for a while; they are copied, so that addresses, which CUDA graphs know, stay."""
-    kept = [tensor.detach().clone() for tensor in live]
+    """Temporarily copy `values` into `live`. Addresses do not change, since CUDA graphs refer to them."""
+    saved = [tensor.detach().clone() for tensor in live]
     try:
         _copy(live, values)
         yield
     finally:
-        _copy(live, kept)
+        _copy(live, saved)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The averaged weights that a checkpoint keeps, for whoever judges its model or asks it, and does not train it."""
+"""Load the averaged weights of a checkpoint for evaluation."""
 
 from pathlib import Path
 
@@ -13,22 +13,22 @@ from paceline.train.precision import Precision
 
 
 def keeps_average(recipe: Recipe) -> bool:
-    """Return whether a run of `recipe` is judged by averaged weights: those of `train.ema`, or its optimizer's own."""
+    """Return whether runs of `recipe` are evaluated by averaged weights: of `train.ema`, or of the optimizer."""
     return recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
 
 
 def averaged(recipe: Recipe, model: nn.Module, precision: Precision, checkpoint: Path) -> Average:
-    """Return the average that `checkpoint` keeps of `model`, which is on its device and has the raw weights already.
+    """Return the average stored in `checkpoint` for `model`, which is on its device with the raw weights loaded.
 
-    No optimizer is built but the one that keeps the average itself: another, which may be somebody's code, has no part
-    in it. Raise `CheckpointError` where an average is to be and is not kept.
+    Raise `CheckpointError` if the checkpoint lacks it.
     """
     if not keeps_average(recipe):
         return NoAverage()
-    is_optimizers = isinstance(recipe.optim, ScheduleFree)
+    # No other optimizer is built: it may be the user's own code, and is not needed here.
+    is_schedule_free = isinstance(recipe.optim, ScheduleFree)
     named = precision.weights.named(model)
     layers, device = layers_of(recipe.optim, model), precision.device_type
-    optimizer = build_optimizer(recipe.optim, named, device, layers) if is_optimizers else None
+    optimizer = build_optimizer(recipe.optim, named, device, layers) if is_schedule_free else None
     average = build_average(recipe.train.ema, model, optimizer, named)
     load_average(checkpoint, average, optimizer)
     return average

@@ -1,4 +1,4 @@
-"""The images of a run that could not be read: known to all ranks, listed by one, and not too many."""
+"""Images that could not be read: shared by all ranks, logged by one, and limited in number."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ _SPLITS: tuple[Split, ...] = ("train", "val")
 
 @dataclass
 class BadImages:
-    """Different bad images of both splits, in `known`, by twice their index, and one more in the validation split.
+    """Unique bad images of both splits.
 
-    `known` is kept in the state of the run. `union` makes one sorted sequence of what the ranks have, and `listed` is
-    told of each image once. More than `limit` end the run.
+    `known` holds their IDs, part of the saved state: `2 * index` for training, `2 * index + 1` for validation images.
+    `union` merges sorted IDs of all ranks, `listed` is called once per image. More than `limit` images end the run.
     """
 
     datasets: Datasets
@@ -28,18 +28,18 @@ class BadImages:
     _new: dict[int, str] = field(default_factory=dict)
 
     def note(self, split: Split, bad: Iterable[BadImage]) -> int:
-        """Keep what this rank has met; return how many of these no rank had told of."""
-        met = {2 * image.index + _SPLITS.index(split): image.reason for image in bad}
-        new = {number: reason for number, reason in met.items() if number not in self.known}
+        """Add bad images of this rank; return how many are new."""
+        reasons = {2 * image.index + _SPLITS.index(split): image.reason for image in bad}
+        new = {number: reason for number, reason in reasons.items() if number not in self.known}
         self._new |= new
         return len(new)
 
     def of(self, split: Split) -> "OfSplit":
-        """Return the same for the images of one split."""
+        """Return the view of one split."""
         return OfSplit(self, split)
 
     def settle(self) -> None:
-        """Tell all ranks what each has met. Every rank must call it. Raise `DataError` when there are too many."""
+        """Exchange new bad images across ranks. Collective. Raise `DataError` if there are too many."""
         for number in self.union(sorted(self._new)):
             if number not in self.known:
                 self.known.append(number)
@@ -53,7 +53,7 @@ class BadImages:
             )
 
     def _found_here(self, number: int) -> str:
-        """Return why an image that another rank has met is bad, as this rank finds it."""
+        """Return the reason, on this rank, why an image reported by another rank is bad."""
         return trouble(self._source(number), number // 2) or "another rank could not read it"
 
     def _source(self, number: int) -> Source:
@@ -71,9 +71,9 @@ class OfSplit:
     split: Split
 
     def note(self, bad: Iterable[BadImage]) -> int:
-        """Keep what this rank has met; return how many of these no rank had told of."""
+        """Add bad images of this rank; return how many are new."""
         return self.all.note(self.split, bad)
 
     def settle(self) -> None:
-        """Tell all ranks, each of which must call it."""
+        """Exchange new bad images across ranks. Collective."""
         self.all.settle()

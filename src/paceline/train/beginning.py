@@ -1,4 +1,4 @@
-"""What weights a new run begins with: fresh ones, those of a file, or those that another run was judged by."""
+"""Initial weights of a run: random, from a file, or the evaluated weights of another run."""
 
 import hashlib
 import os
@@ -32,10 +32,10 @@ _FACT: Final = "started_from"
 
 @dataclass(frozen=True)
 class Beginning:
-    """A sentence on what was taken, None where nothing was, and the same for programs: `started_from`.
+    """A note for the user (None for random weights), and the provenance `started_from`.
 
-    `path` as the recipe has it, the `checkpoint` where it is a run's, and a `sha256`: of the file, or of the weights of
-    a run as `weights_sha256` of a result is.
+    It holds the recipe's `path`, the `checkpoint` of a run, and the `sha256` of the file or, as in `result.json`, of
+    the run's weights.
     """
 
     note: str | None = None
@@ -43,27 +43,27 @@ class Beginning:
 
 
 def checkpoint_to_start_from(weights: str) -> str:
-    """Return the checkpoint that `weights` names, nothing where it names no folder. Only rank 0 need look.
+    """Return the checkpoint that `weights` names, or an empty string if it is no folder. Only rank 0 needs it.
 
-    A run directory stands for its last checkpoint, as `paceline eval` takes it; RUN/checkpoints/best, or last or a
-    step's folder, for that one. Raise `RecipeError` for a folder that is neither, or where there is no such checkpoint.
+    A run directory means its last checkpoint; RUN/checkpoints/best, last or a step's folder that checkpoint. Raise
+    `RecipeError` for any other folder, or a missing checkpoint.
     """
     if weights == "off":
         return ""
-    place = expanded(weights)
-    above = place.parent.parent
-    run, name = (above, place.name) if place.parent == RunDir(above).checkpoints else (place, "last")
+    path = expanded(weights)
+    above = path.parent.parent
+    run, name = (above, path.name) if path.parent == RunDir(above).checkpoints else (path, "last")
     if not is_run(run):
-        if not is_folder(place):
+        if not is_folder(path):
             return ""
         raise RecipeError(
             f"model.weights: {weights}: is neither a run directory nor a checkpoint of one "
             "(give RUN, RUN/checkpoints/best or a step's folder there, a .safetensors or a .pth)"
         )
     if name not in _CHOSEN:
-        if not os.path.lexists(place):
-            raise RecipeError(f"model.weights: {weights}: no such checkpoint (see {place.parent})")
-        return str(place) if is_folder(place) else ""
+        if not os.path.lexists(path):
+            raise RecipeError(f"model.weights: {weights}: no such checkpoint (see {path.parent})")
+        return str(path) if is_folder(path) else ""
     try:
         return str(Checkpoints(RunDir(run).checkpoints, Keep(1)).named(name))
     except CheckpointError as error:
@@ -71,9 +71,9 @@ def checkpoint_to_start_from(weights: str) -> str:
 
 
 def begin(section: Model, model: nn.Module, checkpoint: str) -> Beginning:
-    """Load into `model`, in place, what `section.weights` names, a `checkpoint` where there is one.
+    """Load the weights of `section.weights`, or of `checkpoint` if given, into `model` in place.
 
-    Raise `RecipeError` as `load_weights` does, and `CheckpointError` for a checkpoint that is damaged.
+    Raise `RecipeError` as `load_weights` does, and `CheckpointError` for a damaged checkpoint.
     """
     weights = section.weights
     if weights == "off":
@@ -85,25 +85,24 @@ def begin(section: Model, model: nn.Module, checkpoint: str) -> Beginning:
             facts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
         return Beginning(f"model.weights: {weights}: {sentence}", {_FACT: facts})
     path = Path(checkpoint)
-    own = load(str(path.parent.parent)).recipe
-    network = _network(own, section, path)
-    given = model_tensors(network)
-    sentence = copy_weights(model, given, weights, section.name)
-    which = "averaged weights" if keeps_average(own) else "weights"
-    facts |= {"checkpoint": path.name, "sha256": weights_sha256(given)}
+    run_recipe = load(str(path.parent.parent)).recipe
+    tensors = model_tensors(_network(run_recipe, section, path))
+    sentence = copy_weights(model, tensors, weights, section.name)
+    which = "averaged weights" if keeps_average(run_recipe) else "weights"
+    facts |= {"checkpoint": path.name, "sha256": weights_sha256(tensors)}
     return Beginning(f"model.weights: {weights}: the {which} of {path.name}: {sentence}", {_FACT: facts})
 
 
 def begun(checkpoint: str) -> Beginning:
-    """Return what a run that goes on from its own `checkpoint` once began with; it tells no one again."""
-    held = read_state(Path(checkpoint)).get(_FACT)
-    return Beginning(facts={_FACT: held} if isinstance(held, dict) else {})
+    """Return the initial weights recorded in the run's own `checkpoint`, without a note."""
+    origin = read_state(Path(checkpoint)).get(_FACT)
+    return Beginning(facts={_FACT: origin} if isinstance(origin, dict) else {})
 
 
 def _network(own: Recipe, section: Model, path: Path) -> nn.Module:
-    """Return the network of the run that `own` is the recipe of, on the CPU.
+    """Return the evaluated model of the run with recipe `own`, on the CPU.
 
-    Code that it names by import path is imported only where the recipe at hand names the same.
+    Its own code is imported only if the new recipe names the same model.
     """
     if is_own_model(own.model.name) and own.model.name != section.name:
         raise RecipeError(

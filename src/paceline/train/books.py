@@ -1,4 +1,4 @@
-"""What a run writes down as it goes, and in which files: records, checkpoints, the ledger, bad images, telemetry."""
+"""The outputs of a run: log sinks, checkpoints, goodput records, bad images and telemetry."""
 
 import os
 import zlib
@@ -32,10 +32,8 @@ from paceline.train.state import TrainState
 
 
 def open_telemetry(parts: Parts, job: Job, strategy: Strategy, warn: Callable[[str], None]) -> Telemetry:
-    """Return what looks at this node now and then, on one rank of each. Every rank must call it.
-
-    Nodes are numbered by the lowest rank on each, however the launcher has spread the ranks.
-    """
+    """Return the telemetry sampler of this node, which runs on one rank per node. Collective."""
+    # Nodes are numbered by their lowest rank, however the launcher has distributed the ranks.
     world = parts.world
     host = zlib.crc32(os.uname().nodename.encode())
     row = torch.tensor([os.getpid(), host, world.is_node_main], dtype=torch.int64, device=parts.device)
@@ -54,10 +52,9 @@ def open_telemetry(parts: Parts, job: Job, strategy: Strategy, warn: Callable[[s
 
 @dataclass(frozen=True)
 class Books:
-    """Where rank 0 writes: records, checkpoints and what goes along with them, the ledger, and bad images.
+    """Outputs of a run. On ranks other than 0 they discard everything.
 
-    `origin` says which code a user's own parts are, where there are any, and what weights the run began with, where
-    they were not fresh. The other ranks have the same, and nothing comes of it.
+    `origin` records the user's own code and the initial weights, if there are any.
     """
 
     sinks: Sinks
@@ -76,13 +73,13 @@ def open_books(
     state: TrainState,
     beginning: Mapping[str, Any],
 ) -> Books:
-    """Write what is known before the first step, and return where the rest goes; rank 0 alone writes.
+    """Write what is known before the first step, and return the outputs of the run. Only rank 0 writes.
 
-    `beginning` is what there is to record of the weights that the run began with.
+    `beginning` is the provenance of the initial weights.
     """
     recipe, rundir, section = parts.recipe, job.rundir, parts.recipe.checkpoint
-    own = code_identity(recipe)
-    origin: dict[str, Any] = {**({"own_parts": own} if own else {}), **beginning}
+    plugins = code_identity(recipe)
+    origin: dict[str, Any] = {**({"own_parts": plugins} if plugins else {}), **beginning}
     facts: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": parts.world.world_size, **origin}
     if not parts.world.is_main:
         return Books(Sinks(()), NoWriter(), facts, NoLedger(), lambda row: None, origin)
@@ -99,11 +96,11 @@ def open_books(
         now=steady_unix_s(),
         first_s=job.first_s,
         warn=job.warn,
-    )  # before the recipe: whose run a folder with a recipe is, is known
+    )  # before the recipe file: a folder with a recipe belongs to a run
     lr_schedule = planned_lr(persistent.schedule, parts.plan.total_steps)
-    named = {"recipe_name": recipe_name_of(rundir) or job.invocation.recipe_name}
-    open_rundir(rundir, recipe, {**named, **parts.plan.to_dict(), "lr_schedule": lr_schedule})
-    for path in rundir.all_samples():  # also of ranks that this process does not have
+    name = {"recipe_name": recipe_name_of(rundir) or job.invocation.recipe_name}
+    open_rundir(rundir, recipe, {**name, **parts.plan.to_dict(), "lr_schedule": lr_schedule})
+    for path in rundir.all_samples():  # including ranks of an earlier, larger world
         cut(path, state.step - 1)
         if path.stat().st_size == 0:
             path.unlink()
@@ -119,12 +116,12 @@ def open_books(
         saved_step=state.step or -1,
     )
     facts = {**facts, "dataset": dataset_digest(parts.datasets)}
-    sinks.started(parts.plan, state.step)  # nothing fails between this and whoever closes them
+    sinks.started(parts.plan, state.step)  # last: from here on the caller closes the sinks
     return Books(sinks, writer, facts, ledger, rundir.add_bad_image, origin)
 
 
 def checkpoints_of(parts: Parts, rundir: RunDir) -> Checkpoints:
-    """Return the checkpoints of a run, as many as its recipe keeps."""
+    """Return the checkpoints of the run in `rundir`, with the recipe's rule of which to keep."""
     section = parts.recipe.checkpoint
     keep = Keep(section.keep, best=section.keep_best == "on", every=parts.plan.checkpoint_keep_every)
     return Checkpoints(rundir.checkpoints, keep)

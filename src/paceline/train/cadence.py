@@ -1,15 +1,15 @@
-"""How often something is done, in steps."""
+"""Step intervals."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """Every so many steps, and at the end; 0 means never."""
+    """A step interval: every `every` steps and after step `last`; 0 means never."""
 
     every: int
     last: int
 
     def due(self, step: int) -> bool:
-        """Whether something is to be done after `step` steps."""
+        """Return whether the interval is due after `step` steps."""
         return self.every > 0 and (step % self.every == 0 or step == self.last)

@@ -1,9 +1,9 @@
-"""A step that is recorded once for each shape of batch and replayed as a whole: the host launches one thing a step.
+"""Capture the training step as a CUDA graph per batch shape, and replay it with one launch per step.
 
-All that differs between steps is written to where the recording reads it, before each replay: the batch, its draws, the
-learning rate and the weight of the average. What a step draws itself comes from torch's generators, which are seeded
-outside and which a CUDA graph follows. What the host looks at, it looks at afterwards: a bad loss or gradient has then
-moved the weights, and the run ends before they are judged or saved.
+Whatever differs between steps is copied to the graph's inputs before each replay: the batch, its draws, the learning
+rate and the EMA decay. Random numbers come from torch's generators, which CUDA graphs support. Loss and gradients are
+checked after the replay, when the weights have already moved; a non-finite value then ends the run before they are
+evaluated or saved.
 """
 
 from collections import Counter
@@ -23,22 +23,22 @@ from paceline.data.placement import Placed
 from paceline.measure.clock import NullClock
 from paceline.recipe.schema import Recipe
 from paceline.train.graph import Graph, Graphs, build_graphs
-from paceline.train.guard import Step as Looked
+from paceline.train.guard import Step as StepValues
 from paceline.train.optim import keep_lr_on_device, reads_lr_on_device
 from paceline.train.precision import resolve
 from paceline.train.state import TrainState
 from paceline.train.step import PlainStep, Step
 
 WARM_STEPS: Final = 3
-"""Steps of a shape that run as they are before it is captured, which is what torch advises. In the first, the
-optimizer's buffers begin to exist, cuDNN and torch.compile choose kernels, and libraries take their memory."""
+"""Eager steps per shape before the capture, as torch recommends. The first creates optimizer buffers, lets cuDNN and
+torch.compile choose kernels, and lets libraries allocate memory."""
 
 _Shapes = tuple[torch.Size, torch.Size, torch.Size]
 
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph, the batch that it reads, and what it fills: float32 [3], loss, whether the gradient is finite, norm."""
+    """A graph, its input batch, and its outputs: float32 [3] of loss, is-finite flag and gradient norm."""
 
     graph: Graph
     inputs: Batch
@@ -47,11 +47,10 @@ class _Captured:
 
 
 class CapturedStep:
-    """Take the first steps of a shape as `plain` does, then capture one and replay it.
+    """Run the first steps of a shape eagerly, then capture one and replay it.
 
-    There is a graph for each shape of batch, and one more where only some steps move the average; they share memory.
-    Where a capture fails, which is told by `warn`, all steps from there on are plain ones. Nothing is undone after a
-    capture: it carries nothing out. The time it takes is the pause `capture` of the clock.
+    There is one graph per batch shape, and a second one if only some steps update the average; all share memory. If a
+    capture fails, `warn` reports it and all further steps are eager. Its time is the clock's pause `capture`.
     """
 
     def __init__(self, plain: PlainStep, graphs: Graphs, warn: Callable[[str], None]) -> None:
@@ -67,13 +66,13 @@ class CapturedStep:
         plain.update.average.weigh_on_device()
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
-        """Return the mean loss."""
+        """Run a step; return the mean loss."""
         if self._has_failed:
             return self._plain(batch, state)
         shapes = (batch.images.shape, batch.labels.shape, batch.draws.shape)
         if self._warmed[shapes] < WARM_STEPS:
             self._warmed[shapes] += 1
-            self._plain.update.probe.take()  # of a capture before, it is memory that another replay writes to
+            self._plain.update.probe.take()  # after a capture, the flag is memory that a replay overwrites
             with self._graphs.aside():
                 return self._plain(batch, state)
         averages = self._plain.update.average.due(state.step)
@@ -83,7 +82,7 @@ class CapturedStep:
         return self._replayed(captured, batch, state) if captured else self._plain(batch, state)
 
     def settle(self) -> None:
-        """Make sure of all steps so far."""
+        """Check all steps so far."""
         self._plain.settle()
 
     def _replayed(self, captured: _Captured, batch: Batch, state: TrainState) -> Tensor:
@@ -97,31 +96,31 @@ class CapturedStep:
             captured.graph.replay()
             loss, is_finite, norm = captured.found.clone().unbind()
         with clock.stage("optimizer"):
-            update.look(Looked(state.step + 1, lr, loss, is_finite, norm))
+            update.look(StepValues(state.step + 1, lr, loss, is_finite, norm))
         return loss
 
     def _capture(self, batch: Batch, shapes: _Shapes, averages: bool) -> None:
-        """Capture the step of such a batch, or say why that is not possible and make all steps plain from now on."""
+        """Capture the step for this shape, or fall back to eager steps with a warning."""
         if shapes not in self._inputs:
             self._inputs[shapes] = _like(batch, self._plain.place.device)
         inputs = self._inputs[shapes]
-        why: list[str] = []
+        causes: list[str] = []
 
         def work() -> Tensor:
             try:
                 return self._work(inputs, averages)
             except Exception as error:
-                why.append(_told(error))  # the end of the capture fails too, and hides what can be mended
+                causes.append(_told(error))  # the end of the capture fails as well, and hides the cause
                 raise
 
         try:
             graph = self._graphs.new()
             with self._plain.clock.paused(CAPTURE), _counting_on_device(self._plain.update.optimizer):
-                found = graph.capture(work)
+                outputs = graph.capture(work)
         except RuntimeError as error:
-            self._give_up(why[0] if why else _told(error))
+            self._give_up(causes[0] if causes else _told(error))
         else:
-            self._captured[shapes, averages] = _Captured(graph, inputs, found, averages)
+            self._captured[shapes, averages] = _Captured(graph, inputs, outputs, averages)
 
     def _give_up(self, why: str) -> None:
         self._has_failed = True
@@ -129,13 +128,13 @@ class CapturedStep:
         self._inputs.clear()
         self._plain.replica.zero_grad(set_to_none=True)
         self._plain.update.optimizer.zero_grad(set_to_none=True)
-        self._plain.update.probe.take()  # what was seen in a capture is no number
-        self._warn(f"train.capture: the step cannot be recorded, so it runs as it is: {why} (set train.capture=off)")
+        self._plain.update.probe.take()  # a flag from a failed capture was never computed
+        self._warn(f"train.capture: the step cannot be captured, so steps run eagerly: {why} (set train.capture=off)")
 
     def _work(self, inputs: Batch, averages: bool) -> Tensor:
-        """Ask the device for a whole step, and nothing of the host that differs between steps."""
+        """Queue a whole step on the device, without any host work that differs between steps."""
         update = self._silent.update
-        update.probe.take()  # so that what it starts from is part of the work
+        update.probe.take()  # so that resetting the flag is captured too
         loss = self._silent.passes(inputs)
         norm = update.measure()
         is_finite = update.probe.take()
@@ -147,49 +146,51 @@ class CapturedStep:
 
 
 def build_step(plain: PlainStep, graphs: Graphs | None, warn: Callable[[str], None]) -> Step:
-    """Return the step to train with: captured by `graphs` where there are any, else as it is."""
+    """Return the training step, captured if there are `graphs`."""
     return plain if graphs is None else CapturedStep(plain, graphs, warn)
 
 
 def choose_graphs(
     recipe: Recipe, world: World, device: torch.device, optimizer: torch.optim.Optimizer
 ) -> tuple[Graphs | None, str]:
-    """Return what captures the steps of a run, or None and, where capturing was asked for, a note why not."""
+    """Return the graph pool of a run, or None with a note on why steps cannot be captured (empty if `train.capture` is
+    off).
+    """
     if recipe.train.capture == "off":
         return None, ""
     graphs = build_graphs(device)
     reason = _why_not(recipe, world, device, optimizer, has_graphs=graphs is not None)
     if reason:
-        return None, f"train.capture: a step runs as it is, since {reason} (set train.capture=off)"
+        return None, f"train.capture: steps run eagerly, since {reason} (set train.capture=off)"
     return graphs, ""
 
 
 def _why_not(
     recipe: Recipe, world: World, device: torch.device, optimizer: torch.optim.Optimizer, *, has_graphs: bool
 ) -> str:
-    """Return what of a run keeps its steps from being captured, in words; nothing where nothing does."""
+    """Return the reason why steps of this run cannot be captured, or an empty string."""
     train, section = recipe.train, recipe.optim
     kind, _, scheme = resolve(train.precision, device).partition("_")
     reasons = {
         f"a {device.type.upper()} has no graphs to replay": not has_graphs,
-        "ranks wait for each other inside of it": world.world_size > 1,
-        "dataparallel copies the model anew in each": recipe.parallel.strategy == "dataparallel",
-        f"the scale of {train.precision} follows what the host sees of each": kind == "fp16",
+        "ranks wait for each other inside a step": world.world_size > 1,
+        "dataparallel copies the model anew in each step": recipe.parallel.strategy == "dataparallel",
+        f"the loss scale of {train.precision} depends on what the host reads after each step": kind == "fp16",
         f"the learning rate is on the device in float32, and the weights are {train.precision}": kind == "fp64",
         f"{train.precision} keeps no weights in float32": scheme == "pure",
-        "train.on_nonfinite=skip has the host look at each before it moves anything": train.on_nonfinite == "skip",
-        f"{section.name} asks the host for its learning rate": not reads_lr_on_device(optimizer),
+        "train.on_nonfinite=skip lets the host check each step before its update": train.on_nonfinite == "skip",
+        f"{section.name} reads its learning rate on the host": not reads_lr_on_device(optimizer),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _told(error: Exception) -> str:
-    """Return the kind of an error and the beginning of what it says. The error itself would keep tensors alive."""
+    """Return the error's type and the start of its message. The error itself would keep tensors alive."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
 
 
 def _like(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch of zeros on `device` for others to be copied to. The host's indices are of no step."""
+    """Return a batch of zeros on `device`, the inputs of a graph."""
     images, labels, draws = (
         torch.zeros_like(each, device=device) for each in (batch.images, batch.labels, batch.draws)
     )
@@ -197,7 +198,7 @@ def _like(batch: Batch, device: torch.device) -> Batch:
 
 
 def _fill(inputs: Batch, placed: Placed) -> None:
-    """Copy a batch that is on the device to the tensors of `inputs`."""
+    """Copy a batch on the device into `inputs`."""
     inputs.images.copy_(placed.images)
     inputs.labels.copy_(placed.labels)
     inputs.draws.copy_(placed.draws)
@@ -205,12 +206,12 @@ def _fill(inputs: Batch, placed: Placed) -> None:
 
 @contextmanager
 def _counting_on_device(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let torch's Adam be captured: it asks for a promise that its fused kernels keep anyway."""
-    promised = [group for group in optimizer.param_groups if "capturable" in group]
-    for group in promised:
+    """Temporarily set `capturable` on torch's Adam; its fused kernels are capturable anyway."""
+    groups = [group for group in optimizer.param_groups if "capturable" in group]
+    for group in groups:
         group["capturable"] = True
     try:
         yield
     finally:
-        for group in promised:
+        for group in groups:
             group["capturable"] = False

@@ -1,25 +1,23 @@
-"""The end of a batch job, seen coming: the run is asked to leave while there is time to save, and not much before.
+"""Stop a run in time to save it before the time limit of its batch job, and not much earlier.
 
-A run can leave after a step, or before a batch of an evaluation. Leaving takes until the next such moment, and the step
-in which the ranks agree (`train.orders`), and the save. So it is asked to when what is left of the job is less than
+A run can stop after a step, or before a batch of an evaluation. Stopping takes the time to the next such moment, one
+step in which the ranks agree (`train.orders`), and a checkpoint. It is requested when the time left in the job is below
 
     lead = margin + 2 · slowest + 2 · save
 
-`slowest` is the longest time between two such moments so far, saves and starts of loaders included, and `save` the
-longest that a checkpoint took until it was on disk. Before anything was saved, `checkpoint.grace` stands for both
-saves. That is the lead time of a signal (`core.goodput.signal_lead`), but that nothing comes early here, and that a
-second step is counted. The lead is never more than half of what was left when the first step was done, so that a job
-that is shorter than its lead gets on all the same.
+`slowest` is the longest time so far between two such moments, saves and loader starts included; `save` is the slowest
+checkpoint so far, and `checkpoint.grace` stands for both saves before the first. This is `core.goodput.signal_lead`
+plus a second step. The lead is at most half of the time that was left after the first step, so a job shorter than its
+lead still trains.
 
-A run that will have ended by then is left alone, which is where there is time for
+A run that will finish in time is not stopped, that is, if the time left covers
 
     needs = margin + 1.25 · mean · steps to come + 2 · slowest + evaluations to come + save
 
-`mean` is that of the steps so far, with saves and starts of loaders and without evaluations, each of which is taken to
-be as long as the longest. What one takes is not known before the first, and then it is not counted upon.
+`mean` is the mean step time so far, with saves and loader starts and without evaluations; each evaluation is assumed to
+take as long as the longest. Before the first one its duration is unknown, and the run is stopped.
 
-The end is what was known when the job's step began. Where it has been put off since, as by `scontrol update TimeLimit`,
-the run leaves at the former one, saved.
+The time limit is the one known when the job step began: extending it with `scontrol update TimeLimit` has no effect.
 """
 
 from collections.abc import Callable
@@ -32,28 +30,28 @@ from paceline.measure.timing import now_s
 from paceline.train.cadence import Cadence
 
 MARGIN_S: Final = 30.0
-"""For what follows the save (hashing the weights, the result, the ends of all processes, queueing the job again), and
-for clocks of hosts that differ. Chosen, not measured. Slurm, too, gives 30 s more by default (KillWait)."""
+"""Time after the save (hashing the weights, writing the result, exiting, requeueing the job), and for clock differences
+between hosts. Chosen, not measured. Slurm also grants 30 s by default (KillWait)."""
 _SLACK: Final = 1.25
-"""By how much the steps to come may be slower than those so far. Chosen, not measured."""
+"""Allowance for remaining steps that are slower than those so far. Chosen, not measured."""
 REASON: Final = "the job's time limit"
-"""What the run is asked to leave by, where others are asked by the name of a signal."""
+"""Reason of the stop request, in place of a signal's name."""
 
 
 class Deadline(Protocol):
-    """See to it that a run leaves before its job ends."""
+    """Stop a run before its job ends."""
 
     def step(self, step: int) -> None:
-        """Note that `step` steps are done, which may be followed by an evaluation; ask to leave if it is time."""
+        """Record that `step` steps are done; request a stop if it is time."""
         ...
 
     def look(self) -> None:
-        """Note that a batch of an evaluation begins; ask to leave if it is time."""
+        """Record that a batch of an evaluation begins; request a stop if it is time."""
         ...
 
 
 class NoDeadline:
-    """For a job whose end is not known, and for ranks other than 0: what one asks for, all do."""
+    """For jobs without a known end, and for ranks other than 0: a stop request of one rank stops all."""
 
     def step(self, step: int) -> None:
         """Do nothing."""
@@ -64,10 +62,10 @@ class NoDeadline:
 
 @final
 class TimeLimit:
-    """Ask to leave before `end_s`, in seconds of `now`, by `leave`, which is told how many seconds are left.
+    """Call `leave` with the seconds left, in time before `end_s` (seconds of `now`).
 
-    `evaluation` says after which steps there are evaluations, and which is the last; `slowest_save_s` returns the
-    longest that a save took so far, 0 before the first, for which `grace_s` stands.
+    `evaluation` is the evaluation interval, which also has the last step; `slowest_save_s` returns the longest save so
+    far in seconds, or 0 before the first, for which `grace_s` stands.
     """
 
     def __init__(
@@ -90,7 +88,7 @@ class TimeLimit:
         self._has_left = False
 
     def step(self, step: int) -> None:
-        """Note that `step` steps are done, which may be followed by an evaluation; ask to leave if it is time."""
+        """Record that `step` steps are done; request a stop if it is time."""
         if self._batches:
             self._evaluation_s = max(self._evaluation_s, self._looked_s - self._stepped_s)
         is_timed = self._most_s < NEVER
@@ -101,16 +99,14 @@ class TimeLimit:
         self._decide()
 
     def look(self) -> None:
-        """Note that a batch of an evaluation begins; ask to leave if it is time."""
+        """Record that a batch of an evaluation begins; request a stop if it is time."""
         self._note()
         self._batches += 1
         self._decide()
 
     def _note(self) -> float:
-        """Note that here the run could leave; return the seconds since it last could.
-
-        Before the first such moment it may have compiled a model.
-        """
+        """Record a moment at which the run can stop; return the seconds since the previous one."""
+        # The time before the first such moment is not counted: the model may have been compiled.
         before_s, self._looked_s = self._looked_s, self._now()
         if self._most_s == NEVER:
             self._most_s = (self._end_s - self._looked_s) / 2
@@ -130,22 +126,22 @@ class TimeLimit:
 
     @property
     def _ends_now(self) -> bool:
-        """Whether only the last save is to come."""
+        """Whether only the final save remains."""
         return self._step == self._evaluation.last and not self._evaluations_to_come()
 
     def _needs_s(self) -> float:
-        """Return what the run needs to its end, by what it took so far; infinite where that is not known."""
+        """Return the estimated seconds to the end of the run, or infinity if unknown."""
         evaluations = self._evaluations_to_come()
         if not self._num_timed or (evaluations and not self._evaluation_s):
             return NEVER
         evaluated_s = self._looked_s - self._stepped_s if self._batches else 0.0
-        judging_s = max(0.0, evaluations * self._evaluation_s - evaluated_s)
-        stepping_s = _SLACK * self._timed_s / self._num_timed * (self._evaluation.last - self._step)
+        evaluating_s = max(0.0, evaluations * self._evaluation_s - evaluated_s)
+        training_s = _SLACK * self._timed_s / self._num_timed * (self._evaluation.last - self._step)
         save_s = self._slowest_save_s() or self._grace_s
-        return MARGIN_S + stepping_s + 2 * self._slowest_s + judging_s + save_s
+        return MARGIN_S + training_s + 2 * self._slowest_s + evaluating_s + save_s
 
     def _evaluations_to_come(self) -> int:
-        """Return how many evaluations there are from this step on, one that is under way included."""
+        """Return the number of remaining evaluations, including one in progress."""
         every, last = self._evaluation.every, self._evaluation.last
         if not every:
             return 0
@@ -164,17 +160,17 @@ def build_deadline(
     unix: Callable[[], float] = unix_s,
     now: Callable[[], float] = now_s,
 ) -> Deadline:
-    """Return what calls `request` before `batch_job` ends, and says so by `warn`; rank 0 alone watches.
+    """Return a deadline that calls `request` before `batch_job` ends, and warns. Only rank 0 has one.
 
-    An end that has passed is no end: the job still runs. `unix` returns seconds since 1970, in which the end is given;
-    from here on it is `now` that counts, a clock that nobody sets.
+    `unix` returns seconds since 1970, in which the job's end is given; `now` is the monotonic clock used from then on.
     """
+    # An end in the past is ignored: the job is still running.
     left_s = batch_job.end_s - unix()
     if not world.is_main or not 0 < left_s < NEVER:
         return NoDeadline()
 
     def leave(left_s: float) -> None:
         request(REASON)
-        warn(f"the job ends in {seconds(left_s)}: saving and leaving (queue it again, and it goes on)")
+        warn(f"the job ends in {seconds(left_s)}: saving and stopping (queue it again to resume)")
 
     return TimeLimit(now() + left_s, evaluation, slowest_save_s, leave, grace_s=grace_s, now=now)

@@ -1,6 +1,6 @@
-"""Look at the disk before the first step, when a person is still there: can a run write, and will its checkpoints fit?
+"""Check before the first step that the disk is writable and has room for the checkpoints.
 
-It does not reserve the space. What fills the disk later is for `train.checkpoint.writer` to survive.
+Space is not reserved; `train.checkpoint.writer` handles a disk that fills up later.
 """
 
 import shutil
@@ -20,33 +20,31 @@ _PROBE_BYTES = 4096  # a block: a full disk often takes an empty file
 
 
 def expected_bytes(persistent: Persistent, section: OptimSection) -> int:
-    """Return how large a checkpoint will be, in bytes, but for some thousand.
-
-    An optimizer has no state before its first step; then it is what its kind keeps of each weight.
-    """
+    """Return the size of a checkpoint in bytes, except for some thousand."""
     weights = [parameter for group in persistent.optimizer.param_groups for parameter in group["params"]]
     moments = sum(tensor.nbytes for tensor in optimizer_tensors(persistent.optimizer).values())
     parts = (model_tensors(persistent.model), persistent.precision.weights.tensors(), persistent.average.tensors())
-    held = sum(tensor.nbytes for part in parts for tensor in part.values())
-    held += persistent.strategy.memory().num_bytes(persistent.model)
-    return held + (moments or _moments_of(section) * sum(weight.nbytes for weight in weights))
+    num_bytes = sum(tensor.nbytes for part in parts for tensor in part.values())
+    num_bytes += persistent.strategy.memory().num_bytes(persistent.model)
+    # Before the first step an optimizer has no state.
+    return num_bytes + (moments or _moments_of(section) * sum(weight.nbytes for weight in weights))
 
 
 def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Callable[[str], None]) -> None:
-    """Write to the run directory, which is there, and compare its disk's space with what checkpoints will take.
+    """Write to the existing run directory, and compare its free space with the size of the checkpoints.
 
-    Room for all that are kept, one more (the best) and the one being written is enough; less is a warning. Raise
-    `RecipeError` when nothing can be written, or when not even one checkpoint fits.
+    The checkpoints that are kept, the best one and the one being written should fit; less is a warning. Raise
+    `RecipeError` if the disk is not writable, or not even one checkpoint fits.
     """
     _write(rundir.path)
     if section.every == "off":
         return
     folder = rundir.checkpoints if rundir.checkpoints.is_dir() else rundir.path
     usage = shutil.disk_usage(folder)
-    if usage.total == 0:  # some network file systems say 0 of 0
+    if usage.total == 0:  # some network file systems report 0 of 0
         return
-    there = sum(1 for path in folder.glob("step-*") if path.is_dir())
-    needed = max(1, section.keep + 2 - there)
+    num_existing = sum(1 for path in folder.glob("step-*") if path.is_dir())
+    needed = max(1, section.keep + 2 - num_existing)
     free, each, every = mib(usage.free), mib(state_bytes), mib(needed * state_bytes)
     if usage.free < state_bytes:
         raise RecipeError(
@@ -57,7 +55,7 @@ def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Call
         several = count(needed, "checkpoint")
         warn(
             f"checkpoint: {folder} has {free} free, {several} of {each} take {every} (free some space, or set "
-            f"checkpoint.keep={_fitting(section.keep, usage.free, state_bytes, there)})"
+            f"checkpoint.keep={_fitting(section.keep, usage.free, state_bytes, num_existing)})"
         )
 
 
@@ -74,7 +72,7 @@ def _write(folder: Path) -> None:
 
 
 def _moments_of(section: OptimSection) -> int:
-    """Return how many numbers an optimizer keeps of each weight."""
+    """Return the number of values that an optimizer keeps per weight."""
     match section:
         case Sgd(momentum=0):
             return 0

@@ -1,4 +1,4 @@
-"""The training loop. It runs the parts it is given, in order; it reads no recipe and builds nothing."""
+"""The training loop. It reads no recipe and builds nothing."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,45 +25,41 @@ class Save(Protocol):
     """Write a checkpoint."""
 
     def __call__(self, state: TrainState, last: Last = "") -> None:
-        """Write `state` and all that goes with it; `last` says that the process saves nothing more, and why."""
+        """Write `state` and the training state; `last` marks the final checkpoint of the process, and why it is."""
         ...
 
     def finish(self, state: TrainState, status: Status) -> Status:
-        """Wait until all is on disk; return `status`, or `failed` where the final weights are not."""
+        """Wait until all is on disk; return `status`, or `failed` if the final weights were not saved."""
         ...
 
 
 class Council(Protocol):
-    """Let the ranks agree on what to do beside the next step."""
+    """Agree across ranks on what to do after a step. All methods are collective."""
 
     def after(self, step: int, batch: Batch) -> Orders:
-        """Return what is to be done after `step` steps, the last of them on `batch`; every rank must call it."""
+        """Return the decision after `step` steps, the last of which trained on `batch`."""
         ...
 
     def leaves(self) -> bool:
-        """Return whether any rank has been asked to leave by now; every rank must call it."""
+        """Return whether any rank was asked to stop."""
         ...
 
     def conclude(self) -> None:
-        """Take in what the ranks met in the last step; every rank must call it."""
+        """Exchange pending bad-image reports across ranks."""
         ...
 
 
 class Evaluate(Protocol):
-    """Judge the model."""
+    """Evaluate the model."""
 
     def __call__(self, model: nn.Module) -> EvalReport | None:
-        """Return what the model is worth, or None when the ranks leave before it is known; every rank must call it."""
+        """Return the report on `model`, or None if a rank has to stop before it is complete. Collective."""
         ...
 
 
 @dataclass(frozen=True)
 class StepSeed:
-    """Seed what a rank draws inside a step, so that no generator's state has to be carried from step to step.
-
-    The generators are seeded one by one: `torch.manual_seed` formats a stack trace where CUDA is not initialised,
-    half a millisecond a step.
-    """
+    """Seed the random generators of this rank per step, so that no generator state has to be saved."""
 
     seed: int
     rank: int
@@ -71,6 +67,7 @@ class StepSeed:
 
     def at(self, step: int) -> None:
         """Seed the generators for global step `step`."""
+        # Not `torch.manual_seed`: without CUDA it formats a stack trace, which takes half a millisecond per step.
         seed = step_seed(self.seed, step, self.rank)
         for generator in self.generators:
             generator.manual_seed(seed)
@@ -78,9 +75,9 @@ class StepSeed:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Everything a run needs to train `model`: `step` moves it, the others surround that.
+    """The training loop around `model`.
 
-    `saves` says that the run is saved at its end, whether or not `saving` is ever due; where it leaves, it always is.
+    `saves` says whether to save at the end of the run even if `saving` is never due; a preempted run is always saved.
     """
 
     model: nn.Module
@@ -101,62 +98,61 @@ class Trainer:
     total_steps: int
 
     def fit(self, state: TrainState) -> Status:
-        """Train from `state` to the last step, to that at which the stopping rule is met, or until the ranks leave.
+        """Train from `state` to the last step, until the stop rule is met, or until the run is preempted.
 
-        Return how it ended; that the final weights could not be saved, which is `failed`, only rank 0 knows.
-
-        A process that left in the middle of an evaluation had saved before it, so it comes first.
+        Return how the run ended. `failed`, for final weights that were not saved, is known to rank 0 only.
         """
+        # A process that was preempted during an evaluation saved before it, so the evaluation comes first.
         if 0 < state.step != state.last_step and self.evaluation.due(state.step):
             if not self.judge(state):
-                return "preempted"  # as it was saved
+                return "preempted"  # the checkpoint is still valid
             if self.saves and (state.step == self.total_steps or self.stop_rule.reached(state)):
                 self.keep(state, "ended")
-        leaves = False
-        stop = state.step if self.stop_rule.reached(state) else self.total_steps
-        for batch in self.clock.batches(self.loader.batches(state.step, stop)):
+        interrupted = False
+        last_step = state.step if self.stop_rule.reached(state) else self.total_steps
+        for batch in self.clock.batches(self.loader.batches(state.step, last_step)):
             loss = self.train_step(batch, state)
             with self.clock.stage("other"):
                 self.journal.step(state, batch, loss)
                 state.advance(self.batch_size)
-                orders = self.council.after(state.step, batch)
+                decision = self.council.after(state.step, batch)
             self.clock.end_step(self.batch_size)
-            is_judged = self.evaluation.due(state.step)
-            leaves = orders.leave or (is_judged and not self.judge(state))
+            evaluates = self.evaluation.due(state.step)
+            interrupted = decision.leave or (evaluates and not self.judge(state))
             is_last = state.step == self.total_steps or self.stop_rule.reached(state)
-            # A request during an evaluation that was finished all the same is not to wait for another step.
-            leaves = leaves or (is_judged and not is_last and self.council.leaves())
-            done = leaves or is_last
-            if self.saving.due(state.step) or orders.save or leaves or (done and self.saves):
-                self.keep(state, ("preempted" if leaves else "ended") if done else "")
-            if done:
+            # A stop request that arrived during a completed evaluation must not wait for another step.
+            interrupted = interrupted or (evaluates and not is_last and self.council.leaves())
+            finished = interrupted or is_last
+            if self.saving.due(state.step) or decision.save or interrupted or (finished and self.saves):
+                self.keep(state, ("preempted" if interrupted else "ended") if finished else "")
+            if finished:
                 break
         self.step.settle()
         self.council.conclude()
         reached: Status = "target_reached" if self.stop_rule.reached(state) else "completed"
-        status: Status = "preempted" if leaves else reached
+        status: Status = "preempted" if interrupted else reached
         with self.clock.paused("checkpoint"):
             return self.save.finish(state, status)
 
     def train_step(self, batch: Batch, state: TrainState) -> Tensor:
-        """Move the model by one optimizer step; return the mean loss of this rank's images, on the device."""
+        """Run one optimizer step; return the mean loss of this rank's images, on the device."""
         self.seed.at(state.step)
         return self.step(batch, state)
 
     def keep(self, state: TrainState, last: Last = "") -> None:
-        """Save what makes the next step what it would be; `last` where no step of this process follows."""
+        """Save a checkpoint; `last` marks the final one of this process."""
         with self.clock.paused("checkpoint"):
             self.step.settle()
             self.council.conclude()
-            with self.journal.paused():  # from here on: what steps have queued was waited for
+            with self.journal.paused():  # only now: the queued steps have finished
                 self.journal.settle(state)
                 self.save(state, last)
 
     def judge(self, state: TrainState) -> bool:
-        """Evaluate, and let the schedule and the stopping rule know; return False when the ranks leave before."""
+        """Evaluate, and update schedule and stop rule; return False if the run is preempted meanwhile."""
         with self.clock.paused("evaluate"):
             self.step.settle()
-            self.council.conclude()  # nothing is under way while loader workers are forked
+            self.council.conclude()  # no communication may be pending while loader workers are forked
             with self.journal.paused():
                 report = self.evaluate(self.model)
                 if report is None:

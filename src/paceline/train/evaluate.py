@@ -1,4 +1,4 @@
-"""Evaluate exactly: every image counted once, whatever the number of ranks; integers summed, the count asserted."""
+"""Evaluate exactly: each image is counted once on any number of ranks, and the total is asserted."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ from paceline.train.precision import Precision
 from paceline.train.views import AsIs, Views
 
 _MIXED: Final = 128
-"""Images whose common statistics stand for those of training; as many are put through the model at once."""
+"""Images per batch of the BatchNorm check."""
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation came to, the same class by class, and the misclassified images of the highest loss."""
+    """Result of an evaluation: metrics, per-class counts, and the misclassified images with the highest loss."""
 
     result: EvalResult
     classes: ClassTable
@@ -34,19 +34,19 @@ class Evaluation(NamedTuple):
 
 
 class LeftOut(Protocol):
-    """Take note of images that could not be read."""
+    """Collect images that could not be read."""
 
     def note(self, bad: Iterable[BadImage]) -> int:
-        """Keep what this rank has met; return how many of these were not known."""
+        """Add bad images of this rank; return how many are new."""
         ...
 
     def settle(self) -> None:
-        """Tell all ranks, each of which must call it."""
+        """Exchange the new ones across ranks. Collective."""
         ...
 
 
 class NothingLeftOut:
-    """For data sets whose every image can be read, or ends the run."""
+    """For datasets whose unreadable images end the run."""
 
     def note(self, bad: Iterable[BadImage]) -> int:
         """Return 0."""
@@ -57,15 +57,15 @@ class NothingLeftOut:
 
 
 def never() -> bool:
-    """Return False: a rank that stays until its batches are done."""
+    """Return False: never stop early."""
     return False
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluate a model on a rank's `num_batches` batches, and sum over the ranks to all `num_images` images.
+    """Evaluate a model on `num_batches` batches per rank, and sum over the ranks to all `num_images` images.
 
-    `worst` is how many misclassified images are kept. The host waits for the device once, at the end.
+    `worst` is the number of misclassified images to keep. The host synchronizes with the device once, at the end.
     """
 
     loader: Loader
@@ -82,48 +82,48 @@ class Evaluator:
     worst: int = 0
 
     def __call__(self, model: nn.Module) -> Evaluation | None:
-        """Return accuracies, mean cross-entropy (without label smoothing) and calibration. Every rank must call it.
+        """Return accuracy, cross-entropy without label smoothing, and calibration. Collective.
 
-        Return None when a rank `leaves` before its batches are done. Images that could not be read are `left_out`.
+        Return None if a rank `leaves` early. Unreadable images are excluded, and added to `left_out`.
         """
-        left, met, new = False, 0, 0
-        tally, mistakes = Tally.zeros(len(self.class_names), self.device), build_mistakes(self.worst, self.device)
+        stopped, num_bad, num_new = False, 0, 0
+        counts, mistakes = Tally.zeros(len(self.class_names), self.device), build_mistakes(self.worst, self.device)
         with evaluating(model), self.strategy.evaluating(model), torch.inference_mode():
             for batch in self.loader.batches(0, self.num_batches):
-                left = self.leaves()
-                if left:
+                stopped = self.leaves()
+                if stopped:
                     break
-                met += len(batch.bad)
-                new += self.left_out.note(batch.bad)
+                num_bad += len(batch.bad)
+                num_new += self.left_out.note(batch.bad)
                 if not len(batch):
                     continue
                 placed = self.place(batch)
                 with self.precision.autocast():
                     logits = self.views(model, self.place.normalise(placed.images))
-                found = answers(logits, placed.labels)
-                tally.add(found)
-                mistakes.add(found, batch.indices)
-        whole = tally.over(self.strategy.sum)
-        noted = torch.tensor([left, met, new], dtype=torch.int64, device=self.device)
-        left_ranks, all_met, all_new = self.strategy.sum(noted).tolist()
-        if left_ranks:
+                predictions = answers(logits, placed.labels)
+                counts.add(predictions)
+                mistakes.add(predictions, batch.indices)
+        total = counts.over(self.strategy.sum)
+        flags = torch.tensor([stopped, num_bad, num_new], dtype=torch.int64, device=self.device)
+        num_stopped, all_bad, all_new = self.strategy.sum(flags).tolist()
+        if num_stopped:
             return None
-        counted = whole.images + all_met
+        counted = total.images + all_bad
         assert counted == self.num_images, f"{counted} images were counted of {self.num_images}"
         if all_new:
             self.left_out.settle()
-        if not whole.images:
+        if not total.images:
             raise DataError(f"data.source: none of the {self.num_images:,} images to evaluate can be read (mend them)")
         worst = mistakes.over(self.strategy.every).listed()
-        return Evaluation(whole.result(), whole.table(self.class_names), worst)
+        return Evaluation(total.result(), total.table(self.class_names), worst)
 
 
 @dataclass(frozen=True)
 class BatchNormChecker:
-    """Classify training images with batch norm's running statistics, and with those of the batches themselves.
+    """Classify training images with BatchNorm's running statistics, and with the statistics of the batches.
 
-    Running statistics average over past steps. Where steps move the weights far, they describe a model that is no
-    more, and evaluation fails though training does not. Each rank takes its own `num_batches` of `loader`.
+    Running statistics average over past steps. If steps change the weights a lot, they describe an outdated model, and
+    evaluation fails while training works. Each rank uses `num_batches` batches of its `loader`.
     """
 
     loader: Loader
@@ -134,7 +134,7 @@ class BatchNormChecker:
     device: torch.device
 
     def __call__(self, model: nn.Module) -> BatchNormCheck | None:
-        """Return how many are right each way, over all ranks; None without batch norm. Every rank must call it."""
+        """Return the correct counts of both ways over all ranks, or None without BatchNorm. Collective."""
         counts = torch.zeros(3, dtype=torch.int64, device=self.device)
         with self.strategy.evaluating(model), torch.inference_mode():
             for images, labels in self._mixed():
@@ -156,14 +156,13 @@ class BatchNormChecker:
         return (logits.argmax(dim=1) == labels).sum()
 
     def _mixed(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of mixed classes: folders list images class by class, and a batch of one class has other
-        statistics than those that were trained on."""
+        """Yield shuffled batches: folders list images by class, and a batch of one class has other statistics."""
         batches = [batch for batch in self.loader.batches(0, self.num_batches) if len(batch)]
-        if sum(map(len, batches)) < 2:  # of one image there are no statistics
+        if sum(map(len, batches)) < 2:  # one image has no statistics
             return
         images, labels = torch.cat([each.images for each in batches]), torch.cat([each.labels for each in batches])
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-        at_once = max(2, min(_MIXED, max(map(len, batches))))  # no more than evaluation has shown to fit into memory
+        at_once = max(2, min(_MIXED, max(map(len, batches))))  # evaluation has shown that this many fit into memory
         for chosen in torch.split(order, at_once):
             if len(chosen) == at_once or len(order) < at_once:
                 yield self.place.normalise(images[chosen].to(self.device)), labels[chosen].to(self.device)

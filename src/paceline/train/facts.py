@@ -1,7 +1,6 @@
-"""What a run was trained on, as far as whoever uses its network needs to know: `dataset.json`, written at the start.
+"""`dataset.json`: the classes, channels and normalization of the dataset that a run was trained on.
 
-It says which classes there are, in the order of the logits, and how pixels are normalised. It holds no images, and does
-not say where they are: with it a network answers where its data are not.
+It holds no images and no paths, so a model can be used where its data is not.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True)
 class Facts:
-    """`info` of the training split; with `is_pixels` the set was pixels of one size in memory, else image files."""
+    """`info` of the training split; `is_pixels` is True for pixels of one size in memory, False for image files."""
 
     info: DatasetInfo
     is_pixels: bool
@@ -28,7 +27,7 @@ class Facts:
         return cls(train.info, isinstance(train, ArraySource))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts as plain values."""
+        """Return plain values."""
         info = self.info
         return {
             "schema_version": _VERSION,
@@ -44,7 +43,7 @@ class Facts:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return what `to_dict` returned. Raise `LookupError`, `TypeError` or `ValueError` for anything else."""
+        """Return what `to_dict` described. Raise `LookupError`, `TypeError` or `ValueError` for anything else."""
         if values["schema_version"] != _VERSION:
             raise ValueError(f"it has version {values['schema_version']!r:.20}, this paceline reads {_VERSION}")
         size = values["image_size"]
@@ -63,11 +62,11 @@ class Facts:
 
 
 def read_facts(rundir: RunDir) -> Facts:
-    """Return the facts of the run in `rundir`. Raise `PacelineError` for a file that is missing or damaged."""
+    """Return the dataset of the run in `rundir`. Raise `PacelineError` for a missing or damaged file."""
     try:
         return Facts.from_dict(read_json(rundir.dataset))
     except FileNotFoundError:
-        raise PacelineError(f"{rundir.dataset}: is not there (copy the run directory whole, or train again)") from None
+        raise PacelineError(f"{rundir.dataset}: does not exist (copy the whole run directory or train again)") from None
     except (LookupError, OSError, OverflowError, TypeError, ValueError) as error:
         first = " ".join(str(error).split())[:150]
         raise PacelineError(

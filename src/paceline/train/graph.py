@@ -1,7 +1,7 @@
-"""Record what a device is asked for, once, and ask for all of it again in one call.
+"""Capture device work as a graph, and replay it in one call.
 
-A CUDA graph (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs) holds kernels and the addresses they
-read and write; what a host computes or decides on the way is not in it. Knows nothing of steps.
+A CUDA graph (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs) holds kernels and the addresses that
+they read and write, but no host code.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,38 +13,37 @@ from torch import Tensor
 
 
 class Graph(Protocol):
-    """Some work on a device, to be carried out again and again."""
+    """Captured device work."""
 
     def capture(self, work: Callable[[], Tensor]) -> Tensor:
-        """Call `work` to record what it asks of the device, none of which is carried out; return what it returns.
+        """Call `work` to record its device work without running it; return its result, which each replay overwrites.
 
-        Each replay fills that tensor anew. Raise `RuntimeError` where the work waits for the device or asks for its
-        numbers.
+        Raise `RuntimeError` if the work synchronizes with the device.
         """
         ...
 
     def replay(self) -> None:
-        """Carry the recorded work out, on what then lies at the addresses that it reads."""
+        """Run the recorded work on the current contents of its inputs."""
         ...
 
 
 class Graphs(Protocol):
-    """Make graphs of one device, which never run side by side and so share their memory."""
+    """Create graphs on one device that share memory, as they never run concurrently."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """Return a context whose work runs where graphs are captured, so that what starts there once has started."""
+        """Return a context whose work runs on the capture stream, for warm-up."""
         ...
 
     def new(self) -> Graph:
-        """Return a graph that holds nothing yet."""
+        """Return an empty graph."""
         ...
 
 
 class CudaGraphs:
-    """Graphs of the current CUDA device, captured on a stream of their own.
+    """CUDA graphs of the current device, captured on a separate stream.
 
-    Work in the context `aside` comes after what was queued before it and before what is queued after it, as
-    https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture asks of the passes before a capture.
+    The context `aside` synchronizes with the current stream on both ends
+    (https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture).
     """
 
     def __init__(self) -> None:
@@ -53,12 +52,12 @@ class CudaGraphs:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Return a context whose work runs on the stream of the captures."""
-        here = torch.cuda.current_stream()
-        self._stream.wait_stream(here)
+        """Return a context whose work runs on the capture stream."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             yield
-        here.wait_stream(self._stream)
+        current.wait_stream(self._stream)
 
     def new(self) -> Graph:
         """Return an empty CUDA graph."""
@@ -66,16 +65,16 @@ class CudaGraphs:
 
 
 def build_graphs(device: torch.device) -> Graphs | None:
-    """Return what captures work of `device`, or None where it has no graphs."""
+    """Return the graph pool of `device`, or None if it has no graphs."""
     return CudaGraphs() if device.type == "cuda" else None
 
 
 _ABANDONED: list[Any] = []
-"""Graphs whose capture failed: torch 2.11's allocator of pinned memory may go on asking them for their stream."""
+"""Graphs whose capture failed, kept alive: torch 2.11's pinned-memory allocator may still query their stream."""
 
 
 class _CudaGraph:
-    """One CUDA graph. Other threads, such as those that pin batches, go on while it is captured."""
+    """A CUDA graph. Other threads, such as those that pin batches, may run during its capture."""
 
     def __init__(self, stream: torch.cuda.Stream, pool: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -83,13 +82,13 @@ class _CudaGraph:
         self._pool = pool
 
     def capture(self, work: Callable[[], Tensor]) -> Tensor:
-        """Call `work` on the capturing stream; return what it returns."""
-        here = torch.cuda.current_stream()
+        """Call `work` on the capture stream; return its result."""
+        current = torch.cuda.current_stream()
         try:
             with torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 return work()
         except BaseException:
-            torch.cuda.set_stream(here)  # torch stays where it was when the end of a capture fails
+            torch.cuda.set_stream(current)  # torch does not restore it if the end of a capture fails
             self._abandon()
             raise
 
@@ -98,17 +97,17 @@ class _CudaGraph:
         self._graph.replay()
 
     def _abandon(self) -> None:
-        """Put right what a capture leaves behind where its end fails, which torch itself does from 2.13 on.
+        """Clean up after a failed capture, as torch itself does from 2.13 on.
 
-        Before, the allocator takes it to go on for ever, so memory that another stream has read never comes back and
-        `torch.cuda.empty_cache` fails; and the generator of the device refuses to draw, so it gets a state that has the
-        same numbers to come and knows of no capture. Graphs captured earlier are left with the old one.
+        Before, the allocator considers the capture unfinished, so memory is never freed and `torch.cuda.empty_cache`
+        fails, and the device's generator refuses to draw; it gets a new state with the same sequence. Earlier graphs
+        keep the old one.
         """
         device = torch.cuda.current_device()
         _ABANDONED.append(self._graph)
         with suppress(RuntimeError):
             self._graph.reset()
-        with suppress(AttributeError, RuntimeError):  # it has ended, and the memory has been given back
+        with suppress(AttributeError, RuntimeError):  # already ended, memory already released
             torch._C._cuda_endAllocateToPool(device, self._pool)
             torch._C._cuda_releasePool(device, self._pool)
         with suppress(RuntimeError):

@@ -1,8 +1,9 @@
-"""Watch over the numbers: a loss or gradient that is none must not reach the weights unseen.
+"""Detect non-finite losses and gradients before they reach the weights unnoticed.
 
-What is looked at is the norm of the whole gradient, which is the same on every rank: `Precision.backward` makes the
-gradients of a bad loss NaN, and averaging carries a NaN to all ranks, so they decide alike without a word; where each
-rank trains alone, it is their norms that are averaged. Which rank it came from is asked only then.
+The guard checks the norm of the whole gradient, which is the same on every rank: `Precision.backward` turns the
+gradients of a non-finite loss into NaN, and averaging carries the NaN to all ranks. Where each rank trains alone, the
+norms are averaged. The ranks therefore decide alike without communication, and find out which rank caused it only
+afterwards.
 """
 
 import math
@@ -22,19 +23,19 @@ from paceline.recipe.schema.train import Train
 from paceline.train.precision import DynamicScale, Precision, Scale
 
 MAX_SKIPS = 10
-"""Skipped steps in a row after which it is not the data: ten batches that share no image were all bad."""
+"""Skipped steps in a row that rule out the data: ten batches without a common image were all non-finite."""
 MAX_UNSETTLED = 3
-"""The same where weights are about to be judged or saved."""
+"""The limit before the weights are evaluated or saved."""
 _FIX = "lower optim.lr, or set train.on_nonfinite=skip"
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the guard is told of a step: its number from 1, its learning rate, and tensors [] on the device.
+    """Values of a step for the guard: step number from 1, learning rate, and tensors [] on the device.
 
-    `loss` is this rank's mean loss, `gradient` whether this rank's own gradient is finite (1 or 0, before it is
-    averaged), `norm` what `Strategy.clip` returned, the same on every rank: a guard may call collectives for it.
-    `skips` is how many steps just before were skipped.
+    `loss` is this rank's mean loss; `gradient` is 1 if this rank's gradient was finite before averaging, else 0; `norm`
+    is the result of `Strategy.clip`, equal on all ranks, so a guard may call collectives based on it. `skips` counts
+    the steps skipped directly before.
     """
 
     number: int
@@ -46,42 +47,42 @@ class Step:
 
 
 class Guard(Protocol):
-    """Say whether a step may move the weights."""
+    """Decide whether a step may update the weights."""
 
     def passes(self, step: Step) -> bool:
-        """Return whether it may. Raise `NonFiniteLossError` to end the run. Every rank calls it at every step."""
+        """Return whether it may. Raise `NonFiniteLossError` to end the run. Called by every rank at every step."""
         ...
 
     def settle(self) -> None:
-        """Look at all steps that have not been looked at; a checkpoint is about to be written."""
+        """Check all pending steps. A checkpoint is about to be written."""
         ...
 
 
 @dataclass(frozen=True)
 class Reporter:
-    """Find out where a bad number came from, and say it in one line. Every rank calls it in the same step."""
+    """Find the ranks that caused a non-finite value, and describe it in one line. Collective."""
 
     world: World
     strategy: Strategy
     newest_checkpoint: Callable[[], str]
 
     def error(self, step: Step, last_good: str | None = None, fix: str = _FIX) -> NonFiniteLossError:
-        """Return the error for `step`; the last good checkpoint is the newest unless it is known to be another."""
+        """Return the error for `step`; the last good checkpoint is the newest unless given."""
         bad_losses = self.bad_losses(step)
         bad_gradients = self._ranks_where(step.gradient == 0)
         if bad_losses:
-            what = f"the loss is no number on {bad_losses}"
+            what = f"the loss is NaN or infinite on {bad_losses}"
         elif bad_gradients:
-            what = f"the gradient is no number on {bad_gradients}, though the loss is"
+            what = f"the gradient is NaN or infinite on {bad_gradients}, though the loss is finite"
         else:
-            what = "the gradient is no number, though the loss is on every rank"
+            what = "the gradient is NaN or infinite, though the loss is finite on every rank"
         checkpoint = last_good or self.newest_checkpoint()
         return NonFiniteLossError(
             f"train: step {step.number}: {what}, at lr {step.lr:.4g}; last good checkpoint: {checkpoint} ({fix})"
         )
 
     def bad_losses(self, step: Step) -> str:
-        """Return the ranks whose loss is no number in words, or nothing. Every rank calls it in the same step."""
+        """Return the ranks with a non-finite loss as text, or an empty string. Collective."""
         return self._ranks_where(~torch.isfinite(step.loss))
 
     def _ranks_where(self, is_so: Tensor) -> str:
@@ -96,7 +97,7 @@ class Reporter:
 
 @dataclass(frozen=True)
 class StopAtOnce:
-    """Look at every step before it moves anything, and end the run at the first bad one."""
+    """Check every step before its update, and end the run at the first non-finite one."""
 
     reporter: Reporter
 
@@ -107,17 +108,17 @@ class StopAtOnce:
         return True
 
     def settle(self) -> None:
-        """Do nothing: every step has been looked at."""
+        """Do nothing: every step has been checked."""
 
 
 STEPS_AHEAD: Final = 4
-"""How far the host may be ahead of a GPU: what it does once in many steps, such as drawing the numbers of the next
-samples, takes it longer than a step of a small network."""
+"""Steps that the host may be ahead of a GPU. Occasional host work, such as drawing the next samples, takes longer than
+a step of a small model."""
 Arrive = Callable[[Tensor], Callable[[], float]]
 
 
 def arrive_from_gpu(value: Tensor) -> Callable[[], float]:
-    """Start copying `value` [] to the host; return what waits for it, and for nothing queued after it."""
+    """Start copying `value` [] to the host; return a function that waits for this copy only."""
     host = torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
@@ -131,10 +132,10 @@ def arrive_from_gpu(value: Tensor) -> Callable[[], float]:
 
 @dataclass(frozen=True)
 class StopSoon:
-    """Look at a step when `STEPS_AHEAD` more have been queued, so that the GPU never waits for the host.
+    """Check a step once `STEPS_AHEAD` more are queued, so that the GPU never waits for the host.
 
-    The bad step has then moved the weights, but the run ends before they are judged or saved, and the error names
-    the step it was.
+    The non-finite step has updated the weights by then, but the run ends before they are evaluated or saved. The error
+    names that step.
     """
 
     reporter: Reporter
@@ -142,13 +143,13 @@ class StopSoon:
     _waiting: deque[tuple[Step, Callable[[], float]]] = field(default_factory=deque)
 
     def passes(self, step: Step) -> bool:
-        """Return True, or raise for a step before."""
+        """Return True, or raise for an earlier step."""
         self._waiting.append((step, self.arrive(step.norm)))
         self._look(STEPS_AHEAD)
         return True
 
     def settle(self) -> None:
-        """Look at the steps that are left."""
+        """Check the pending steps."""
         self._look(0)
 
     def _look(self, num_left: int) -> None:
@@ -160,9 +161,9 @@ class StopSoon:
 
 @dataclass
 class Skip:
-    """Leave a bad step out, and end the run when there are too many in a row: then it is the weights that are bad.
+    """Skip non-finite steps, and end the run if too many in a row are: then the weights are to blame.
 
-    That is `MAX_SKIPS`, or `MAX_UNSETTLED` where the weights are about to be judged or saved.
+    The limit is `MAX_SKIPS`, or `MAX_UNSETTLED` before the weights are evaluated or saved.
     """
 
     reporter: Reporter
@@ -170,7 +171,7 @@ class Skip:
     _last_good: str = "none"
 
     def passes(self, step: Step) -> bool:
-        """Return whether the step is good."""
+        """Return whether the step is finite."""
         if math.isfinite(step.norm.item()):
             self._skipped = None
             return True
@@ -181,7 +182,7 @@ class Skip:
         return False
 
     def settle(self) -> None:
-        """End the run when the steps just before were all bad."""
+        """End the run if the steps just before were skipped."""
         self._check(MAX_UNSETTLED)
 
     def _check(self, too_many: int) -> None:
@@ -192,14 +193,14 @@ class Skip:
 
 @dataclass(frozen=True)
 class Scaled:
-    """Let a scaled loss find its scale: gradients that overflowed are left out while a smaller scale may help."""
+    """Skip steps whose scaled gradients overflowed while a smaller loss scale may help."""
 
     scale: Scale
     reporter: Reporter
     inner: Guard
 
     def passes(self, step: Step) -> bool:
-        """Return whether the gradients fit, or what `inner` says where the scale is not to blame."""
+        """Return whether the gradients are finite, or the decision of `inner` if the loss scale is not the cause."""
         if math.isfinite(step.norm.item()):
             self.scale.fitted()
             return self.inner.passes(step)
@@ -208,12 +209,14 @@ class Scaled:
         return self.inner.passes(step)
 
     def settle(self) -> None:
-        """Pass it on."""
+        """Forward to `inner`."""
         self.inner.settle()
 
 
 def build_guard(section: Train, precision: Precision, reporter: Reporter, device: torch.device) -> Guard:
-    """Return the guard for `train.on_nonfinite`; only stopping on a GPU can do without waiting for every step."""
+    """Return the guard of `train.on_nonfinite`. Only stopping on a GPU without loss scaling avoids waiting for each
+    step.
+    """
     is_scaled = isinstance(precision.scale, DynamicScale)
     guard: Guard
     if section.on_nonfinite == "skip":

@@ -1,4 +1,4 @@
-"""Gather what a run knows of its learning, for `core.health` to judge: what all ranks know, and what rank 0 wrote."""
+"""Collect the evidence for `core.health`: state that all ranks have, and log files of rank 0."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,11 +15,11 @@ from paceline.train.precision import DynamicScale, Precision
 from paceline.train.state import TrainState
 
 _MAX_RECORDS: Final = 1_000_000
-"""Records that are read of a file, a few seconds' work at the end of a run."""
+"""Most records to read per file, which takes a few seconds at the end of a run."""
 
 
 def known_everywhere(state: TrainState, status: Status, steps_per_epoch: int, precision: Precision) -> Evidence:
-    """Return what every rank knows at the end of a run, the same on all of them."""
+    """Return the evidence that is the same on every rank at the end of a run."""
     last = state.last
     points = (Point.of(last, state.last_step, state.last_step / steps_per_epoch),) if last else ()
     return replace(
@@ -35,15 +35,15 @@ def known_everywhere(state: TrainState, status: Status, steps_per_epoch: int, pr
 
 
 def known_of_weights(report: EvalReport) -> Evidence:
-    """Return what the evaluation of a checkpoint tells by itself."""
+    """Return the evidence of a stand-alone evaluation."""
     return replace(_tables(report), points=(Point.of(report),), is_alone=True)
 
 
 def best_before(checkpoint: Path) -> tuple[EvalResult | None, int | None]:
-    """Return the best evaluation of a run up to `checkpoint`, and its step; (None, None) if that cannot be read.
+    """Return the best evaluation up to `checkpoint` and its step, or (None, None) if they cannot be read.
 
-    Weights can be evaluated without it, so a checkpoint of another version of paceline is no error. Raise
-    `CheckpointError` for a damaged one.
+    This is optional information, so a checkpoint of another paceline version is no error. Raise `CheckpointError` for a
+    damaged one.
     """
     progress = read_state(checkpoint).get("train", {})
     try:
@@ -54,7 +54,7 @@ def best_before(checkpoint: Path) -> tuple[EvalResult | None, int | None]:
 
 
 def health_of_run(known: Evidence, rundir: RunDir, check: BatchNormCheck | None) -> tuple[Finding, ...]:
-    """Return the findings on a run whose files are in `rundir`; what cannot be read there is not used."""
+    """Return the findings on the run in `rundir`. Unreadable files are ignored."""
     best = known.best_step
     return findings(
         replace(
@@ -68,7 +68,7 @@ def health_of_run(known: Evidence, rundir: RunDir, check: BatchNormCheck | None)
 
 
 def _tables(report: EvalReport) -> Evidence:
-    """Return the tables of the classes alone; a restored evaluation has none."""
+    """Return the per-class tables as evidence. A restored evaluation has none."""
     table = report.classes
     return Evidence((), classes=table.classes, confusion=table.confusion) if table else Evidence(())
 

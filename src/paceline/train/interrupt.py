@@ -1,7 +1,7 @@
-"""Signals that ask a run to stop: noted when they come, acted upon where a step ends.
+"""Record stop signals, which take effect at the end of a step.
 
-A handler runs between any two lines of the program, and saving takes collectives, so handlers do nothing but take
-note. A rank inside a collective runs no handler until it is out of it; what ends one that never is, is its launcher.
+Saving needs collectives, so a signal handler only takes note. A rank inside a collective runs no handler; if the
+collective never returns, the launcher ends the rank.
 """
 
 import contextlib
@@ -17,13 +17,12 @@ _STDERR: Final = 2
 
 
 class Interrupts:
-    """Note the signals that come while this context lasts; before and after it they do what they did.
+    """Record the signals that arrive in this context, and restore the previous handlers after it.
 
-    A signal that was ignored when the process started, as SIGHUP is under `nohup`, stays ignored. A second SIGINT
-    raises `KeyboardInterrupt`, for someone who will not wait. Outside the main thread, which alone may handle
-    signals, nothing is noted but by `request`. Entered again inside, it stays as it is until the outer one ends.
+    A signal that was ignored at start, such as SIGHUP under `nohup`, stays ignored. A second SIGINT raises
+    `KeyboardInterrupt`. Outside of the main thread only `request` works. The context may be nested.
 
-    With `announces` the first signal is answered by a line on stderr, as the step that runs may take a while.
+    With `announces`, the first signal prints a line to stderr, since the current step may take a while.
     """
 
     def __init__(self, *, announces: bool = False) -> None:
@@ -35,11 +34,11 @@ class Interrupts:
 
     @property
     def requested(self) -> str:
-        """The name of the first signal that came, or of the first `request`; empty when there was none."""
+        """Name of the first signal or `request`, or an empty string."""
         return self._requested
 
     def request(self, name: str) -> None:
-        """Ask to stop as signal `name` does, from any thread; what came first stays."""
+        """Request a stop like signal `name`, from any thread. The first request wins."""
         self._requested = self._requested or name
 
     def __enter__(self) -> Self:
@@ -48,7 +47,7 @@ class Interrupts:
             return self
         for number in STOP_SIGNALS:
             handler = signal.getsignal(number)
-            # None: installed by a library of another language, which could not be put back.
+            # None: installed by non-Python code, and cannot be restored.
             if handler is not None and handler != signal.SIG_IGN:
                 signal.signal(number, self._note)
                 self._before.append((number, handler))
@@ -60,7 +59,7 @@ class Interrupts:
         self._depth -= 1
         while self._before and not self._depth:
             number, handler = self._before.pop()
-            if signal.getsignal(number) == self._note:  # not where it is ignored from now on
+            if signal.getsignal(number) == self._note:  # unless it was set to ignored meanwhile
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -74,7 +73,7 @@ class Interrupts:
 
 
 def _announce(name: str) -> None:
-    """Write the line past all buffers: the program may be in the middle of writing to them."""
+    """Write the line unbuffered: the signal may have interrupted a buffered write."""
     line = f"stopping after this step ({name}): the run is being saved\n"
     with contextlib.suppress(OSError):
-        os.write(_STDERR, (f"\n{line}" if os.isatty(_STDERR) else line).encode())  # below a bar that is being drawn
+        os.write(_STDERR, (f"\n{line}" if os.isatty(_STDERR) else line).encode())  # below a progress bar

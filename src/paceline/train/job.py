@@ -1,4 +1,4 @@
-"""A run as a job of this process: who asked for it, where it writes, whom it meets, and where it is."""
+"""This process of a run: how it was started, where it writes, and how it communicates."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,11 @@ from paceline.train.whereabouts import Whereabouts
 
 @dataclass(frozen=True)
 class Invocation:
-    """How a run was asked for: when (seconds of `measure.timing.now_s`), in which words, and who listens on rank 0.
+    """How a run was started: time (seconds of `measure.timing.now_s`), command line, and listeners on rank 0.
 
-    `recipe_name` is the short name of the recipe: a preset's, or that of its file.
-
-    `launch` is what torchrun or Slurm call the job, the same when they start its ranks again, and `batch_job` what
-    Slurm says of it. `interrupts` may have been entered before, so that a signal that came while torch was imported is
-    known. `whereabouts` say at any time, from any thread, how far the run is.
+    `recipe_name` is the preset's name or the file's stem. `launch` is the job ID of torchrun or Slurm, which stays the
+    same when they restart the ranks; `batch_job` describes the Slurm job. `interrupts` may already be entered, so that
+    signals during `import torch` are not lost. `whereabouts` reports progress to any thread at any time.
     """
 
     started_s: float = field(default_factory=now_s)
@@ -36,7 +34,7 @@ class Invocation:
 
     @property
     def provenance(self) -> dict[str, str | int]:
-        """What of this belongs to the record of a run: the batch job, where it is in one."""
+        """The batch job's number and restarts for the run's provenance, empty outside of a job."""
         if not self.batch_job.number:
             return {}
         return {"job_id": self.batch_job.number, "job_restarts": self.batch_job.restarts}
@@ -44,10 +42,10 @@ class Invocation:
 
 @dataclass(frozen=True)
 class Job:
-    """A run in this process: where it writes, who asked for it and may end it, whom it meets, and where it is.
+    """This process of a run: run directory, invocation, connection to the other ranks, and progress.
 
-    `first_s` is when the run was first started, in seconds since 1970, also by processes that never trained; infinite
-    on ranks other than 0. `deadline` sees to it that it leaves before its batch job ends.
+    `first_s` is the time of the run's first start (seconds since 1970), including processes that never trained; it is
+    infinite on ranks other than 0. `deadline` stops the run before its batch job ends.
     """
 
     rundir: RunDir
@@ -58,12 +56,12 @@ class Job:
     deadline: Deadline = field(default_factory=NoDeadline)
 
     def warn(self, message: str) -> None:
-        """Tell whoever listens, on rank 0."""
+        """Send a warning to the listeners, which only rank 0 has."""
         for listener in self.invocation.listeners:
             listener.warned(message)
 
     def leaves_evaluation(self) -> bool:
-        """Note that a batch of an evaluation begins; return whether it is to be given up."""
+        """Count a batch of an evaluation as progress, and return whether to abort the evaluation."""
         self.whereabouts.batches += 1
         self.deadline.look()
         return bool(self.invocation.interrupts.requested)

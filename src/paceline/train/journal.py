@@ -1,7 +1,6 @@
-"""What a run writes down while it trains. A step that is not logged costs one addition on the device.
+"""Log training metrics. A step that is not logged costs one addition on the device.
 
-That every loss and gradient is a number is for `train.guard` to see; what it has not caught is caught here, before
-anything is saved.
+It also catches non-finite losses that `train.guard` missed, before anything is saved.
 """
 
 import math
@@ -23,10 +22,10 @@ from paceline.train.state import Correct, SinceEval, TrainState
 
 
 class Journal:
-    """Turn steps and evaluations into records, every `plan.log_every` steps, and pass them to `sink`.
+    """Turn steps and evaluations into records every `plan.log_every` steps, and pass them to `sink`.
 
-    All ranks keep one, since the loss is a mean over ranks; only rank 0's sink writes. All skip the same steps
-    (`train.guard`), so either all have a loss to average or none has.
+    Every rank has one, since the loss is averaged over ranks; only rank 0's sink writes. All ranks skip the same steps,
+    so either all have a loss or none.
     """
 
     def __init__(
@@ -49,19 +48,18 @@ class Journal:
         self._trace = trace
         self._watch = watch
         self._accuracy = accuracy
-        self._batches = 0  # that `accuracy` has counted since it was last looked at
+        self._batches = 0  # counted by `accuracy` since the last read
         self._since_log = state.since_log
         self._loss: Tensor | float = state.loss_sum
         self._steps = state.loss_steps
         self._skipped = state.skipped
-        # The training since the newest evaluation: what of it earlier processes did, and where this one went on.
+        # Training since the latest evaluation: by earlier processes, and the point where this process resumed.
         self._since_eval = state.since_eval
         self._eval_from = (state.step, state.train_s)
 
     def step(self, state: TrainState, batch: Batch, loss: Tensor) -> None:
-        """Note step `state.step` (from 0), whose mean loss on this rank is `loss` (float32 [], on the device).
-
-        The loss of a step that was skipped is left out: it may be no number.
+        """Log step `state.step` (from 0) with this rank's mean loss `loss` (float32 [], on the device). Losses of
+        skipped steps are ignored.
         """
         self._trace.record(state.step, batch)
         if state.skipped == self._skipped:
@@ -74,7 +72,7 @@ class Journal:
             self._write(state)
 
     def evaluated(self, state: TrainState) -> None:
-        """Note the evaluation that `state.last` holds, its classes, and the training since the one before."""
+        """Log the evaluation `state.last`, and the training since the previous one."""
         assert state.last is not None
         self._take_times(state)
         steps, train_s = state.since_eval.steps, state.since_eval.train_s
@@ -98,9 +96,9 @@ class Journal:
         self._eval_from = (state.step, state.train_s)
 
     def settle(self, state: TrainState) -> None:
-        """Put the losses since the last record, as a mean over the ranks, into `state`, which is about to be saved.
+        """Store the rank mean of the losses since the last record in `state`, which is about to be saved.
 
-        Raise `NonFiniteLossError` when one of them is no number, so that what it made of the weights is not saved.
+        Raise `NonFiniteLossError` for a non-finite loss, so that the weights are not saved.
         """
         if isinstance(self._loss, Tensor):
             self._loss = self._strategy.mean(self._loss)
@@ -109,21 +107,21 @@ class Journal:
         if not math.isfinite(state.loss_sum):
             lr = self._schedule.lr(max(0, state.updates - 1))
             raise NonFiniteLossError(
-                f"train: the loss is {state.loss_sum} by step {state.step}, at lr {lr:.4g} (lower optim.lr)"
+                f"train: the loss is {state.loss_sum} at step {state.step}, at lr {lr:.4g} (lower optim.lr)"
             )
         self._take_times(state)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Return the context of an evaluation or a checkpoint, whose time is in no rate and in no epoch's seconds."""
+        """Return a context whose time counts for no throughput and no epoch."""
         return self._watch.paused()
 
     def close(self) -> None:
-        """Close what is written to."""
+        """Close sink and trace."""
         self._sink.close()
         self._trace.close()
 
     def _take_times(self, state: TrainState) -> None:
-        """Put the times so far, and what was counted over all ranks, into `state`; in a pause."""
+        """Store times and counts so far in `state`; called in a pause."""
         self._count()
         state.since_log = self._since_log
         state.trained_s, state.train_s = self._watch.elapsed_s, self._watch.train_s
@@ -132,16 +130,16 @@ class Journal:
         state.since_eval = SinceEval(steps, train_s, before.correct)
 
     def _count(self) -> None:
-        """Take what was counted on the device since the last time, over all ranks, each of which must call it."""
+        """Add the device's counts over all ranks. Collective."""
         counts = self._accuracy.take()
         if counts is not None:
-            found = correct(self._strategy.sum(counts), self._batches * self._batch_size)
-            self._since_log = self._since_log.plus(found)
-            self._since_eval = replace(self._since_eval, correct=self._since_eval.correct.plus(found))
+            counted = correct(self._strategy.sum(counts), self._batches * self._batch_size)
+            self._since_log = self._since_log.plus(counted)
+            self._since_eval = replace(self._since_eval, correct=self._since_eval.correct.plus(counted))
         self._batches = 0
 
     def _write(self, state: TrainState) -> None:
-        """Write a record, unless it has no loss to tell: all its steps were skipped, or the run is about to end."""
+        """Write a record, unless it has no finite loss: all steps were skipped, or the run is about to fail."""
         if not isinstance(self._loss, Tensor):
             return
         loss = self._strategy.mean(self._loss / self._steps).item()

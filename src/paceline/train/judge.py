@@ -1,4 +1,4 @@
-"""What the weights of the moment are worth: as they are, averaged, and on images they were trained on."""
+"""Evaluate the raw and averaged weights on the validation set, and the raw ones on training images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from paceline.train.average import Average
 from paceline.train.evaluate import Evaluation
 
 Evaluate = Callable[[nn.Module], Evaluation | None]
-"""None: the ranks leave before it is known."""
+"""None: a rank has to stop before the evaluation is complete."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Run `evaluator` on the weights and, where there are any, on the averaged ones; `train_evaluator` on the former.
+    """Run `evaluator` on the raw and the averaged weights, and `train_evaluator` on the raw ones.
 
-    The classes and the worst mistakes that are reported are those of the judged weights (`EvalReport.judged`).
+    Per-class tables and worst mistakes are those of `EvalReport.judged`.
     """
 
     evaluator: Evaluate
@@ -25,9 +25,8 @@ class Judge:
     train_evaluator: Evaluate | None = None
 
     def __call__(self, model: nn.Module) -> EvalReport | None:
-        """Return the report on `model`, whose weights are afterwards what they were. Every rank must call it.
-
-        Return None when the ranks leave before it is complete.
+        """Return the report on `model`, whose weights are restored afterwards, or None if a rank has to stop early.
+        Collective.
         """
         raw = self.evaluator(model)
         trained = self.train_evaluator(model) if raw and self.train_evaluator else None

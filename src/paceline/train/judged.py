@@ -1,4 +1,4 @@
-"""The network of a checkpoint with the weights that its run was judged by, for whoever asks it or starts from it."""
+"""Load the model of a checkpoint with the weights that its run was evaluated by."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from paceline.train.facts import Facts
 from paceline.train.precision import Precision
 
 _ON_CPU: dict[str, PrecisionName] = dict.fromkeys(("tf32", "fp16", "fp16_master", "fp16_pure"), "fp32")
-"""What stands in on a CPU for a number format that only GPUs compute in."""
+"""Replacements on a CPU for formats that only GPUs support."""
 
 
 def precision_on(name: PrecisionName, device: torch.device) -> PrecisionName:
-    """Return the number format a run was evaluated in, or float32 where `device` lacks it."""
+    """Return the number format of the run's evaluation, or float32 if `device` does not support it."""
     return _ON_CPU.get(name, name) if device.type == "cpu" else name
 
 
@@ -31,11 +31,12 @@ def judged_network(
     checkpoint: Path,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> nn.Module:
-    """Return the network with the judged weights of `checkpoint`, in evaluation mode, its parameters at rest.
+    """Return the model of `checkpoint` in evaluation mode with frozen parameters, with averaged weights if the run
+    keeps any.
 
-    They are the averaged ones where the run keeps any. `model.norm=sync_batch` is a plain batch norm here: in
-    evaluation they are the same. Torch's random state stays as it is.
+    Torch's random state is preserved.
     """
+    # `model.norm=sync_batch` becomes plain BatchNorm, which is equivalent in evaluation.
     with torch.random.fork_rng(devices=[]):
         model = build_model(recipe.model, num_classes=facts.info.num_classes, channels=facts.info.channels)
     precision.lower(model)
@@ -46,9 +47,9 @@ def judged_network(
 
 
 def _take_average(average: Average, model: nn.Module) -> None:
-    """Put the averaged weights into `model` for good, where there are any."""
+    """Replace the weights of `model` by the averaged ones, if there are any."""
     if not average.exists:
         return
     with average.swapped():
-        judged = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
-    load_model_tensors(judged, model)
+        averages = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
+    load_model_tensors(averages, model)

@@ -1,4 +1,4 @@
-"""Leave an evaluation in a folder of its own, in the files that a run directory has of a run's last one."""
+"""Write the outputs of an evaluation to a folder, in the file formats of a run directory."""
 
 import contextlib
 import shutil
@@ -17,16 +17,16 @@ TOLD: Final = "eval.json"
 
 @contextlib.contextmanager
 def claimed(out: Path) -> Iterator[RunDir]:
-    """Make the folder `out`, which must not be there; where nothing comes of the evaluation it goes again.
+    """Create the folder `out`, which must not exist; remove it if the evaluation fails.
 
-    Raise `RecipeError` where it is there or cannot be made.
+    Raise `RecipeError` if it exists or cannot be created.
     """
     try:
         out.mkdir(parents=True)
     except FileExistsError:
-        raise RecipeError(f"--out: {out} is there already (name another, or remove it)") from None
+        raise RecipeError(f"--out: {out} exists already (name another, or remove it)") from None
     except OSError as error:
-        raise RecipeError(f"--out: {out} cannot be made: {error.strerror} (name another)") from None
+        raise RecipeError(f"--out: {out} cannot be created: {error.strerror} (name another)") from None
     try:
         yield RunDir(out)
     except BaseException:
@@ -35,9 +35,9 @@ def claimed(out: Path) -> Iterator[RunDir]:
 
 
 def leave(folder: RunDir, told: Mapping[str, Any], report: EvalReport, source: Source) -> None:
-    """Write `eval.json`, which is `told`, `classes.csv`, `confusion.csv`, and the worst images of `source`.
+    """Write `eval.json` with the values `told`, `classes.csv`, `confusion.csv` and the worst images of `source`.
 
-    Classes and images are those of the judged weights. Raise `PacelineError` where the disk refuses.
+    Raise `PacelineError` if the folder cannot be written.
     """
     try:
         if report.classes is not None:
@@ -49,4 +49,4 @@ def leave(folder: RunDir, told: Mapping[str, Any], report: EvalReport, source: S
 
 
 def kept_nowhere(report: EvalReport, source: Source) -> None:
-    """Write nothing."""
+    """Discard the report."""

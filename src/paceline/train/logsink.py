@@ -1,7 +1,4 @@
-"""What a run tells of itself, and the protocol of whoever is told: files, trackers, a terminal. Only rank 0 has any.
-
-`train.sinks` has the places that a recipe asks for.
-"""
+"""Log sinks and the records that they receive. Only rank 0 has sinks."""
 
 import math
 import zlib
@@ -21,9 +18,10 @@ from paceline.train.sinks.lines import add, reopened
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A logged step: `loss` is the mean over all ranks since the last record; `images_per_s` likewise is global.
+    """A logged step: `loss` is the mean over all ranks since the last record, `images_per_s` the global throughput.
 
-    `top1` and `top5` are of the images of those training batches; None unless `train.accuracy` is on.
+    `top1` and `top5`, shares from 0 to 1, are of the training batches since then; None unless `train.accuracy` is on.
+    `trained_s` is in seconds.
     """
 
     step: int
@@ -39,12 +37,12 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class EvalRecord:
-    """An evaluation: after which step, how long the run had trained by its end, and what came out.
+    """An evaluation after `step` steps and `trained_s` seconds of training, with its report.
 
-    `skipped` is how many of the steps had moved nothing. `train_s` is `trained_s` without evaluations and
-    checkpoints. `epoch_s`, seconds of that per epoch, and `images_per_s` are of the training since the evaluation
-    before: with one evaluation per epoch, of that epoch. They are None in rows of before they were recorded.
-    `batch_top1` and `batch_top5` are of the training batches since then; None unless `train.accuracy` is on.
+    `skipped` steps did not update the weights. `train_s` is `trained_s` without evaluations and checkpoints, in
+    seconds. `epoch_s` (seconds per epoch) and `images_per_s` measure the training since the previous evaluation; None
+    in rows of older versions. `batch_top1` and `batch_top5` are shares from 0 to 1 of the training batches since then;
+    None unless `train.accuracy` is on.
     """
 
     step: int
@@ -69,7 +67,7 @@ _OF_BATCHES = ("batch_top1", "batch_top5")
 
 
 def eval_columns(recipe: Recipe) -> tuple[str, ...]:
-    """Return the keys of the evaluations of a run: of the weights as they are, and of what else `recipe` asks for."""
+    """Return the keys of the evaluations of a run."""
     is_averaged = recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
     sees_train = recipe.train.eval_train == "on"
     return (
@@ -83,7 +81,7 @@ def eval_columns(recipe: Recipe) -> tuple[str, ...]:
 
 
 def eval_row(record: EvalRecord) -> dict[str, Any]:
-    """Return an evaluation as plain values for JSON and CSV, with keys as in `eval_columns`."""
+    """Return an evaluation as plain values for JSON and CSV, with the keys of `eval_columns`."""
     report = record.report
     row = {name: getattr(record, name) for name in _PLACE}
     row |= report.val.model_dump(mode="json")
@@ -97,14 +95,15 @@ def eval_row(record: EvalRecord) -> dict[str, Any]:
 
 
 def step_row(record: StepRecord) -> dict[str, Any]:
-    """Return a logged step as plain values for JSON, without what was not measured."""
+    """Return a logged step as plain values for JSON, without unmeasured ones."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
 def eval_record(row: Mapping[str, Any]) -> EvalRecord:
-    """Return the evaluation that `eval_row` made `row` of.
+    """Return the evaluation of a `row` that `eval_row` made.
 
-    Of that on training images a row has top-1 and loss alone: the rest is no number, and how many there were is 0.
+    Of the evaluation on training images a row has top-1 and loss only: the other metrics are NaN, and its number of
+    images is 0.
     """
     averaged = {name.removeprefix("ema_"): row[name] for name in _AVERAGED} if _AVERAGED[0] in row else None
     report = EvalReport(
@@ -119,70 +118,70 @@ def eval_record(row: Mapping[str, Any]) -> EvalRecord:
 
 
 class LogSink(Protocol):
-    """Take note of what happens."""
+    """Receive the records of a run."""
 
     def started(self, plan: Plan, step: int) -> None:
-        """Take the plan of the run, and the step it starts from."""
+        """Receive the plan of the run, and the step it starts from."""
         ...
 
     def step(self, record: StepRecord) -> None:
-        """Take a logged step."""
+        """Receive a logged step."""
         ...
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Take an evaluation."""
+        """Receive an evaluation."""
         ...
 
     def warned(self, message: str) -> None:
-        """Take one line that a person should read, and that does not end the run; also before `started`."""
+        """Receive a one-line warning, which does not end the run; possibly before `started`."""
         ...
 
     def finished(self, result: RunResult) -> None:
-        """Take the result of a run that has ended, or that leaves to go on later; not that of one that failed."""
+        """Receive the result of a run that finished or was preempted, but did not fail."""
         ...
 
     def close(self) -> None:
-        """Write what is left and let go. Nothing comes after it."""
+        """Flush and close. This is the last call."""
         ...
 
 
 @dataclass(frozen=True)
 class Sinks:
-    """Several sinks as one; none at all on ranks other than 0.
+    """Several sinks as one; empty on ranks other than 0.
 
-    Before the first is closed, all `ends` are called: so those that take long to end do so at once.
+    All `ends` are called before the first sink is closed, so that slow sinks close concurrently.
     """
 
     sinks: Sequence[LogSink]
     ends: Sequence[Callable[[], None]] = ()
 
     def started(self, plan: Plan, step: int) -> None:
-        """Pass the plan on."""
+        """Forward the plan."""
         for sink in self.sinks:
             sink.started(plan, step)
 
     def step(self, record: StepRecord) -> None:
-        """Pass a logged step on."""
+        """Forward a logged step."""
         for sink in self.sinks:
             sink.step(record)
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Pass an evaluation on."""
+        """Forward an evaluation."""
         for sink in self.sinks:
             sink.evaluated(record)
 
     def warned(self, message: str) -> None:
-        """Pass a warning on."""
+        """Forward a warning."""
         for sink in self.sinks:
             sink.warned(message)
 
     def finished(self, result: RunResult) -> None:
-        """Pass the result on."""
+        """Forward the result."""
         for sink in self.sinks:
             sink.finished(result)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all sinks."""
         for end in self.ends:
             end()
         for sink in self.sinks:
@@ -190,19 +189,19 @@ class Sinks:
 
 
 class SampleTrace(Protocol):
-    """Take note of which samples a rank trains on."""
+    """Record the samples that a rank trains on."""
 
     def record(self, step: int, batch: Batch) -> None:
-        """Take the batch of optimizer step `step`, from 0."""
+        """Record the batch of optimizer step `step`, from 0."""
         ...
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         ...
 
 
 class NoTrace:
-    """Take no note."""
+    """Record nothing."""
 
     def record(self, step: int, batch: Batch) -> None:
         """Do nothing."""
@@ -212,7 +211,7 @@ class NoTrace:
 
 
 class FileTrace:
-    """Write sample indices, and a CRC-32 of each image's augmented pixels, a line a step."""
+    """Write sample indices and the CRC-32 of each image's augmented pixels, one line per step."""
 
     def __init__(self, rundir: RunDir, rank: int, resume_step: int) -> None:
         self._file = reopened(rundir.samples(rank), resume_step - 1)
@@ -228,5 +227,5 @@ class FileTrace:
 
 
 def build_trace(log: Log, rundir: RunDir, rank: int, resume_step: int) -> SampleTrace:
-    """Return what records the samples of `rank`: a file when `log.samples` asks for it."""
+    """Return the sample trace of `rank`, a file if `log.samples` is on."""
     return FileTrace(rundir, rank, resume_step) if log.samples else NoTrace()

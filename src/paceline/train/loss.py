@@ -1,4 +1,4 @@
-"""What a step makes small."""
+"""Training loss."""
 
 import torch
 from torch import Tensor
@@ -10,14 +10,15 @@ from paceline.train.class_weights import class_weights, weights_told
 
 
 class CrossEntropy(torch.nn.Module):
-    """Mean cross-entropy over a batch, in float32 at least, whatever the format of the logits.
+    """Mean cross-entropy over a batch, computed in float32 or wider.
 
-    `label_smoothing` spreads that probability evenly over all classes (Szegedy et al. 2016, arXiv 1512.00567).
-    With `weights` [num_classes], class by class what its share of an image's loss is multiplied by: an image counts
-    by the weight of its label, and, where labels are mixed or smoothed, each share of its target by the weight of that
-    share's class. The sum is divided by the number of images and not, as in torch, by the sum of their weights: the
-    loss of a batch is then the mean of those of its parts, on ranks and in micro-batches, whatever classes are in each.
+    `label_smoothing` distributes that probability evenly over all classes (Szegedy et al. 2016, arXiv 1512.00567).
+    `weights` [num_classes] multiply an image's loss by the weight of its label; with mixed or smoothed labels, each
+    class's share of the target has that class's weight.
     """
+
+    # Divided by the number of images, not by the sum of their weights as in torch: the loss of a batch is then the mean
+    # over ranks and micro-batches, whatever classes each has.
 
     def __init__(self, label_smoothing: float, weights: Tensor | None = None) -> None:
         super().__init__()
@@ -26,20 +27,20 @@ class CrossEntropy(torch.nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss [] of logits [N, C] for `targets`: classes int64 [N], or probabilities float [N, C]."""
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if targets.is_floating_point():
-            targets = targets.to(wide.dtype)
+            targets = targets.to(logits.dtype)
         if self._weights is None:
-            return functional.cross_entropy(wide, targets, label_smoothing=self._label_smoothing)
-        weights = self._weights.to(wide.dtype)
+            return functional.cross_entropy(logits, targets, label_smoothing=self._label_smoothing)
+        weights = self._weights.to(logits.dtype)
         smoothing = self._label_smoothing
-        return functional.cross_entropy(wide, targets, weights, reduction="none", label_smoothing=smoothing).mean()
+        return functional.cross_entropy(logits, targets, weights, reduction="none", label_smoothing=smoothing).mean()
 
 
 def build_loss(section: Train, source: Source, device: torch.device) -> tuple[CrossEntropy, str]:
-    """Return the loss of training on the split `source`, and a sentence on its weights, empty where it has none.
+    """Return the training loss, and a note on its class weights (empty without any).
 
-    Raise `RecipeError` for weights of classes that the split does not have, and where its labels cannot be counted.
+    Raise `RecipeError` for weights of unknown classes, and if the labels cannot be counted.
     """
     weights = class_weights(section.class_weights, source)
     if weights is None:

@@ -1,7 +1,4 @@
-"""What measures a run: its clock with the spans around it, and at its end what all ranks have measured.
-
-Nothing here judges; that is `measure.verdict`.
-"""
+"""Measure a run: its clock and traces, and at the end the measurements of all ranks."""
 
 import contextlib
 import os
@@ -46,7 +43,7 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class Measured:
-    """What rank 0's clock came to, and what it takes all ranks to tell; None and empty where nothing was measured."""
+    """Rank 0's clock, and measurements of all ranks; None or empty if not measured."""
 
     summary: ClockSummary
     memory: MemoryResult | None = None
@@ -57,15 +54,15 @@ class Measured:
     ranks: tuple[RankResult, ...] = ()
     straggler: StragglerResult | None = None
     clock_offsets_s: tuple[float, ...] = ()
-    """By how much the clock of each rank's host is ahead of rank 0's; known where steps were traced."""
+    """Clock offset of each rank's host to rank 0's, in seconds; measured if steps were traced."""
 
 
 @dataclass(frozen=True)
 class Meter:
-    """The clock of a rank, the loader that it waits for, and how they are read out when the run is over.
+    """The clock and loader of a rank, read at the end of the run.
 
-    `spans` are what is told of each stage beside the clock. `place` brings the batches of the steps to the device, in
-    `accumulate` parts each; the first `warmup_steps` of them are not counted.
+    `spans` receive each stage beside the clock. `place` transfers batches in `accumulate` parts per step; the first
+    `warmup_steps` steps are not counted.
     """
 
     clock: Clock
@@ -82,7 +79,7 @@ class Meter:
     warn: Callable[[str], None]
 
     def read(self) -> Measured:
-        """Return what was measured, and write what was traced. Every rank must call it, when its steps are over."""
+        """Return the measurements, and write the traces. Collective, after the last step."""
         summary = self.clock.drain()
         for spans in self.spans:
             spans.finish()
@@ -96,32 +93,32 @@ class Meter:
         return Measured(summary, memory, cpu, self.loader.stats(), waited, copied, ranks, straggler, offsets_s)
 
     def merge_traces(self, clock_offsets_s: Sequence[float]) -> None:
-        """Put the ranks' traces that are in this folder on one time axis. For rank 0, when no rank waits for it."""
+        """Merge the ranks' traces in this folder onto one time axis. Rank 0 only; no rank waits for it."""
         paths = [self.rundir.trace / trace_name(rank) for rank in range(len(clock_offsets_s))]
         try:
-            found = [path for path in paths if path.is_file()]
-            merge_traces(found, self.rundir.merged_trace, dict(enumerate(clock_offsets_s)))
+            existing = [path for path in paths if path.is_file()]
+            merge_traces(existing, self.rundir.merged_trace, dict(enumerate(clock_offsets_s)))
         except (OSError, EOFError, ValueError, KeyError) as error:
             what = f"{type(error).__name__}: {error}"
-            self.warn(f"measure.trace: the ranks' traces were not put together: {what} (each has its own)")
+            self.warn(f"measure.trace: the ranks' traces were not merged: {what} (each rank has its own)")
 
     def _communication(self, summary: ClockSummary) -> CommunicationResult | None:
         exposed = summary.stages.get(EXPOSED)
         if exposed is None or summary.n == 0:
             return None
         wire = self.strategy.wire()
-        found = (wire.wire_s, wire.buckets) if wire else (None, ())
-        return communication(exposed.device_s / summary.n, summary.wall_s / summary.n, *found)
+        times = (wire.wire_s, wire.buckets) if wire else (None, ())
+        return communication(exposed.device_s / summary.n, summary.wall_s / summary.n, *times)
 
     def _compare(self, summary: ClockSummary) -> tuple[tuple[RankResult, ...], StragglerResult | None]:
-        """Return what the ranks took, and who was waited for where that can be told."""
+        """Return the times per rank, and the straggler if there is one."""
         if self.world.world_size == 1 or summary.n == 0:
             return (), None
         means = [summary.wall_s / summary.n, *(_device_s(summary, name) / summary.n for name in STAGES)]
         num_recent = min(summary.n, RECENT_STEPS)  # the same on every rank, and so is the width of a row
         rows = self._every([*means, *summary.recent.get(EXPOSED, (0.0,) * num_recent)])
         width = len(means)
-        # Rank 0 pauses longer, to write, and the others wait for it in the step that follows: that is no lateness.
+        # Rank 0 pauses longer to write, and the others wait for it in the next step: rank 0 is no straggler.
         is_compared = [not after_pause for after_pause in summary.after_pause]
         times = [
             RankTimes(row[0], dict(zip(STAGES, row[1:width], strict=True)), list(compress(row[width:], is_compared)))
@@ -131,9 +128,9 @@ class Meter:
         return results, straggler if any(any(row[width:]) for row in rows) else None
 
     def _cpu(self, summary: ClockSummary) -> CpuResult | None:
-        """Return what CPU time the rank that lost most of it came to; None where a rank does not know its own."""
+        """Return the CPU use of the most contended rank, or None if a rank cannot measure it."""
         cores = sorted(os.sched_getaffinity(0)) if summary.cpu is not None else []
-        # Containers of one machine have host names of their own, and the cores in common.
+        # Containers on one machine have different host names, but share its cores.
         machine = read_or_nothing("/proc/sys/kernel/random/boot_id") or os.uname().nodename
         place = zlib.crc32(f"{machine} {cores}".encode())
         times = CpuTimes() if summary.cpu is None else summary.cpu
@@ -142,12 +139,12 @@ class Meter:
         return contention(ranks) if all(each.cores for each in ranks) else None
 
     def _clock_offsets(self) -> tuple[float, ...]:
-        """Return how far each rank's host is ahead of rank 0's, as they leave a collective: all at once, or nearly."""
+        """Return the clock offset of each rank's host to rank 0's, measured right after a collective, in seconds."""
         offsets: list[list[float]] = []
         for _ in range(_ROUNDS):
             self._every([0.0])
-            here_s = self._every([unix_s()])
-            offsets.append([row[0] - here_s[0][0] for row in here_s])
+            times_s = self._every([unix_s()])
+            offsets.append([row[0] - times_s[0][0] for row in times_s])
         return tuple(median(column) for column in zip(*offsets, strict=True))
 
     def _every(self, values: Sequence[float]) -> list[list[float]]:
@@ -157,7 +154,7 @@ class Meter:
 
 
 def host_to_device(copied: Copied, accumulate: int) -> HostToDeviceResult:
-    """Return what was copied for a step, whose batch is sent in `accumulate` parts."""
+    """Return the transfer per step, whose batch is sent in `accumulate` parts."""
     steps = copied.sends / accumulate
     batch_bytes, copied_bytes = ((each / steps if steps else 0.0) for each in (copied.bytes, copied.copied_bytes))
     rate = copied.timed_bytes / copied.timed_s if copied.timed_s > 0 else None
@@ -170,14 +167,14 @@ def host_to_device(copied: Copied, accumulate: int) -> HostToDeviceResult:
 
 
 def trace_name(rank: int) -> str:
-    """Return the name of the file that `rank` traces its steps to."""
+    """Return the trace file name of `rank`."""
     return f"rank{rank}.json.gz"
 
 
 def build_meter(
     parts: Parts, rundir: RunDir, strategy: Strategy, loader: Loader, place: Placement, warn: Callable[[str], None]
 ) -> Meter:
-    """Return what measures a run; its clock starts now, so build it last. The run directory is there."""
+    """Return the measurements of a run. Its clock starts now, so build it last."""
     measure, world = parts.recipe.measure, parts.world
     spans: list[Spans] = []
     if measure.nvtx != "off":
@@ -185,7 +182,7 @@ def build_meter(
     if measure.trace != "off":
         path = rundir.trace / trace_name(world.rank)
         with contextlib.suppress(OSError):
-            path.unlink()  # of a process before, whose clock was another
+            path.unlink()  # from an earlier process with another clock
         spans.append(
             TraceSpans(
                 path,
@@ -202,8 +199,8 @@ def build_meter(
     if measure.clock == "on":
         strategy.listen(clock.turn, compiled=parts.recipe.train.compile != "off")
     is_traced = measure.trace != "off"
-    way = (place, parts.recipe.train.accumulate, measure.warmup_steps)
-    return Meter(clock, loader, *way, spans, strategy, world, parts.device, rundir, is_traced, warn)
+    transfer = (place, parts.recipe.train.accumulate, measure.warmup_steps)
+    return Meter(clock, loader, *transfer, spans, strategy, world, parts.device, rundir, is_traced, warn)
 
 
 def _device_s(summary: ClockSummary, stage: str) -> float:

@@ -1,6 +1,7 @@
-"""What an evaluation counts, and what the counts come to. It knows no ranks, no data and no model.
+"""Evaluation metrics as counts on the device.
 
-Counts of parts of a set add up to those of the whole, so a value over all ranks is that of one pass over all images.
+Counts of disjoint subsets add up to those of the whole set, so the value over all ranks is that of one pass over all
+images.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,14 +17,14 @@ from paceline.core.results import EvalResult
 NUM_BINS = 15
 """Bins of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)."""
 MAX_CONFUSION_CLASSES = 1000
-"""Most classes that a confusion matrix is kept for: 8 MB on the device, 2 MB as a file. It grows with the square."""
+"""Limit for a confusion matrix, quadratic in size: 8 MB on the device and 2 MB as a file at 1000 classes."""
 
 
 class Answers(NamedTuple):
-    """What a model says about N images, beside their `labels` int64 [N].
+    """Predictions for N images with `labels` int64 [N].
 
-    `hits` bool [N, min(5, num_classes)]: whether the best, second best, ... is the label. `predicted` int64 [N] is the
-    best, `confidence` float64 [N] its share, and `losses` float64 [N] the cross-entropy of the label.
+    `hits` bool [N, min(5, num_classes)]: whether the first, second, ... prediction is the label. `predicted` int64 [N]
+    is the first, `confidence` float64 [N] its probability, and `losses` float64 [N] the cross-entropy of the label.
     """
 
     labels: Tensor
@@ -34,29 +35,29 @@ class Answers(NamedTuple):
 
 
 def answers(logits: Tensor, labels: Tensor) -> Answers:
-    """Read logits float [N, num_classes] and labels int64 [N], both on one device.
+    """Return the predictions of logits float [N, num_classes] for labels int64 [N] on the same device.
 
-    Logits are compared and summed in float64. The prediction is the class that `topk` puts first.
+    Logits are compared and summed in float64. The prediction is the class that `topk` ranks first.
     """
-    log_shares = logits.double().log_softmax(dim=1)
-    best = log_shares.topk(min(5, logits.shape[1]), dim=1).indices
+    log_probabilities = logits.double().log_softmax(dim=1)
+    best = log_probabilities.topk(min(5, logits.shape[1]), dim=1).indices
     return Answers(
         labels=labels,
         hits=best == labels[:, None],
         predicted=best[:, 0],
-        confidence=log_shares.gather(1, best[:, :1])[:, 0].exp(),
-        losses=-log_shares.gather(1, labels[:, None])[:, 0],
+        confidence=log_probabilities.gather(1, best[:, :1])[:, 0].exp(),
+        losses=-log_probabilities.gather(1, labels[:, None])[:, 0],
     )
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of the images seen so far, on the device; adding to them never waits for it.
+    """Counts of the images so far, on the device; adding a batch never synchronizes.
 
-    `scores` float64 [4]: images, correct among the first, correct among the first five, summed cross-entropy.
-    `bins` float64 [3, 15], by the confidence of the prediction: images, summed confidence, correct.
-    `classes` int64 [2, num_classes], by true class: images, correct. `confusion` int64 [num_classes, num_classes]:
-    images by true class (rows) and predicted class (columns); [0, 0] for more than `MAX_CONFUSION_CLASSES`.
+    `scores` float64 [4]: images, top-1 correct, top-5 correct, summed cross-entropy. `bins` float64 [3, 15] by
+    confidence: images, summed confidence, correct. `classes` int64 [2, num_classes] by true class: images, correct.
+    `confusion` int64 [num_classes, num_classes]: images by true class (rows) and predicted class (columns), or [0, 0]
+    for more than `MAX_CONFUSION_CLASSES`.
     """
 
     scores: Tensor
@@ -66,7 +67,7 @@ class Tally:
 
     @classmethod
     def zeros(cls, num_classes: int, device: torch.device) -> Self:
-        """Return the tally of no images."""
+        """Return the counts of no images."""
         side = num_classes if num_classes <= MAX_CONFUSION_CLASSES else 0
         return cls(
             scores=torch.zeros(4, dtype=torch.float64, device=device),
@@ -76,7 +77,7 @@ class Tally:
         )
 
     def add(self, answers: Answers) -> None:
-        """Count a batch, on the tally's device."""
+        """Count a batch."""
         labels, hits, predicted, confidence, losses = answers
         correct, ones = hits[:, 0].double(), torch.ones_like(losses)
         self.scores.add_(torch.stack([ones, correct, hits.sum(dim=1).double(), losses]).sum(dim=1))
@@ -88,16 +89,16 @@ class Tally:
             self.confusion.view(-1).index_add_(0, cells, torch.ones_like(labels))
 
     def over(self, total: Callable[[Tensor], Tensor]) -> "Tally":
-        """Return the tally with `total`, such as a sum over the ranks, taken of each of its tensors."""
+        """Return the counts with `total`, such as a sum over ranks, applied to each tensor."""
         return Tally(total(self.scores), total(self.bins), total(self.classes), total(self.confusion))
 
     @property
     def images(self) -> int:
-        """How many images were counted; waits for the device."""
+        """Number of images counted. Waits for the device."""
         return int(self.scores[0].item())
 
     def result(self) -> EvalResult:
-        """Return what the counts come to. Only when there are images."""
+        """Return the metrics; at least one image must have been counted."""
         images, top1, top5, loss = self.scores.tolist()
         return EvalResult(
             images=int(images),
@@ -109,7 +110,7 @@ class Tally:
         )
 
     def table(self, names: Sequence[str]) -> ClassTable:
-        """Return the counts of the classes, called `names`."""
+        """Return the per-class counts for classes called `names`."""
         rows = zip(names, *self.classes.tolist(), strict=True)
         return ClassTable(
             classes=tuple(ClassCount(printable(name), images, correct) for name, images, correct in rows),
@@ -118,7 +119,7 @@ class Tally:
 
 
 def expected_calibration_error(bins: Tensor) -> float:
-    """Return the distance between accuracy and mean confidence in each bin, weighed by its images.
+    """Return the mean distance between accuracy and confidence per bin, weighted by images.
 
     `bins` is [3, num_bins]: images, summed confidence, correct. Guo et al. 2017 (arXiv 1706.04599), equation 3.
     """
@@ -127,7 +128,7 @@ def expected_calibration_error(bins: Tensor) -> float:
 
 
 def mean_class_accuracy(classes: Tensor) -> float:
-    """Return the mean accuracy of the classes that have images; `classes` is [2, num_classes]: images, correct.
+    """Return the mean accuracy of the non-empty classes; `classes` is [2, num_classes]: images, correct.
 
     Also called balanced accuracy (Brodersen et al. 2010, doi 10.1109/ICPR.2010.764).
     """
@@ -136,10 +137,8 @@ def mean_class_accuracy(classes: Tensor) -> float:
 
 
 def _by_bin(confidence: Tensor, values: Tensor) -> Tensor:
-    """Sum `values` [K, N] by the bin of `confidence` [N] to [K, NUM_BINS]; bin m of M is (m / M, (m + 1) / M].
-
-    A sum over a mask and no scattered addition, whose order, and so whose rounding, differs from run to run on GPUs.
-    """
+    """Sum `values` [K, N] by the bin of `confidence` [N] to [K, NUM_BINS]; bin m of M is (m / M, (m + 1) / M]."""
+    # A masked sum, not a scatter-add: its order, and so its rounding, would vary between runs on GPUs.
     bins = (confidence * NUM_BINS).ceil().sub(1).clamp(0, NUM_BINS - 1)
     is_in_bin = bins[:, None] == torch.arange(NUM_BINS, device=confidence.device)
     return (values[:, :, None] * is_in_bin).sum(dim=1)

@@ -1,4 +1,4 @@
-"""The misclassified images of the highest loss, kept while an evaluation runs. It knows no ranks and no pixels."""
+"""The misclassified images with the highest loss of an evaluation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,57 +15,56 @@ from paceline.train.metrics import Answers
 _COLUMNS = 5
 _INDEX, _LABEL, _PREDICTED, _CONFIDENCE, _LOSS = range(_COLUMNS)
 _NONE = -torch.inf
-"""The loss of a row that holds no image."""
+"""Loss of an empty row."""
 
 
 class Mistakes(Protocol):
-    """Keep the worst mistakes of an evaluation."""
+    """Keep the misclassified images with the highest loss."""
 
     def add(self, answers: Answers, indices: NDArray[np.int64]) -> None:
-        """Look at a batch, whose sample indices are int64 [N]."""
+        """Add a batch with sample indices int64 [N]."""
         ...
 
     def over(self, every: Callable[[Tensor], Tensor]) -> "Mistakes":
-        """Return the worst of all ranks; `every` returns [world_size, ...] of what each has. Every rank must call."""
+        """Return the worst mistakes of all ranks; `every` is an all-gather to [world_size, ...]. Collective."""
         ...
 
     def listed(self) -> tuple[Mistake, ...]:
-        """Return them, the worst first; waits for the device."""
+        """Return the mistakes, worst first. Waits for the device."""
         ...
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The mistakes of the highest loss so far, on the device; adding to them never waits for it.
+    """The mistakes with the highest loss so far, on the device; adding a batch never synchronizes.
 
-    `rows` is float64 [K, 5], the highest loss first: index, label, predicted, confidence, loss. Of equal losses the
-    lower index comes first, so the K worst of all are those of the K worst of each part. A loss that is infinite or no
-    number is left out: it says nothing about the image.
+    `rows` is float64 [K, 5], highest loss first: index, label, predicted, confidence, loss. Ties go to the lower index,
+    so the result does not depend on how the images are split. Non-finite losses are excluded.
     """
 
     rows: Tensor
 
     @classmethod
     def none(cls, number: int, device: torch.device) -> Self:
-        """Return room for `number` mistakes, and none yet."""
+        """Return an empty tracker of `number` mistakes."""
         return cls(torch.full((number, _COLUMNS), _NONE, dtype=torch.float64, device=device))
 
     def add(self, answers: Answers, indices: NDArray[np.int64]) -> None:
-        """Keep the worst of those kept and those of the batch. Indices are exact in float64 up to 2^53."""
-        # CUDA copies up to 64 KB, 8,192 images, from memory that is not page-locked without waiting for the device.
+        """Merge a batch. Indices up to 2^53 are exact in float64."""
+        # CUDA copies up to 64 KB (8,192 indices) from pageable memory without synchronizing.
         index = torch.from_numpy(indices).to(self.rows.device, non_blocking=True)
-        is_kept = (answers.predicted != answers.labels) & answers.losses.isfinite()
-        losses = torch.where(is_kept, answers.losses, _NONE)
+        is_candidate = (answers.predicted != answers.labels) & answers.losses.isfinite()
+        losses = torch.where(is_candidate, answers.losses, _NONE)
         columns = [index, answers.labels, answers.predicted, answers.confidence, losses]
         batch = torch.stack([column.double() for column in columns], dim=1)
         self.rows.copy_(_worst(torch.cat([self.rows, batch]), len(self.rows)))
 
     def over(self, every: Callable[[Tensor], Tensor]) -> "Worst":
-        """Return the worst of all ranks, the same on each."""
+        """Return the worst mistakes of all ranks, the same on each."""
         return Worst(_worst(every(self.rows).flatten(0, 1), len(self.rows)))
 
     def listed(self) -> tuple[Mistake, ...]:
-        """Return up to K mistakes, the worst first."""
+        """Return up to K mistakes, worst first."""
         return tuple(
             Mistake(int(index), int(label), int(predicted), confidence, loss)
             for index, label, predicted, confidence, loss in self.rows.tolist()
@@ -74,29 +73,27 @@ class Worst:
 
 
 class NoMistakes:
-    """Keep none."""
+    """Keep no mistakes."""
 
     def add(self, answers: Answers, indices: NDArray[np.int64]) -> None:
         """Do nothing."""
 
     def over(self, every: Callable[[Tensor], Tensor]) -> "NoMistakes":
-        """Return the same; no rank asks another."""
+        """Return this object without communication."""
         return self
 
     def listed(self) -> tuple[Mistake, ...]:
-        """Return none."""
+        """Return an empty tuple."""
         return ()
 
 
 def build_mistakes(number: int, device: torch.device) -> Mistakes:
-    """Return what keeps the `number` worst mistakes, of which there may be 0."""
+    """Return a tracker of the `number` worst mistakes; 0 tracks none."""
     return Worst.none(number, device) if number else NoMistakes()
 
 
 def _worst(rows: Tensor, number: int) -> Tensor:
-    """Return the first `number` of `rows` [N, 5] by falling loss, then by rising index.
-
-    Two stable sorts: `topk` promises no order among equals.
-    """
+    """Return the first `number` of `rows` [N, 5] by descending loss, then ascending index."""
+    # Two stable sorts, since `topk` promises no order among equal values.
     rows = rows[rows[:, _INDEX].argsort(stable=True)]
     return rows[rows[:, _LOSS].argsort(descending=True, stable=True)[:number]]

@@ -1,4 +1,4 @@
-"""Build the optimizer that a recipe asks for: torch's own where torch has it, else one of ours, or a user's."""
+"""Build the optimizer of a recipe: torch's if it has one, else ours or the user's."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -25,17 +25,17 @@ _OF_GROUPS = {
     *("name", "lr_scaling", "base_batch_size"),
     *("weight_decay", "decay_norm_and_bias", "norm_and_bias_lr", "layer_decay"),
 }
-"""Fields that the learning rate's schedule, or the sorting into groups, has used up."""
+"""Fields that the schedule and the parameter groups use."""
 _FUSED_DEVICES = ("cpu", "cuda")
-"""Where torch has fused kernels; measured on a CPU, they are the fastest (benchmarks/optimizers.py)."""
+"""Devices with fused kernels, which are fastest; on CPUs measured by benchmarks/optimizers.py."""
 Divide = Callable[[list[Group]], list[Group]]
-"""Make more groups of some, where layers learn at rates of their own."""
+"""Split groups by layer."""
 
 
 def layers_of(section: schema.OptimSection, model: nn.Module) -> dict[str, int]:
-    """Return the layers that `build_optimizer` needs of `model`, before it is sharded; nothing where it needs none.
+    """Return the layer number of each parameter for `build_optimizer`, before sharding; empty without layer decay.
 
-    Raise `RecipeError` where the last layer is the only one that is trained.
+    Raise `RecipeError` if only the last layer is trained.
     """
     if section.layer_decay == "off":
         return {}
@@ -50,9 +50,9 @@ def layers_of(section: schema.OptimSection, model: nn.Module) -> dict[str, int]:
 
 
 def layers_told(section: schema.OptimSection, optimizer: torch.optim.Optimizer, layers: Mapping[str, int]) -> str:
-    """Return how many of `layers` the groups of `optimizer` are of, and from which rate; nothing where there are none.
+    """Return a note on the layer decay, or an empty string without it.
 
-    Such as `optim.layer_decay: 14 layers of 14 learn, at 0.0238 (layer 0) to 1 (layer 13) times the rate`.
+    For example `optim.layer_decay: 14 layers of 14 learn, at 0.0238 (layer 0) to 1 (layer 13) times the rate`.
     """
     if not layers or section.layer_decay == "off":
         return ""
@@ -67,17 +67,16 @@ def build_optimizer(
     device_type: str,
     layers: Mapping[str, int] | None = None,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of the trainable ones of `named_parameters`, at the learning rate `section.lr`.
+    """Return the optimizer of the trainable parameters, at learning rate `section.lr`.
 
-    `device_type` is where they are, cpu or cuda, and `layers` are `layers_of` the model. The order of groups and
-    parameters follows from that of the model. Every group has an `lr_factor`, see `set_lr`. Raise `RecipeError` for a
-    network that trains nothing, and for a setting that has no effect on these parameters, or that sharded ones (of
-    FSDP) do not allow.
+    `device_type` is cpu or cuda, `layers` the result of `layers_of`. The order of groups and parameters follows the
+    model. Every group has an `lr_factor`, see `set_lr`. Raise `RecipeError` for a model without trainable parameters,
+    and for a setting that has no effect or does not support sharded parameters (FSDP).
     """
     named = list(named_parameters)
     parameters = [parameter for _, parameter in named]
     if not any(parameter.requires_grad for parameter in parameters):
-        raise RecipeError("model.name: the network has no parameter that is trained (give it one with requires_grad)")
+        raise RecipeError("model.name: the model has no trainable parameter (give it one with requires_grad)")
     is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
     divide: Divide = list
     if section.layer_decay != "off":
@@ -90,25 +89,25 @@ def build_optimizer(
 
 
 def set_lr(groups: Iterable[Group], lr: float) -> None:
-    """Give every parameter group the learning rate `lr` times its `lr_factor`, on the device where it lives there."""
+    """Set the learning rate of every group to `lr` times its `lr_factor`, in place if it is on the device."""
     for group in groups:
-        own = lr * group["lr_factor"]
+        group_lr = lr * group["lr_factor"]
         if isinstance(group.get("lr"), Tensor):
-            group["lr"].fill_(own)
+            group["lr"].fill_(group_lr)
         else:
-            group["lr"] = own
+            group["lr"] = group_lr
 
 
 def keep_lr_on_device(optimizer: torch.optim.Optimizer) -> None:
-    """Keep every group's learning rate beside its parameters, float32 []: a captured step reads it there."""
+    """Store each group's learning rate as float32 [] on its device, where a captured step reads it."""
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=group["params"][0].device)
 
 
 def reads_lr_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step of `optimizer` leaves a learning rate on the device to the device.
+    """Return whether a step of `optimizer` reads the learning rate on the device only.
 
-    Ours do, and of torch's the fused ones: the others ask for its value, and some count their steps on the host.
+    Ours and torch's fused optimizers do; the others read it, or count steps, on the host.
     """
     match optimizer:
         case torch.optim.SGD() | torch.optim.Adam():  # AdamW among them
@@ -161,37 +160,37 @@ def _others(
 
 def _muon(section: schema.Muon, parameters: list[nn.Parameter], divide: Divide, *, is_sharded: bool) -> Muon:
     if is_sharded:
-        raise RecipeError("optim.name: muon needs whole matrices, and these are sharded (set parallel.strategy=ddp)")
+        raise RecipeError("optim.name: muon needs whole matrices, and FSDP shards them (set parallel.strategy=ddp)")
     groups = divide(muon_groups(section, parameters))
-    # Who asks for float64 does not want directions of two digits.
+    # bfloat16 has two digits, too few for a float64 run.
     dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.bfloat16
     steps, rescale = section.newton_schulz_steps, section.rescale
     return Muon(groups, lr=section.lr, newton_schulz_steps=steps, rescale=rescale, dtype=dtype)
 
 
 def _own(section: schema.OwnOptim, groups: list[Group]) -> torch.optim.Optimizer:
-    own = Own("optim", section.name, section.args, OPTIMIZER)
-    optimizer = own.make(groups, lr=section.lr)
+    plugin = Own("optim", section.name, section.args, OPTIMIZER)
+    optimizer = plugin.make(groups, lr=section.lr)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise own.lacks(f"makes a {type(optimizer).__name__}, not a torch.optim.Optimizer (derive it from that)")
+        raise plugin.lacks(f"makes a {type(optimizer).__name__}, not a torch.optim.Optimizer (derive it from that)")
     try:
         inspect.signature(optimizer.step).bind()
     except TypeError as error:
-        raise own.lacks(f"cannot be used: its step() needs more than gradients: {error} (take another)") from None
+        raise plugin.lacks(f"cannot be used: its step() needs more than gradients: {error} (take another)") from None
     if any("lr_factor" not in group for group in optimizer.param_groups):
-        raise own.lacks(
+        raise plugin.lacks(
             "does not keep the groups it is given (hand them to torch.optim.Optimizer.__init__ as they are)"
         )
     return optimizer
 
 
 def _kernels(section: schema.Sgd | schema.Adam, device_type: str, *, is_sharded: bool) -> dict[str, bool]:
-    """Return torch's flags for `implementation`. Its fused SGD does not know sharded parameters, fused Adam does."""
+    """Return torch's flags for `implementation`. Fused SGD does not support sharded parameters, fused Adam does."""
     can_fuse = not (is_sharded and isinstance(section, schema.Sgd))
     match section.implementation:
         case "fused" if not can_fuse:
             raise RecipeError(
-                "optim.implementation: fused SGD does not move sharded parameters (set optim.implementation=foreach)"
+                "optim.implementation: fused SGD does not support sharded parameters (set optim.implementation=foreach)"
             )
         case "fused":
             return {"fused": True}

@@ -1,4 +1,4 @@
-"""What all ranks do after a step beside the next one: decided by what any of them has met, and alike on each."""
+"""After each step, agree across ranks whether to save or stop."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from paceline.train.interrupt import Interrupts
 
 
 class Orders(NamedTuple):
-    """Whether to save, and whether to save and leave."""
+    """Whether to save a checkpoint, and whether to save and stop."""
 
     save: bool
     leave: bool
@@ -21,7 +21,7 @@ class Orders(NamedTuple):
 
 @dataclass(frozen=True)
 class Council:
-    """Where the ranks agree, once a step. What one of them asks for is done one step later where there are several."""
+    """Agree across ranks once per step. With several ranks, a request takes effect one step later."""
 
     agreement: Agreement
     interrupts: Interrupts
@@ -31,21 +31,21 @@ class Council:
     replicas: Replicas
 
     def after(self, step: int, batch: Batch) -> Orders:
-        """Return what is to be done after `step` steps, the last of them on `batch`. Every rank must call it."""
+        """Return the decision after `step` steps, the last of which trained on `batch`. Collective."""
         self.replicas.check(step)
         self.deadline.step(step)
-        met = self.bad_images.note(batch.bad)
-        leave, save, bad = self.agreement.of(bool(self.interrupts.requested), self.alarm.rings(), met)
+        num_new = self.bad_images.note(batch.bad)
+        stop, save, bad = self.agreement.of(bool(self.interrupts.requested), self.alarm.rings(), num_new)
         if bad:
             self.bad_images.settle()
-        return Orders(save=save > 0, leave=leave > 0)
+        return Orders(save=save > 0, leave=stop > 0)
 
     def leaves(self) -> bool:
-        """Return whether any rank has been asked to leave by now. Every rank must call it, and waits for the others."""
+        """Return whether any rank was asked to stop. Collective, and blocking."""
         return bool(self.agreement.union((1,) if self.interrupts.requested else ()))
 
     def conclude(self) -> None:
-        """Take in what the ranks met in the last step, as the state is to be saved. Every rank must call it."""
+        """Exchange pending bad-image reports across ranks before the state is saved. Collective."""
         *_, bad = self.agreement.settled()
         if bad:
             self.bad_images.settle()

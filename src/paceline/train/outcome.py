@@ -1,4 +1,4 @@
-"""From what a run measured to its result."""
+"""Build `RunResult` from the run's measurements."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -34,7 +34,7 @@ from paceline.train.state import TrainState
 
 @dataclass(frozen=True)
 class Around:
-    """Seconds that are no training: up to the first step (`compile_s` of them compiling), and after the last."""
+    """Seconds outside of training: up to the first step (`compile_s` of them compiling), and after the last."""
 
     startup_s: float
     compile_s: float
@@ -43,7 +43,7 @@ class Around:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights that a run ends with: how many, how many of those are trained, and a digest of what is saved."""
+    """Final weights: number of parameters, number of trained ones, and SHA-256 of the saved tensors."""
 
     parameters: int
     trained: int
@@ -51,7 +51,7 @@ class Weights:
 
     @classmethod
     def of(cls, model: nn.Module, tensors: Mapping[str, Tensor]) -> Self:
-        """Return those of `model`, of which `tensors` are saved, whole."""
+        """Return those of `model`; `tensors` are its whole, saved tensors."""
         sizes = [(each.numel(), each.requires_grad) for each in model.parameters()]
         trained = sum(size for size, is_trained in sizes if is_trained)
         return cls(sum(size for size, _ in sizes), trained, weights_sha256(tensors))
@@ -71,11 +71,10 @@ def summarise(
     health: tuple[Finding, ...] | None,
     provenance: dict[str, Any],
 ) -> RunResult:
-    """Return the result of the run that ended in `state`. Times are of this process, seconds throughout; `goodput` is
-    of all processes that `ledger` knows of.
+    """Return the result of the run that ended in `state`. Call it after the last save.
 
-    `checkpoints` is what saving has come to, `health` what is wrong with what was learnt. Call it
-    when everything is saved.
+    Times are seconds of this process; goodput covers all processes. `checkpoints` summarizes the saves, `health` holds
+    the findings.
     """
     recipe, plan, last, summary = parts.recipe, parts.plan, state.last, measured.summary
     rates = throughput(summary.step_s, plan.batch_size, summary.excluded_s)
@@ -132,7 +131,7 @@ def _times(pauses: Mapping[str, float], state: TrainState, watch: Stopwatch, aro
 
 
 def account(summary: ClockSummary, wall_s: float, around: Around) -> AccountResult | None:
-    """Return where `wall_s` seconds of a process went; None where no clock ran."""
+    """Attribute the `wall_s` seconds of this process to stages and pauses; None without a clock."""
     if not summary.has_run:
         return None
     stages_s = fsum(stage.host_s for stage in summary.stages.values())
@@ -153,7 +152,7 @@ def account(summary: ClockSummary, wall_s: float, around: Around) -> AccountResu
 
 
 def _verdict(parts: Parts, measured: Measured) -> Verdict:
-    """Judge what was measured, by what the run used."""
+    """Return the bottleneck of the run."""
     recipe, world = parts.recipe, parts.world
     train, parallel, saving = recipe.train, recipe.parallel, recipe.checkpoint
     settings = Settings(

@@ -1,4 +1,4 @@
-"""Build the parts of a run from its recipe, plan, world and data: the only place where all of them meet."""
+"""The context of a run, which creates the components that depend on recipe, plan, world and data."""
 
 import contextlib
 from collections.abc import Callable
@@ -38,16 +38,16 @@ from paceline.train.precision import Precision, build_precision, set_numerics
 from paceline.train.views import build_views
 
 _IMAGES_TO_CHECK = 512
-"""Training images per rank for which batch norm's statistics are checked: standard errors of 2 points at most."""
+"""Training images per rank for the check of BatchNorm's statistics; the standard error is at most 2 points."""
 _IMAGES_TO_FIT = 5000
-"""Training images that data-dependent layers are fitted to, as many as in airbench (arXiv 2404.00498)."""
+"""Training images that data-dependent layers are fitted to, as in airbench (arXiv 2404.00498)."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What was asked, who we are, on which device, over which data, and what follows from it in integers.
+    """Recipe, world, device, datasets and plan of a run.
 
-    Loaders that are built here are closed by `held`; `memory_format` is that of images and filters.
+    `held` closes the loaders that are created here. `memory_format` is that of images and filters.
     """
 
     recipe: Recipe
@@ -69,7 +69,7 @@ class Parts:
         held: contextlib.ExitStack,
         train_ranks: int | None = None,
     ) -> "Parts":
-        """Return the parts of training on `train_ranks` ranks, those of the world unless told otherwise."""
+        """Return the context for training on `train_ranks` ranks, by default those of the world."""
         recipe = resolve_batch(recipe, train_ranks or world.world_size)
         plan = Plan.derive(recipe, train_ranks or world.world_size, datasets.train.info, datasets.val.info)
         free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
@@ -80,19 +80,19 @@ class Parts:
         return parts.noting(choice.note, outwaited(recipe, choice.workers))
 
     def noting(self, *notes: str | None) -> "Parts":
-        """Return the same parts with more notes for the user in the plan, where there are any."""
+        """Return a copy whose plan has the given `notes` too, empty ones left out."""
         more = (note for note in notes if note)
         return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
 
     @property
     def augments_on(self) -> str | None:
-        """Where whole batches are changed, `host` or `device`; None where none are."""
+        """Where whole batches are augmented: `host`, `device`, or None without augmentation."""
         if not self.recipe.data.augment:
             return None
         return "device" if self._loader_options.on_device else "host"
 
     def check_room(self) -> None:
-        """Raise `WorldError` where the node has no room for the batches that worker processes make ahead."""
+        """Raise `WorldError` if the node has no room for the batches that worker processes prefetch."""
         plan, local_ranks = self.plan, self.world.local_world_size
         train = batch_bytes(plan.rank_batch, plan.channels, max(size for _, size in plan.train_sizes))
         evaluated = batch_bytes(plan.eval_batch, plan.channels, plan.eval_image_size)
@@ -100,7 +100,7 @@ class Parts:
         check_room(processes, PREFETCH, train + evaluated, local_ranks)
 
     def precision(self) -> Precision:
-        """Return the number format of a run, and set what a GPU computes in accordingly."""
+        """Return the precision of the run, and set the GPU's numeric flags to match."""
         train = self.recipe.train
         if train.cudnn_benchmark == "on" and self.device.type != "cuda":
             raise RecipeError("train.cudnn_benchmark: on has no effect on a CPU (set train.cudnn_benchmark=auto)")
@@ -110,10 +110,10 @@ class Parts:
         return build_precision(train.precision, self.device)
 
     def model(self, precision: Precision, *, is_new: bool) -> nn.Module:
-        """Return the model on the device, in training mode, its weights drawn from the recipe's seed alone.
+        """Return the model on the device in training mode, with weights that depend on the recipe's seed alone.
 
-        A new one is also fitted to the training images, where it has layers that are; another gets its weights
-        from a checkpoint.
+        A new model with data-dependent layers is fitted to training images; otherwise the weights come from a
+        checkpoint.
         """
         torch.manual_seed(self.recipe.seed)
         model = build_model(self.recipe.model, num_classes=self.plan.num_classes, channels=self.plan.channels)
@@ -123,21 +123,27 @@ class Parts:
         model.to(self.device)
         if self.recipe.model.norm == "sync_batch":
             model = synchronise_norms(model, self.device)
-        set_training(self.recipe.model, model, self.plan.num_classes)  # by then its norms are those that are trained
+        set_training(
+            self.recipe.model, model, self.plan.num_classes
+        )  # after `synchronise_norms`, which replaces the norms
         return model.to(memory_format=self.memory_format)
 
     @property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation per channel, of pixels in [0, 1], that both splits are normalised by."""
+        """Mean and standard deviation per channel of pixels in [0, 1], used to normalize both splits."""
         data, info = self.recipe.data, self.datasets.train.info
         return (info.mean if data.mean == "auto" else data.mean, info.std if data.std == "auto" else data.std)
 
     def placement(self, dtype: torch.dtype, *, timed: bool = False) -> Placement:
-        """Return what brings batches to the device and normalises them there, to `dtype`; `timed` times copies."""
+        """Return the transfer that copies batches to the device and normalizes them to `dtype`; `timed` measures the
+        copies.
+        """
         return self._placement(self.device, dtype, timed=timed)
 
     def train_loader(self, place: Placement) -> Loader:
-        """Return this rank's part of the exact order, timed where the run is; `place` is for batches that stay."""
+        """Return the training loader of this rank, timed if `measure.clock` is on; `place` is for batches kept on the
+        device.
+        """
         plan, world, data = self.plan, self.world, self.recipe.data
         order = TrainOrder(
             self.recipe.seed,
@@ -154,14 +160,14 @@ class Parts:
         return ReplayedLoader(loader, NUM_REPLAYED, place.keep if data.replay == "device" else as_it_is)
 
     def eval_loader(self, source: Source, num_images: int) -> tuple[Loader, int]:
-        """Return this rank's part of an evaluation of `num_images` of `source`, and how many batches that is."""
+        """Return this rank's loader for an evaluation of `num_images` images of `source`, and its number of batches."""
         plan, world = self.plan, self.world
         shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, of=len(source))
         loader = build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, self._loader_options)
         return self._closed(loader), shard.num_batches
 
     def finish(self, dtype: torch.dtype) -> Finish:
-        """Return what is done to placed batches before the model sees them, in `dtype`."""
+        """Return the device transforms, applied to batches after the transfer, in `dtype`."""
         place = self.placement(dtype)
         return build_finish(self.recipe.data, place, self.plan.num_classes, on_device=self._loader_options.on_device)
 
@@ -173,15 +179,16 @@ class Parts:
         bad_images: BadImages | None = None,
         leaves: Callable[[], bool] = never,
     ) -> Judge:
-        """Return what evaluates the weights of the moment, on this rank's shards.
+        """Return the evaluator of this rank's shards.
 
-        It gives up where a rank `leaves`. Without `bad_images` an image that cannot be read is an error.
+        It aborts once `leaves` returns True on a rank. Without `bad_images` an unreadable image is an error.
         """
         plan, datasets = self.plan, self.datasets
 
         def evaluator(split: Split, source: Source, num_images: int) -> Evaluator:
-            left_out = bad_images.of(split) if bad_images else NothingLeftOut()
-            return replace(self._evaluator(precision, strategy, source, num_images), left_out=left_out, leaves=leaves)
+            collector = bad_images.of(split) if bad_images else NothingLeftOut()
+            split_evaluator = self._evaluator(precision, strategy, source, num_images)
+            return replace(split_evaluator, left_out=collector, leaves=leaves)
 
         val = replace(evaluator("val", datasets.val, plan.val_images), worst=self.recipe.log.worst)
         if self.recipe.train.eval_train == "off":
@@ -191,10 +198,10 @@ class Parts:
     def check_batch_norm(
         self, precision: Precision, strategy: Strategy, average: Average, model: nn.Module
     ) -> BatchNormCheck | None:
-        """Compare batch norm's running statistics with the batches' own, with the judged weights; None without any.
-
-        Every rank must call it. No worker is started for the few images.
+        """Compare BatchNorm's running statistics with batch statistics on the evaluated weights; None without
+        BatchNorm. Collective.
         """
+        # No worker processes: they would take longer to start than these few images take to decode.
         source, plan, world = self.datasets.train, self.plan, self.world
         num_images = min(_IMAGES_TO_CHECK * world.world_size, len(source))
         shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, of=len(source))
@@ -220,11 +227,11 @@ class Parts:
         )
 
     def _closed(self, loader: Loader) -> Loader:
-        """Return `loader`, which is closed when the run is over."""
+        """Close `loader` at the end of the run, and return it."""
         return self.held.enter_context(contextlib.closing(loader))
 
     def _images_to_fit(self) -> Tensor:
-        """Return a sample of the training images, normalised float32 [N, C, H, W], the same on every rank."""
+        """Return a sample of normalized training images, float32 [N, C, H, W], the same on every rank."""
         source, plan = self.datasets.train, self.plan
         shard = EvalShard(min(_IMAGES_TO_FIT, len(source)), plan.eval_batch, of=len(source))
         options = LoaderOptions(workers=0, pin_memory=False)
@@ -237,8 +244,8 @@ class Parts:
 
     @property
     def _loader_options(self) -> LoaderOptions:
-        where = self.recipe.data.augment_on
-        on_device = self._is_gpu if where == "auto" else where == "device"
+        location = self.recipe.data.augment_on
+        on_device = self._is_gpu if location == "auto" else location == "device"
         return LoaderOptions(
             self.choice.workers,
             pin_memory=self._is_gpu,

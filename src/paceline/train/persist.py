@@ -1,4 +1,4 @@
-"""What a checkpoint must hold of a run: everything that the next step depends on, and nothing else."""
+"""The state that a checkpoint needs: everything that the next step depends on."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _COMPRESSION: Final = "compression"
 
 @dataclass(frozen=True)
 class Persistent:
-    """The parts of a run that have a state of their own, beside its progress."""
+    """The components of a run that have a state, beside its progress."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -35,9 +35,9 @@ class Persistent:
     counters: Counters = field(default_factory=NoCounters)
 
     def capture(self, state: TrainState, facts: Mapping[str, Any]) -> Snapshot:
-        """Return the state of all parts, gathered from all ranks, which must all call it; `facts` go along.
+        """Return the state of all components, gathered from all ranks, with additional values `facts`. Collective.
 
-        Raise `RecipeError` where a user's own optimizer keeps what cannot be held.
+        Raise `RecipeError` if the state of the user's own optimizer cannot be saved.
         """
         memory = self.strategy.memory()
         tensors = {
@@ -47,31 +47,31 @@ class Persistent:
             "average": self.average.tensors(),
             _COMPRESSION: memory.tensors(),
         }
-        kept = memory.values(self.model)
+        comm_values = memory.values(self.model)
         values = {
             "train": state.to_dict(),
             "schedule": self.schedule.state(),
             "scale": self.precision.scale.state(),
             **self.counters.values(),
-            **({_COMPRESSION: kept} if kept else {}),
+            **({_COMPRESSION: comm_values} if comm_values else {}),
             **facts,
         }
-        # An optimizer may have no state yet, but its part is always there.
-        held = {name: part for name, part in tensors.items() if part or name == "optimizer"}
+        # An optimizer may have no state yet, but its file always exists.
+        groups = {name: group for name, group in tensors.items() if group or name == "optimizer"}
         averages = "optimizer" if isinstance(self.optimizer, ScheduleFree) else "average"
-        gathered = {name: self.strategy.gather(part) for name, part in held.items()}
+        gathered = {name: self.strategy.gather(group) for name, group in groups.items()}
         return Snapshot(gathered, values, frozenset({"model", averages}))
 
     def restore(self, checkpoint: Path) -> TrainState:
-        """Take over the state in `checkpoint`, whose weights the model has already; return the progress.
+        """Load the state of `checkpoint`, whose weights are already loaded; return the progress.
 
-        Raise `CheckpointError` for a checkpoint that is whole, but not of such a run.
+        Raise `CheckpointError` for an intact checkpoint of another run.
         """
         with _of_such_a_run(checkpoint):
             return self._restored(checkpoint)
 
     def recall(self, checkpoint: Path) -> str:
-        """Take over what sending gradients had kept, after all passes that are no steps; return a note of what is lost.
+        """Load the state of gradient compression, after all warm-up passes; return a note if some is lost.
 
         Raise `CheckpointError` as `restore` does.
         """
@@ -99,25 +99,27 @@ class Persistent:
 
 @contextlib.contextmanager
 def _of_such_a_run(checkpoint: Path) -> Iterator[None]:
-    """Say of a `checkpoint` that does not fit that it is another run's."""
+    """Convert errors of a `checkpoint` that does not fit into `CheckpointError`."""
     try:
         yield
     except CheckpointError:
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         first = " ".join(str(error).split())[:150]
-        raise CheckpointError(f"{checkpoint}: is of another run or paceline: {first} (train it again)") from None
+        raise CheckpointError(
+            f"{checkpoint}: was written by another run or paceline version: {first} (start a new run)"
+        ) from None
 
 
 def load_average(checkpoint: Path, average: Average, optimizer: torch.optim.Optimizer | None) -> None:
-    """Take over only what judging needs: the averaged weights, wherever they are kept, if there are any.
+    """Load only the averaged weights, whole, from the average or from the optimizer's state.
 
-    They are whole, as is the model they are of. Raise `CheckpointError` where `average` is to be and is not kept.
+    Raise `CheckpointError` if `average` needs tensors that the checkpoint lacks.
     """
     if isinstance(optimizer, ScheduleFree):
         load_optimizer(optimizer, load_part(checkpoint, "optimizer"))
     elif average.exists:
         tensors = load_part(checkpoint, "average")
         if not tensors:
-            raise CheckpointError(f"train.ema: {checkpoint} keeps no averaged weights (set train.ema=off)")
+            raise CheckpointError(f"train.ema: {checkpoint} has no averaged weights (set train.ema=off)")
         average.load(tensors)

@@ -1,7 +1,7 @@
-"""Which number format a step computes in: of the weights, of the products, and what keeps small numbers alive.
+"""Numeric precision of a step: weights, autocast, and loss scaling.
 
-A precision is put together from three choices: an autocast or none, `Weights` (the model's own, or 16-bit ones with
-a master copy in float32), and a `Scale` of the loss (none, or a dynamic one for float16's narrow range).
+A precision combines an autocast dtype (or none), `Weights` (the model's own, or float32 master copies of 16-bit
+weights), and a `Scale` of the loss (none, or a dynamic one for float16).
 """
 
 import contextlib
@@ -23,36 +23,36 @@ _GROWTH_STEPS = 2000
 
 
 class Scale(Protocol):
-    """What the loss is multiplied by, so that gradients of small size survive a narrow format."""
+    """Loss scaling, so that small gradients do not underflow in float16."""
 
     @property
     def value(self) -> float:
-        """The factor."""
+        """The current scale."""
         ...
 
     def undo(self, gradients: Sequence[Tensor]) -> None:
-        """Divide `gradients` by the factor in place."""
+        """Divide `gradients` by the scale, in place."""
         ...
 
     def grew_too_large(self) -> bool:
-        """Take note of gradients that overflowed; return whether a smaller factor may help."""
+        """Record an overflow; return whether a smaller scale may help."""
         ...
 
     def fitted(self) -> None:
-        """Take note of gradients that did not."""
+        """Record a step without overflow."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain values."""
+        """Return plain values that a resumed run needs."""
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Load what `state` returned."""
         ...
 
 
 class NoScale:
-    """The loss as it is: the format has float32's range."""
+    """No loss scaling: the format has float32's range."""
 
     value = 1.0
 
@@ -60,37 +60,39 @@ class NoScale:
         """Do nothing."""
 
     def grew_too_large(self) -> bool:
-        """Return False: there is nothing to lower."""
+        """Return False."""
         return False
 
     def fitted(self) -> None:
-        """Take no note."""
+        """Do nothing."""
 
     def state(self) -> dict[str, Any]:
-        """Return nothing."""
+        """Return an empty dictionary."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over nothing."""
+        """Do nothing."""
 
 
 @dataclass
 class DynamicScale:
-    """A factor that halves when gradients overflow and doubles after 2,000 steps in a row without.
+    """A scale that halves at each overflow and doubles after 2,000 steps without one.
 
-    Micikevicius et al. 2018, Mixed Precision Training (arXiv 1710.03740), section 3.2; the numbers are those of
-    torch's GradScaler. That class is not used because it would look for overflow a second time.
+    Micikevicius et al. 2018, Mixed Precision Training (arXiv 1710.03740), section 3.2; constants as in torch's
+    GradScaler.
     """
 
+    # Not torch's GradScaler: it would check for overflow a second time.
     value: float = FIRST_SCALE
     good_steps: int = 0
 
     def undo(self, gradients: Sequence[Tensor]) -> None:
-        """Divide by the factor, a power of two: exact but for what falls below the smallest number of the format."""
+        """Divide by the scale."""
+        # The scale is a power of two, so this is exact except for underflow.
         torch._foreach_mul_(list(gradients), 1 / self.value)
 
     def grew_too_large(self) -> bool:
-        """Halve the factor; return False when it has reached 1, where the gradients themselves are to blame."""
+        """Halve the scale; return False at 1, where the gradients themselves are to blame."""
         self.good_steps = 0
         if self.value <= 1.0:
             return False
@@ -98,17 +100,17 @@ class DynamicScale:
         return True
 
     def fitted(self) -> None:
-        """Count the step, and double the factor when there have been enough."""
+        """Count the step, and double the scale after enough of them."""
         self.good_steps += 1
         if self.good_steps == _GROWTH_STEPS:
             self.value, self.good_steps = self.value * 2, 0
 
     def state(self) -> dict[str, Any]:
-        """Return factor and count."""
+        """Return scale and count."""
         return {"value": self.value, "good_steps": self.good_steps}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over factor and count."""
+        """Load scale and count."""
         self.value, self.good_steps = state["value"], state["good_steps"]
 
 
@@ -116,26 +118,28 @@ Named = Sequence[tuple[str, nn.Parameter]]
 
 
 class Weights(Protocol):
-    """What the optimizer moves."""
+    """The weights that the optimizer updates."""
 
     def named(self, model: nn.Module) -> Named:
-        """Return the names of `model`'s parameters and what the optimizer moves for them, once, after `prepare`."""
+        """Return the model's parameter names with the parameters that the optimizer updates; called once, after
+        `prepare`.
+        """
         ...
 
     def collect(self) -> None:
-        """Bring the model's gradients to what the optimizer moves."""
+        """Copy the model's gradients to the parameters that the optimizer updates."""
         ...
 
     def spread(self) -> None:
-        """Bring what the optimizer moved to the model."""
+        """Copy the updated parameters back to the model."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must hold beside the model's weights, by name."""
+        """Return the tensors that a checkpoint needs beside the model's weights, by name."""
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors` returned."""
+        """Load what `tensors` returned."""
         ...
 
 
@@ -147,28 +151,30 @@ class OwnWeights:
         return list(model.named_parameters())
 
     def collect(self) -> None:
-        """Do nothing: the gradients are there."""
+        """Do nothing."""
 
     def spread(self) -> None:
-        """Do nothing: the model has moved."""
+        """Do nothing."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return nothing."""
+        """Return an empty dictionary."""
         return {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over nothing."""
+        """Do nothing."""
 
 
 @dataclass
 class MasterWeights:
-    """float32 copies of 16-bit parameters, so that updates smaller than a 16-bit step add up (arXiv 1710.03740)."""
+    """float32 master copies of 16-bit parameters, so that updates below 16-bit resolution accumulate (arXiv
+    1710.03740).
+    """
 
     _pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = field(default_factory=list)
 
     def named(self, model: nn.Module) -> Named:
-        """Make and return the copies; parameters that are in float32 already, as norms are, stay themselves."""
-        assert not self._pairs, "the copies are made once"
+        """Create and return the copies. Parameters that already are float32, such as norms, are used directly."""
+        assert not self._pairs, "the master copies are created once"
         named = []
         for name, parameter in model.named_parameters():
             if parameter.dtype.itemsize > 2 or not parameter.requires_grad:
@@ -180,23 +186,23 @@ class MasterWeights:
         return named
 
     def collect(self) -> None:
-        """Give each copy its parameter's gradient, in float32, and let go of that."""
+        """Copy each gradient to its master parameter in float32, and free the original."""
         for _, parameter, master in self._pairs:
             master.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
 
     def spread(self) -> None:
-        """Round the copies into the model."""
+        """Round the master copies into the model."""
         with torch.no_grad():
             for _, parameter, master in self._pairs:
                 parameter.copy_(master)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the copies."""
+        """Return the master copies."""
         return {name: master.detach() for name, _, master in self._pairs}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the copies."""
+        """Load the master copies."""
         with torch.no_grad():
             for name, _, master in self._pairs:
                 master.copy_(tensors[name])
@@ -204,7 +210,9 @@ class MasterWeights:
 
 @dataclass(frozen=True)
 class Precision:
-    """A number format: `dtype` of weights and images, `autocast_dtype` of products (None: the same), and the rest."""
+    """Numeric precision: `dtype` of weights and images, `autocast_dtype` of matrix products (None: the same), weights
+    and scale.
+    """
 
     device_type: str
     dtype: torch.dtype = torch.float32
@@ -213,34 +221,29 @@ class Precision:
     scale: Scale = field(default_factory=NoScale)
 
     def lower(self, model: nn.Module) -> None:
-        """Bring `model` to the format in place. Beside master weights, batch norms stay in float32 as in Apex's O2.
-
-        Running statistics in 16 bits would stand still: a step of 0.1 is lost beside a value 256 times as large.
-        """
+        """Cast `model` in place. With master weights, BatchNorm layers stay in float32, as in Apex's O2."""
         model.to(self.dtype)
+        # Running statistics in 16 bits would not move: an update of 0.1 rounds to zero next to a value of 256.
         if isinstance(self.weights, MasterWeights):
             for module in model.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.float()
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return what surrounds the forward pass."""
+        """Return the context of the forward pass."""
         if self.autocast_dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device_type, dtype=self.autocast_dtype)
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of `loss`, a tensor [], times the scale.
-
-        A loss that is no number makes every gradient NaN, on this rank and, averaged, on all, or, where each rank
-        trains alone, the norm that they share: that is how the ranks agree on it without a word.
-        """
+        """Compute the gradients of `loss`, a tensor [], times the scale. A non-finite loss makes every gradient NaN."""
+        # NaN in one gradient reaches all ranks by averaging, or by the shared norm: ranks agree without communication.
         marked = torch.where(torch.isfinite(loss.detach()), self.scale.value, torch.nan)
         (loss * marked).backward()  # type: ignore[no-untyped-call]
 
 
 def build_precision(name: PrecisionName, device: torch.device) -> Precision:
-    """Return the precision called `name` on `device`. Raise `RecipeError` where the device does not have it."""
+    """Return the precision called `name`. Raise `RecipeError` if the device does not support it."""
     kind, _, scheme = resolve(name, device).partition("_")
     _check(name, kind, scheme, device)
     if name in ("fp64", "fp32", "torch_default", "tf32"):
@@ -256,7 +259,9 @@ def build_precision(name: PrecisionName, device: torch.device) -> Precision:
 
 
 def resolve(name: PrecisionName, device: torch.device) -> PrecisionName:
-    """Return the format that `amp` is on `device`: bf16 where it is computed natively, else fp16; others stay."""
+    """Return the format that `amp` selects on `device`: bf16 if supported natively, else fp16. Other names are returned
+    as is.
+    """
     if name != "amp":
         return name
     is_native = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -264,7 +269,7 @@ def resolve(name: PrecisionName, device: torch.device) -> PrecisionName:
 
 
 def half_on_cpu(name: PrecisionName, device: torch.device) -> str:
-    """Return the name of the 16 bits that `name` computes in where `device` is a CPU; else nothing."""
+    """Return the 16-bit format that `name` computes in on a CPU, or an empty string."""
     if device.type != "cpu":
         return ""
     resolved = resolve(name, device)
@@ -272,7 +277,7 @@ def half_on_cpu(name: PrecisionName, device: torch.device) -> str:
 
 
 def check_trained_model(recipe: Recipe, plan: Plan, device: torch.device) -> tuple[str, ...]:
-    """Check the network of `recipe` as it is to be trained on `device`; see `models.trial.check_model`."""
+    """Check the model of `recipe` as it will be trained on `device`; see `models.trial.check_model`."""
     half = half_on_cpu(recipe.train.precision, device)
     is_fp32_on_cpu = device.type == "cpu" and not half
     return check_model(
@@ -281,9 +286,9 @@ def check_trained_model(recipe: Recipe, plan: Plan, device: torch.device) -> tup
 
 
 def set_numerics(name: PrecisionName, device: torch.device, *, benchmark: bool) -> None:
-    """Let a GPU's products use TF32 only where the recipe says so, and cuDNN time its algorithms if `benchmark`.
+    """Allow TF32 on a GPU only if the recipe does, and let cuDNN benchmark its algorithms if `benchmark`.
 
-    `torch_default` is what PyTorch has set since 1.12: cuDNN's convolutions may use TF32, matrix products may not
+    `torch_default` is PyTorch's default since 1.12: TF32 for cuDNN convolutions, but not for matrix products
     (https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices).
     """
     if device.type != "cuda":
@@ -297,9 +302,9 @@ def set_numerics(name: PrecisionName, device: torch.device, *, benchmark: bool) 
 def _check(name: str, kind: str, scheme: str, device: torch.device) -> None:
     if device.type == "cuda":
         return
-    instead = {"fp16": "bf16", "tf32": "fp32"}.get(kind)
-    if instead:
-        other = f"{instead}_{scheme}" if scheme else instead
+    substitute = {"fp16": "bf16", "tf32": "fp32"}.get(kind)
+    if substitute:
+        other = f"{substitute}_{scheme}" if scheme else substitute
         raise RecipeError(
             f"train.precision: {name} needs a GPU, and this run is on a CPU (set train.precision={other})"
         )

@@ -1,14 +1,14 @@
-"""A look at where backward ends: was this rank's own gradient finite?"""
+"""Check whether this rank's own gradient is finite, before it is averaged."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Probe:
-    """Whether a rank's own gradient is finite, seen where backward ends: at the first layer that learns.
+    """Check the gradient of the first trainable layer, where backward ends.
 
-    A NaN or an infinity in a gradient reaches the layers before it, so one small tensor a step tells. Where the
-    strategy keeps that tensor to itself, as FSDP does, it stays unseen.
+    A NaN or infinity propagates to the layers before it, so one small tensor per step suffices. FSDP keeps that tensor
+    to itself: there the probe sees nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -20,7 +20,7 @@ class Probe:
         self._is_finite = self._is_finite * torch.isfinite(gradient.detach()).all()
 
     def take(self) -> Tensor:
-        """Return float32 [], 1 while all gradients since the last call were finite, else 0."""
+        """Return float32 []: 1 if all gradients since the last call were finite, else 0. Reset the flag."""
         seen = self._is_finite
         self._is_finite = torch.ones_like(seen)
         return seen

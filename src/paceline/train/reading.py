@@ -1,4 +1,4 @@
-"""Read what a run works on: its own data set, or another one that its weights are judged by."""
+"""Read the dataset of a run, or another one to evaluate its weights on."""
 
 import contextlib
 from collections.abc import Callable
@@ -14,11 +14,13 @@ from paceline.train.facts import read_facts
 from paceline.train.test_set import read_test_set
 
 Read = Callable[[contextlib.ExitStack, bool], tuple[Recipe, Datasets]]
-"""Read a data set, with what is to be held open of it, on the first rank of a node or another; give its recipe too."""
+"""Read a dataset, with an exit stack for its resources, on a node's first or another rank; return its recipe too."""
 
 
 def read_own(recipe: Recipe, held: contextlib.ExitStack, is_first: bool) -> tuple[Recipe, Datasets]:
-    """Read both splits; the first rank of a node fetches or stages them. A staged copy stands while it is `held`."""
+    """Read both splits; the first rank per node downloads or stages them. A staged copy stays locked while `held` is
+    open.
+    """
     data = recipe.data
     skip_bad = data.on_bad_image == "skip"
     section = held.enter_context(staged(data.source, data.stage, is_first=is_first, skip_bad=skip_bad))
@@ -33,16 +35,16 @@ def read_judged(
     held: contextlib.ExitStack,
     is_first: bool,
 ) -> tuple[Recipe, Datasets]:
-    """Read what `recipe` judges a `checkpoint` of a run of `own` by: its own set, or the one that is named anew."""
+    """Read the dataset that `recipe` evaluates `checkpoint` on: that of its run, with recipe `own`, or another."""
     if recipe.data.source == own.data.source:
         return read_own(recipe, held, is_first)
     facts = read_facts(RunDir(checkpoint.parent.parent))
     digest = str(read_state(checkpoint).get("dataset", ""))
-    judged = read_test_set(recipe, own, facts, digest, is_first=is_first)
-    if judged.note:
-        say(judged.note)
-    return judged.recipe, judged.datasets
+    eval_data = read_test_set(recipe, own, facts, digest, is_first=is_first)
+    if eval_data.note:
+        say(eval_data.note)
+    return eval_data.recipe, eval_data.datasets
 
 
 def silent(sentence: str) -> None:
-    """Say nothing: rank 0 speaks."""
+    """Discard a message: only rank 0 prints."""

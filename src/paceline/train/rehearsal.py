@@ -1,4 +1,4 @@
-"""A step before the first: a forward and a backward pass on black images that leave nothing behind."""
+"""A warm-up pass before the first step."""
 
 import torch
 from torch import nn
@@ -12,9 +12,8 @@ from paceline.train.undo import KeptBuffers
 def rehearsal(
     model: nn.Module, replica: nn.Module, place: Placement, precision: Precision, plan: Plan, step: int
 ) -> None:
-    """Send images of the shape of global step `step` through `replica` of `model` and back.
-
-    Buffers, such as the running statistics of batch norm, are put back, and the gradients are dropped.
+    """Run forward and backward on black images of the size at global step `step`, then restore buffers and drop
+    gradients.
     """
     size = plan.train_size(step)
     images = torch.zeros(plan.micro_batch, plan.channels, size, size, dtype=torch.uint8, device=place.device)

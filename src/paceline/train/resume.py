@@ -1,4 +1,4 @@
-"""Go on with a run: is it the same recipe, has it ended already, and where was it?"""
+"""Resume a run: check that recipe, dataset and code match, and find out whether it has ended."""
 
 import shlex
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ _FREE_TO_CHANGE = (
     "data.eval_batch_size",
     "data.source.download",
     "data.source.cache",
-    "data.source.name",  # a folder may have been packed: `check_dataset` sees that it is the same set
+    "data.source.name",  # a folder may have been packed: `check_dataset` compares the data
     "data.source.root",  # data may move
     "data.source.train_root",
     "data.source.val_root",
@@ -45,9 +45,9 @@ _NEVER_FREE = ("parallel.compression", "parallel.powersgd_rank", "parallel.sync_
 
 
 def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
-    """Return what `recipe` changes of the run in `rundir` that is resumed, a sentence each.
+    """Return a note for each field that `recipe` changes in the resumed run of `rundir`.
 
-    Raise `RecipeError` when `rundir` holds another run, or when `recipe` would make this one another experiment.
+    Raise `RecipeError` if `rundir` holds another run, or if `recipe` changes the experiment.
     """
     rundir.refuse_links()
     rundir.refuse_another_run(resume=resume)
@@ -63,9 +63,8 @@ def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
 
 
 def keep_batch(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Recipe, list[str]]:
-    """Return `recipe` with the global batch of the run in `rundir`, which goes on with it on any number of ranks.
-
-    A batch per rank gives way, and the sentences say so; another `data.batch_size` is another experiment.
+    """Return `recipe` with the global batch size of the run in `rundir`, and notes if that overrides a batch size per
+    rank.
     """
     if recipe.data.rank_batch_size == "auto" or not rundir.recipe.exists():
         return recipe, []
@@ -80,13 +79,13 @@ def keep_batch(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Recipe,
 
 
 def not_free(before: Recipe, after: Recipe) -> list[str]:
-    """Return what makes another experiment of `before`, such as `optim.lr=0.1 (now 0.2)`."""
+    """Return the changes that make a different experiment, such as `optim.lr=0.1 (now 0.2)`."""
     changes = changed(before.to_dict(), after.to_dict())
     return [f"{path}={old} (now {new})" for path, old, new in changes if not _is_free(path)]
 
 
 def check_dataset(checkpoint: Path, digest: str) -> None:
-    """Raise `DataError` when `checkpoint` was written in training on another data set than that of `digest`."""
+    """Raise `DataError` if `checkpoint` was trained on a dataset with another digest."""
     before = read_state(checkpoint).get("dataset", digest)
     if before != digest:
         raise DataError(
@@ -96,15 +95,15 @@ def check_dataset(checkpoint: Path, digest: str) -> None:
 
 
 def other_code(checkpoint: Path, recipe: Recipe) -> list[str]:
-    """Return a sentence for each part of a user's own whose file was another one when `checkpoint` was written."""
-    held = read_state(checkpoint).get("own_parts")
-    before = {name: each for name, each in held.items() if isinstance(each, dict)} if isinstance(held, dict) else {}
+    """Return a note for each of the user's own components whose file has changed since `checkpoint`."""
+    saved = read_state(checkpoint).get("own_parts")
+    before = {name: each for name, each in saved.items() if isinstance(each, dict)} if isinstance(saved, dict) else {}
     others = changed_code(before, code_identity(recipe))
-    return [f"resumed with other code of {name}: its file has changed" for name in others]
+    return [f"resumed with changed code: the file of {name} has changed" for name in others]
 
 
 def open_rundir(rundir: RunDir, recipe: Recipe, plan: dict[str, Any]) -> None:
-    """Make the run directory and write plan and recipe into it."""
+    """Create the run directory, and write plan and recipe."""
     rundir.create()
     (rundir.path / "result.json").unlink(missing_ok=True)  # of a process that was preempted
     rundir.write_json("plan.json", plan)  # first: both make a run directory (`is_run`), and a kill may come between
@@ -112,7 +111,7 @@ def open_rundir(rundir: RunDir, recipe: Recipe, plan: dict[str, Any]) -> None:
 
 
 def recipe_name_of(rundir: RunDir) -> str:
-    """Return the recipe name that a run was started with, "" for a new run: a resumed one is named after its folder."""
+    """Return the recipe name that the run was started with, or an empty string for a new run."""
     try:
         name = read_json(rundir.path / "plan.json")["recipe_name"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -121,15 +120,15 @@ def recipe_name_of(rundir: RunDir) -> str:
 
 
 def is_of_launch(rundir: RunDir, launch: str) -> bool:
-    """Whether `rundir` was begun by ranks that the launcher of this one, called `launch`, had started before."""
+    """Return whether the ranks that last trained in `rundir` were started by the same `launch`."""
     attempts = read_attempts(rundir.attempts)
     return bool(attempts) and attempts[-1].start.launch == launch != ""
 
 
 def finished(rundir: RunDir) -> RunResult | None:
-    """Return the result of a run that has ended as it was meant to, or None; one that cannot be read is none.
+    """Return the result of a finished run, or None.
 
-    A run whose last checkpoint is gone or damaged has not ended, where an older one is there to resume from.
+    A run whose final checkpoint is missing or damaged is not finished if an older one exists.
     """
     try:
         result = rundir.read_result()
@@ -141,10 +140,10 @@ def finished(rundir: RunDir) -> RunResult | None:
 
 
 def missing_end(rundir: RunDir) -> str:
-    """Return a sentence where the run in `rundir` has ended, and its final weights are not there; else "".
+    """Return a message if the run has ended but its final weights are missing or damaged, else an empty string.
 
-    A run that saves nothing (`checkpoint.every=off`), or whose checkpoints were all removed, is left as it is. Raise
-    `RecipeError` where the recipe of the run cannot be read.
+    Runs without checkpoints (`checkpoint.every=off`, or all removed) are finished. Raise `RecipeError` if the run's
+    recipe cannot be read.
     """
     try:
         result = rundir.read_result()
@@ -162,19 +161,19 @@ def missing_end(rundir: RunDir) -> str:
 
 
 def unsaved(rundir: RunDir, result: RunResult) -> str:
-    """Return the error of a run whose final weights could not be saved."""
+    """Return the error message for a run whose final weights were not saved."""
     newest = Checkpoints(rundir.checkpoints, Keep(1)).newest()
     last = f"is {newest.name}" if newest else "is not there"
     of_code = [OWN_CODE] if result.provenance.get("own_parts") else []
-    words = shlex.join(("paceline", "train", str(rundir.path), "--resume", *of_code))
+    command = shlex.join(("paceline", "train", str(rundir.path), "--resume", *of_code))
     return (
         f"{rundir.checkpoints}: the weights of the last step, {result.steps:,}, could not be saved; the last "
-        f"checkpoint {last} (free some space, and resume with {words})"
+        f"checkpoint {last} (free some space, and resume with {command})"
     )
 
 
 def changed(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object, object]]:
-    """Yield (path, old, new) for each field that differs; of a section that is of another variant, its name alone."""
+    """Yield (path, old, new) of each field that differs; for another variant of a section, only its name."""
     if before.get("name") != after.get("name"):
         yield f"{prefix}name", before.get("name"), after.get("name")
         return
@@ -188,5 +187,5 @@ def changed(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> 
 
 
 def _is_free(path: str) -> bool:
-    """Whether a field may change in the middle of a run: what is learnt does not depend on it."""
+    """Return whether a field may change on resume: it does not affect what is learned."""
     return path not in _NEVER_FREE and path.startswith(_FREE_TO_CHANGE)

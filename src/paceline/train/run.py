@@ -1,4 +1,4 @@
-"""The composition root: a recipe and a world in, a run directory and a result out. Read it top to bottom."""
+"""Compose and run a training or an evaluation. Read it from top to bottom."""
 
 import contextlib
 import math
@@ -87,14 +87,18 @@ from paceline.train.worst import save_worst
 
 
 def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, invocation: Invocation) -> RunResult:
-    """Train `recipe` as one rank of `world`; return the result. `rundir` is rank 0's, the others follow it.
+    """Train `recipe` as one rank of `world`, and return the result. All ranks use rank 0's `rundir`.
 
-    With `resume`, and where a launcher has started the ranks of this run again, it goes on from its newest whole
-    checkpoint, or starts when it has none; a run that has ended is left as it is. A signal to stop ends it early,
-    saved, with status `preempted`. Raise `PacelineError` for what a user can mend.
+    With `resume`, or after the launcher restarted the ranks, the run continues from its newest intact checkpoint, or
+    starts if there is none; a finished run is returned as is. A stop signal ends the run early, with a checkpoint and
+    status `preempted`. Raise `PacelineError` for errors that the user can fix.
     """
-    asked = recipe
-    with invocation.interrupts as interrupts, meeting(world, recipe.parallel) as met, contextlib.ExitStack() as held:
+    requested = recipe
+    with (
+        invocation.interrupts as interrupts,
+        meeting(world, recipe.parallel) as met,
+        contextlib.ExitStack() as exit_stack,
+    ):
         changes: Sequence[str] = ()
         first_s = math.inf
         if world.is_main:
@@ -104,11 +108,11 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
                 launch=invocation.launch,
                 resume=resume,
             )
-            first_s = held.enter_context(lock)
+            first_s = exit_stack.enter_context(lock)
             resume = resume or (world.may_be_again and is_of_launch(rundir, invocation.launch))
-            recipe, kept = keep_batch(recipe, rundir, world.world_size) if resume else (recipe, [])
+            recipe, notes = keep_batch(recipe, rundir, world.world_size) if resume else (recipe, [])
             recipe = resolve_batch(recipe, world.world_size)
-            changes = [*kept, *check_rundir(rundir, recipe, resume=resume)]
+            changes = [*notes, *check_rundir(rundir, recipe, resume=resume)]
         recipe = with_batch_size(recipe, int(met.share("batch_size", str(recipe.data.batch_size))))
         rundir = RunDir(Path(met.share("rundir", str(rundir.path))))
         resume = met.share("resume", "yes" if resume else "") == "yes"
@@ -117,13 +121,13 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         if result:
             return RunResult.model_validate_json(result).of(rundir.path)
         whereabouts = invocation.whereabouts
-        held.enter_context(watched(met, recipe.parallel, whereabouts, interrupts, rundir.stacks(world.rank)))
+        exit_stack.enter_context(watched(met, recipe.parallel, whereabouts, interrupts, rundir.stacks(world.rank)))
         job = Job(rundir, invocation, met, whereabouts, first_s)
         check_own_parts(recipe)
         if world.is_main:
             require_sinks(recipe.log)
         with _parts(recipe, met, partial(read_own, recipe), world.world_size, whereabouts.waits) as parts:
-            parts = parts.noting(thin_batch(asked, world.world_size, parts.device.type))
+            parts = parts.noting(thin_batch(requested, world.world_size, parts.device.type))
             parts = parts.noting(*check_trained_model(recipe, parts.plan, parts.device))
             start_from = _start(parts, job) if resume else ""
             if start_from and world.is_main:
@@ -140,39 +144,41 @@ def evaluate(
     say: Callable[[str], None],
     keep: Callable[[EvalReport, Source], None] = kept_nowhere,
 ) -> EvalReport:
-    """Evaluate the weights in `checkpoint`, raw and averaged, on the data of `recipe`, as one rank of `world`.
+    """Evaluate the raw and averaged weights of `checkpoint` on the data of `recipe`, as one rank of `world`.
 
-    They are of a run of `own`. Where `recipe` names another data set, its classes are matched with theirs by name, and
-    rank 0 has to `say` so. It may `keep` the report with the images that it is of, while they can be read. Of code
-    that `recipe` names, network and data set are imported and nothing else; the caller has seen to consent.
+    `own` is the recipe of the checkpoint's run. If `recipe` names another dataset, classes are matched by name, and
+    rank 0 reports this through `say`. `keep` receives the report and the dataset while it can be read. Only the model
+    and the dataset of `recipe` are imported; the caller has checked that the user allows their code.
     """
     read = partial(read_judged, recipe, own, checkpoint, say if world.is_main else silent)
-    with meeting(world, recipe.parallel) as met, contextlib.ExitStack() as held:
-        for part in own_parts(recipe):
-            if part.path in ("model", "data.source"):
-                part.load()
-        parts = held.enter_context(_parts(recipe, met, read, train_ranks=1))
+    with meeting(world, recipe.parallel) as met, contextlib.ExitStack() as exit_stack:
+        for plugin in own_parts(recipe):
+            if plugin.path in ("model", "data.source"):
+                plugin.load()
+        parts = exit_stack.enter_context(_parts(recipe, met, read, train_ranks=1))
         if not parts.plan.val_images:
             raise DataError("data.source: there are no validation images to evaluate on (name some by data.source.*)")
         check_model(recipe.model, parts.plan)
-        # The training batch need not divide over the ranks that evaluate, so the plan is that of one.
+        # The plan is for one rank: the training batch size may not divide over the ranks that evaluate.
         if recipe.data.eval_batch_size == "auto":
             eval_batch = -(-parts.plan.eval_batch // world.world_size)
             parts = replace(parts, plan=replace(parts.plan, eval_batch=eval_batch))
         precision = parts.precision()
         model = parts.model(precision, is_new=False)
         load_model(checkpoint, model)
-        strategy = build_strategy(Parallel(), world, parts.device)  # weights are whole here, however they were trained
+        strategy = build_strategy(
+            Parallel(), world, parts.device
+        )  # the weights are whole, whichever strategy trained them
         average = averaged(recipe, model, precision, checkpoint)
         report = parts.judge(precision, strategy, average)(model)
-        assert report is not None, "nothing ends an evaluation that stands alone"
-        known = known_of_weights(report)
-        if recipe.data.source == own.data.source:  # of another test set there are no training images, and no best
+        assert report is not None, "a stand-alone evaluation is never preempted"
+        evidence = known_of_weights(report)
+        if recipe.data.source == own.data.source:  # another dataset has no training images and no best evaluation
             best, best_step = best_before(checkpoint)
-            if is_suspect(replace(known, best=best, best_step=best_step)):
+            if is_suspect(replace(evidence, best=best, best_step=best_step)):
                 check = parts.check_batch_norm(precision, strategy, average, model)
-                known = replace(known, batch_norm=check)
-        report = report.model_copy(update={"health": findings(known)})
+                evidence = replace(evidence, batch_norm=check)
+        report = report.model_copy(update={"health": findings(evidence)})
         if world.is_main:
             keep(report, parts.datasets.val)
         return report
@@ -182,22 +188,22 @@ def evaluate(
 def _parts(
     recipe: Recipe, met: Meeting, read: Read, train_ranks: int, waits: Callable[[], None] = lambda: None
 ) -> Iterator[Parts]:
-    """Choose the device, join the ranks, `read` the data and make the plan of training on `train_ranks`.
+    """Choose the device, connect the ranks, `read` the data, and plan the training on `train_ranks` ranks.
 
-    `waits` is called now and then while another rank reads the data.
+    `waits` is called regularly while another rank reads the data.
     """
     world = met.world
     device = choose_device(recipe.parallel, world)
     set_threads(recipe.parallel, world)
-    with joined(met, recipe.parallel, device), contextlib.ExitStack() as held:
-        recipe, datasets = once_a_node(met, partial(read, held), waits)
-        parts = Parts.derive(recipe, world, device, datasets, held, train_ranks)
+    with joined(met, recipe.parallel, device), contextlib.ExitStack() as exit_stack:
+        recipe, datasets = once_a_node(met, partial(read, exit_stack), waits)
+        parts = Parts.derive(recipe, world, device, datasets, exit_stack, train_ranks)
         parts.check_room()
         yield parts
 
 
 def _start(parts: Parts, job: Job) -> str:
-    """Return the checkpoint that a resumed run goes on from, the same on every rank, or nothing."""
+    """Return the checkpoint to resume from, the same on every rank, or an empty string."""
     newest = None
     if parts.world.is_main:
         checkpoints = checkpoints_of(parts, job.rundir)
@@ -212,10 +218,9 @@ def _start(parts: Parts, job: Job) -> str:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A model that is ready to train: what it is called through and judged by, what persists, where it goes on from.
+    """A model that is ready to train, with everything that updates it.
 
-    `graphs` are what its steps are captured by; None where they run as they are. `beginning` is what weights it began
-    with.
+    `graphs` captures its steps, or is None for eager steps. `beginning` describes the initial weights.
     """
 
     replica: nn.Module
@@ -228,9 +233,9 @@ class _Ready:
 
 
 def _ready(parts: Parts, met: Meeting, start_from: str) -> tuple[Parts, _Ready]:
-    """Make the model, or load it from the checkpoint `start_from`, and all that moves it; return the plan's notes too.
+    """Create the model or load it from the checkpoint `start_from`; return the context with more notes, and the model.
 
-    The first pass of each size is made ahead where it is unlike the others: compiling, and how ddp orders its buckets.
+    Passes before the first step compile the model per image size, and let DDP order its buckets.
     """
     recipe, measure = parts.recipe, parts.recipe.measure
     if measure.nvtx != "off":
@@ -248,18 +253,24 @@ def _ready(parts: Parts, met: Meeting, start_from: str) -> tuple[Parts, _Ready]:
     layers = layers_of(recipe.optim, model)
     replica = compiled(strategy.prepare(model), recipe.train.compile, len(parts.plan.train_sizes))
     persistent = _persistent(parts, model, precision, strategy, layers)
-    criterion, weighted = build_loss(recipe.train, parts.datasets.train, parts.device)
+    criterion, weights_note = build_loss(recipe.train, parts.datasets.train, parts.device)
     state = persistent.restore(Path(start_from)) if start_from else TrainState()
-    step = partial(rehearsal, model, replica, parts.placement(precision.dtype), precision, parts.plan)
+    warm_up = partial(rehearsal, model, replica, parts.placement(precision.dtype), precision, parts.plan)
     compiling = Timer()
     if recipe.train.compile != "off":
         with compiling.turn():
-            for first in (state.step, *(begin for begin, _ in parts.plan.train_sizes if begin > state.step)):
-                step(first)
-    strategy.rehearse(partial(step, state.step))
-    lost = persistent.recall(Path(start_from)) if start_from else ""
-    graphs, why_not = choose_graphs(recipe, parts.world, parts.device, persistent.optimizer)
-    notes = (beginning.note, layers_told(recipe.optim, persistent.optimizer, layers), weighted, lost, why_not)
+            for first in (state.step, *(start for start, _ in parts.plan.train_sizes if start > state.step)):
+                warm_up(first)
+    strategy.rehearse(partial(warm_up, state.step))
+    comm_note = persistent.recall(Path(start_from)) if start_from else ""
+    graphs, graphs_note = choose_graphs(recipe, parts.world, parts.device, persistent.optimizer)
+    notes = (
+        beginning.note,
+        layers_told(recipe.optim, persistent.optimizer, layers),
+        weights_note,
+        comm_note,
+        graphs_note,
+    )
     return parts.noting(*notes), _Ready(replica, criterion, persistent, state, compiling.total_s, graphs, beginning)
 
 
@@ -268,18 +279,20 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
     recipe, world, persistent, state = parts.recipe, parts.world, ready.persistent, ready.state
     strategy = persistent.strategy
     machine = describe_machine()
-    books = open_books(parts, job, persistent, machine, state, ready.beginning.facts)  # before, nothing is left behind
-    with contextlib.ExitStack() as until_journal:
-        until_journal.callback(books.sinks.close)
-        job.met.share("opened", "yes")  # the others write into the folder that rank 0 has made
+    books = open_books(
+        parts, job, persistent, machine, state, ready.beginning.facts
+    )  # from here on a failure must close the sinks
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(books.sinks.close)
+        job.met.share("opened", "yes")  # the other ranks write into the folder that rank 0 created
         job = replace(job, deadline=_deadline(parts, job, books))
         watch = Stopwatch(state.trained_s, train_before_s=state.train_s)
         accuracy = build_accuracy(recipe.train.accuracy, parts.plan.num_classes, parts.device)
         trace = build_trace(recipe.log, job.rundir, world.rank, state.step)
         journal = Journal(parts.plan, strategy, persistent.schedule, books.sinks, trace, watch, accuracy, state)
         agreement = build_agreement(world, 3, job.met.timeout)
-        until_journal.pop_all()
-    with contextlib.closing(journal):  # with the sinks, which are told of the result
+        on_error.pop_all()
+    with contextlib.closing(journal):  # closes the sinks, which receive the result
         with (
             contextlib.closing(books.writer),
             contextlib.closing(agreement),
@@ -294,14 +307,14 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
             job.whereabouts.where = lambda: (state.step, FINISH)
             status = _agreed(status, job.met)
             if status == "preempted":
-                job.met.share("saved", "yes")  # a launcher may end all as soon as one has left with 75
+                job.met.share("saved", "yes")  # a launcher may kill all ranks once one exits with code 75
             finishing = Timer()
             with finishing.turn():
                 measured = meter.read()
                 weights = Weights.of(persistent.model, strategy.gather(model_tensors(persistent.model)))
-                known = known_everywhere(state, status, parts.plan.steps_per_epoch, persistent.precision)
+                evidence = known_everywhere(state, status, parts.plan.steps_per_epoch, persistent.precision)
                 check = None
-                if status != "preempted" and is_suspect(known):  # which has no time for it
+                if status != "preempted" and is_suspect(evidence):  # a preempted run has no time
                     check = parts.check_batch_norm(persistent.precision, strategy, persistent.average, persistent.model)
 
         result = summarise(
@@ -314,7 +327,7 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
             around=Around(watch.started_s - job.invocation.started_s, ready.compile_s, finishing.total_s),
             ledger=books.ledger,
             checkpoints=books.writer.result(),
-            health=health_of_run(known, job.rundir, check) if world.is_main else None,
+            health=health_of_run(evidence, job.rundir, check) if world.is_main else None,
             provenance={
                 **machine,
                 "device": parts.device.type,
@@ -335,7 +348,7 @@ def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
 
 
 def _write_result(result: RunResult, job: Job) -> None:
-    """Write `result.json`. Raise `CheckpointError` where the final weights could not be written either."""
+    """Write `result.json`. Raise `CheckpointError` if the final weights could not be saved either."""
     try:
         job.rundir.write_result(result)
     except PacelineError as error:
@@ -345,18 +358,18 @@ def _write_result(result: RunResult, job: Job) -> None:
 
 
 def _stopped_by(status: Status, job: Job) -> dict[str, str]:
-    """Return the signal that stopped the run, where it was this rank that got it."""
+    """Return the stop signal of a preempted run, if this rank received it."""
     requested = job.invocation.interrupts.requested
     return {"stopped_by": requested} if status == "preempted" and requested else {}
 
 
 def _agreed(status: Status, met: Meeting) -> Status:
-    """Return how the run has ended as rank 0 knows it, which is the one that saves."""
+    """Return the final status as known to rank 0, the rank that saves."""
     return "failed" if met.share("unsaved", "yes" if status == "failed" else "") else status
 
 
 def _deadline(parts: Parts, job: Job, books: Books) -> Deadline:
-    """Return what has the run leave before its batch job ends."""
+    """Return the deadline that stops the run before its batch job ends."""
     plan, invocation = parts.plan, job.invocation
     return build_deadline(
         invocation.batch_job,
@@ -370,19 +383,19 @@ def _deadline(parts: Parts, job: Job, books: Books) -> Deadline:
 
 
 def _add_pictures(parts: Parts, job: Job, meter: Meter, measured: Measured, state: TrainState) -> None:
-    """Write what people look at beside the result: a run that has one does not fail for want of these."""
+    """Write the merged trace and the worst images. A finished run does not fail if this is impossible."""
     if measured.clock_offsets_s:
         meter.merge_traces(measured.clock_offsets_s)
-    if state.last and state.last.classes:  # not one that was restored, which has no images
+    if state.last and state.last.classes:  # a restored evaluation has no images
         try:
             save_worst(job.rundir.worst, state.last.worst, parts.datasets.val)
-        except Exception as error:  # a source of somebody else's may raise anything
+        except Exception as error:  # a user's own data source may raise anything
             job.warn(f"{job.rundir.worst}: was not written: {type(error).__name__}: {error} (train without log.worst)")
 
 
 @dataclass(frozen=True)
 class _Running:
-    """What accompanies the steps of a rank: records, votes, and measurements."""
+    """Services that accompany the steps of a rank: logging, consensus and measurement."""
 
     journal: Journal
     accuracy: BatchAccuracy
@@ -391,7 +404,7 @@ class _Running:
 
 
 def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: Job) -> Trainer:
-    """Put the engine together around a model that is ready."""
+    """Create the training loop around a prepared model."""
     persistent, state = ready.persistent, ready.state
     recipe, plan, agreement, clock = parts.recipe, parts.plan, running.agreement, running.meter.clock
     precision, strategy, world = persistent.precision, persistent.strategy, parts.world
@@ -400,7 +413,7 @@ def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: 
     bad_images = BadImages(parts.datasets, limit, agreement.union, books.list_bad_image, state.bad_images)
     replicas = build_replicas(recipe.parallel, world, persistent.model, plan.check_replicas_every)
     alarm = Alarm(plan.checkpoint_every_s if world.is_main else 0.0)
-    plain = PlainStep(
+    eager_step = PlainStep(
         replica=ready.replica,
         criterion=ready.criterion,
         precision=precision,
@@ -414,7 +427,7 @@ def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: 
     )
     return Trainer(
         model=persistent.model,
-        step=build_step(plain, ready.graphs, books.sinks.warned),
+        step=build_step(eager_step, ready.graphs, books.sinks.warned),
         schedule=persistent.schedule,
         loader=running.meter.loader,
         evaluate=parts.judge(precision, strategy, persistent.average, bad_images, job.leaves_evaluation),
@@ -435,7 +448,7 @@ def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: 
 def _persistent(
     parts: Parts, model: nn.Module, precision: Precision, strategy: Strategy, layers: dict[str, int]
 ) -> Persistent:
-    """Build what moves the weights of a prepared `model`, and has a state of its own; `layers` are `layers_of` it."""
+    """Create the components with a state of their own for a prepared `model`; `layers` is the result of `layers_of`."""
     recipe = parts.recipe
     named = precision.weights.named(model)
     optimizer = build_optimizer(recipe.optim, named, parts.device.type, layers)

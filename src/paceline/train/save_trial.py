@@ -1,4 +1,4 @@
-"""Measure what saving a recipe's state takes on this machine, without training: build it, and save it a few times."""
+"""Measure the time to save a recipe's state on this machine, without training."""
 
 import contextlib
 import tempfile
@@ -21,13 +21,10 @@ from paceline.train.parts import Parts
 
 
 def try_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int = 3) -> CheckpointResult:
-    """Return the means over `times` saves of the state of `recipe`, on one rank, below `folder`; nothing stays there.
+    """Return the means over `times` saves of the state of `recipe`, on one rank, in a temporary folder below `folder`.
 
-    `datasets` are the recipe's, which say for how many classes and channels the model is.
-
-    The optimizer has made one step of gradient zero, so that it has its state. A first save, which takes fresh memory,
-    is not counted. Nothing trains meanwhile, so a write in the background may take longer in a run. Raise
-    `CheckpointError` when it cannot be written, `RecipeError` when nothing can be.
+    `datasets` determine classes and channels. Nothing trains meanwhile, so background writes may take longer in a run.
+    Raise `CheckpointError` if a checkpoint cannot be written, `RecipeError` if nothing can be.
     """
     snapshot = Snapshot(_tensors(recipe, datasets), {"train": {}})
     stall, whole = Timer(), Timer()
@@ -36,7 +33,7 @@ def try_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int = 3)
         is_background = recipe.checkpoint.background == "on"
         writer = Writer(checkpoints, background=is_background, on_failure="stop", warn=_ignored)
         with contextlib.closing(writer):
-            writer.save(0, -1, snapshot)
+            writer.save(0, -1, snapshot)  # not counted: it allocates memory
             writer.flush()
             for step in range(1, times + 1):
                 with whole.turn():
@@ -73,7 +70,7 @@ def _tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, torch.Te
     average = build_average(recipe.train.ema, model, optimizer, named)
     for _, parameter in named:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    optimizer.step()  # creates the optimizer's state
     tensors = {
         "model": model_tensors(model),
         "optimizer": optimizer_tensors(optimizer),
@@ -84,4 +81,4 @@ def _tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, torch.Te
 
 
 def _ignored(message: str) -> None:
-    """Drop a warning: the failure is raised."""
+    """Ignore a warning: failures are raised."""

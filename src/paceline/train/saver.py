@@ -1,4 +1,4 @@
-"""Save a run: what persists of it is gathered from all ranks, and rank 0 writes it."""
+"""Gather the training state of all ranks, and save it on rank 0."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from paceline.train.state import TrainState
 
 
 class Writes(Protocol):
-    """Bring snapshots to disk, perhaps while training goes on."""
+    """Write snapshots to disk, possibly in the background."""
 
     @property
     def saved_step(self) -> int:
-        """The newest step that is known to be on disk, -1 for none."""
+        """Newest step known to be on disk, or -1."""
         ...
 
     @property
     def slowest_s(self) -> float:
-        """The longest in seconds that a save took until it was on disk, 0 before the first."""
+        """Longest time, in seconds, until a save was on disk; 0 before the first."""
         ...
 
     def save(self, step: int, best_step: int, snapshot: Snapshot, last: Last = "") -> None:
-        """Take `snapshot`, whose tensors may change afterwards; the `last` one is given the room that it needs."""
+        """Save `snapshot`, whose tensors may change afterwards; the `last` one may remove older checkpoints to fit."""
         ...
 
     def flush(self) -> None:
-        """Wait until everything taken is on disk, or has failed."""
+        """Wait until all saves are on disk or have failed."""
         ...
 
     def result(self) -> CheckpointResult:
-        """Return what saving has come to."""
+        """Return the statistics of all saves."""
         ...
 
     def close(self) -> None:
-        """Let go."""
+        """Shut down."""
         ...
 
 
@@ -49,13 +49,13 @@ class NoWriter:
     slowest_s = 0.0
 
     def save(self, step: int, best_step: int, snapshot: Snapshot, last: Last = "") -> None:
-        """Drop it."""
+        """Do nothing."""
 
     def flush(self) -> None:
-        """Wait for nothing."""
+        """Do nothing."""
 
     def result(self) -> CheckpointResult:
-        """Return nothing saved."""
+        """Return zero saves."""
         return CheckpointResult(saved=0, failed=0, stall_s=0.0, write_s=0.0, bytes=0)
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class NoWriter:
 
 @dataclass(frozen=True)
 class Saver:
-    """Save the state of all ranks, each of which must call it; `facts` go along, and what the time was `spent` on."""
+    """Save the state of all ranks, with the values `facts` and the time `spent`. Collective."""
 
     persistent: Persistent
     facts: Mapping[str, Any]
@@ -72,25 +72,26 @@ class Saver:
     spent: Callable[[], Spent]
 
     def __call__(self, state: TrainState, last: Last = "") -> None:
-        """Save `state` and what goes with it."""
+        """Save `state` and the training state."""
         state.spent = self.spent()
         self.writer.save(state.step, state.best_step, self.persistent.capture(state, self.facts), last)
 
     def finish(self, state: TrainState, status: Status) -> Status:
-        """Wait until all is on disk; return how the run has ended: `failed` where its final weights are not.
+        """Wait until all is on disk; return the final status: `failed` if the final weights were not saved, as only
+        rank 0 knows.
 
-        Only rank 0 knows. Raise `CheckpointError` where a run that is preempted could not be saved.
+        Raise `CheckpointError` if a preempted run could not be saved.
         """
         self.writer.flush()
         is_lost = self.writer.result().failed and self.writer.saved_step != state.step
         if is_lost and status == "preempted":
             last = f"is that of step {self.writer.saved_step}" if self.writer.saved_step >= 0 else "is an earlier one"
             raise CheckpointError(
-                f"train: the run left at step {state.step}, which could not be saved; the last checkpoint {last} "
+                f"train: the run stopped at step {state.step}, which could not be saved; the last checkpoint {last} "
                 f"(see the warnings, and resume)"
             )
         return "failed" if is_lost else status
 
     def close(self) -> None:
-        """Let go of what writes."""
+        """Shut down the writer."""
         self.writer.close()

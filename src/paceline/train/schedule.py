@@ -1,4 +1,4 @@
-"""The learning rate at each step. All but `Plateau` are pure functions of the step."""
+"""Learning-rate schedules. All but `Plateau` are pure functions of the step."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,36 +12,36 @@ from paceline.recipe.schema.schedule import ScheduleSection
 
 
 class Schedule(Protocol):
-    """Say the learning rate of each step, from 0."""
+    """The learning rate of each step, from 0."""
 
     def lr(self, step: int) -> float:
         """Return the learning rate of optimizer step `step`."""
         ...
 
     def observe(self, val_loss: float, step: int) -> None:
-        """Take note of an evaluation after `step` steps."""
+        """Observe the validation loss after `step` steps."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain values."""
+        """Return plain values that a resumed run needs."""
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Load what `state` returned."""
         ...
 
 
 class Shape(Protocol):
-    """The learning rate after the warm-up, as a share of the peak."""
+    """The learning rate after the warm-up, relative to the peak."""
 
     def share(self, step: int) -> float:
-        """Return the share of the peak at global step `step`."""
+        """Return the learning rate at global step `step`, relative to the peak."""
         ...
 
 
 @dataclass(frozen=True)
 class Flat:
-    """The peak, all the way."""
+    """A constant learning rate."""
 
     def share(self, step: int) -> float:
         """Return 1."""
@@ -50,7 +50,7 @@ class Flat:
 
 @dataclass(frozen=True)
 class Fall:
-    """From the peak at step `first` to `final` at step `last`, along `curve`, which falls from 1 to 0 over [0, 1]."""
+    """Decay from the peak at step `first` to `final` at step `last`; `curve` falls from 1 to 0 over [0, 1]."""
 
     first: int
     last: int
@@ -69,13 +69,13 @@ def half_cosine(progress: float) -> float:
 
 
 def power_of(power: float) -> Callable[[float], float]:
-    """Return the curve (1 - t) ** power; 1 is a straight line."""
+    """Return the curve (1 - t) ** power."""
     return lambda progress: (1 - progress) ** power
 
 
 @dataclass(frozen=True)
 class Milestones:
-    """Multiply by `factor` at each of `steps`."""
+    """Multiply by `factor` at each step of `steps`."""
 
     steps: tuple[int, ...]
     factor: float
@@ -87,7 +87,7 @@ class Milestones:
 
 @dataclass(frozen=True)
 class OneCycle:
-    """Rise from `start` to the peak at step `peak_at`, fall to `final` at the last step, both along a cosine."""
+    """Rise from `start` to the peak at step `peak_at`, then fall to `final` at the last step, both along a cosine."""
 
     peak_at: int
     last: int
@@ -103,11 +103,11 @@ class OneCycle:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The rise over the first `steps` steps, whose last one has the peak, from `start` (a share of it).
+    """Warm-up from `start` (relative to the peak) over `steps` steps; the last one has the peak.
 
-    Gradual and constant warm-up as in Goyal et al. 2017 (arXiv 1706.02677), section 2.2. With `stair`, the steps of an
-    epoch, it rises once per epoch instead: from `start` in the first to the peak after the last, as torch's LinearLR
-    that is stepped per epoch, or in n equal stairs from 1/n, as in NERSC's tutorial, where `start` is 0.
+    Gradual and constant warm-up as in Goyal et al. 2017 (arXiv 1706.02677), section 2.2. With `stair`, the number of
+    steps per epoch, the rate changes once per epoch: from `start` in the first to the peak after the last, as torch's
+    LinearLR stepped per epoch, or, if `start` is 0, in n equal stairs from 1/n, as in NERSC's tutorial.
     """
 
     steps: int
@@ -136,7 +136,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Curve:
-    """A fixed course: a warm-up, then `shape`."""
+    """A fixed schedule: warm-up, then `shape`."""
 
     peak: float
     warmup: WarmUp
@@ -147,21 +147,21 @@ class Curve:
         return self.peak * self.warmup.share(step) * self.shape.share(step)
 
     def observe(self, val_loss: float, step: int) -> None:
-        """Ignore the evaluation: the course is fixed."""
+        """Do nothing: the schedule is fixed."""
 
     def state(self) -> dict[str, Any]:
-        """Return nothing: the step says it all."""
+        """Return an empty dictionary: the step determines the rate."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over nothing."""
+        """Do nothing."""
 
 
 @dataclass
 class Plateau:
-    """Multiply by `factor` after more than `patience` evaluations without a lower loss, as torch's scheduler does.
+    """Multiply by `factor` after more than `patience` evaluations without a lower loss, as torch's ReduceLROnPlateau.
 
-    Evaluations within the warm-up, the one at its end too, do not count: then the rate is not to blame.
+    Evaluations up to the end of the warm-up do not count.
     """
 
     peak: float
@@ -178,7 +178,7 @@ class Plateau:
         return self.peak * self.warmup.share(step) * self.share
 
     def observe(self, val_loss: float, step: int) -> None:
-        """Count an evaluation without improvement, or forget those before it."""
+        """Count an evaluation without improvement, or reset the count."""
         if step <= self.warmup.steps:
             return
         if val_loss < self.best * (1 - self.threshold):
@@ -189,18 +189,18 @@ class Plateau:
             self.share, self.bad_evaluations = self.share * self.factor, 0
 
     def state(self) -> dict[str, Any]:
-        """Return what has been seen; an infinite `best` is None, which JSON can hold."""
+        """Return the state. An infinite `best` is None, for JSON."""
         best = None if math.isinf(self.best) else self.best
         return {"best": best, "bad_evaluations": self.bad_evaluations, "share": self.share}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what had been seen."""
+        """Load the state."""
         self.best = math.inf if state["best"] is None else state["best"]
         self.bad_evaluations, self.share = state["bad_evaluations"], state["share"]
 
 
 def build_schedule(section: ScheduleSection, plan: Plan) -> Schedule:
-    """Return the schedule of a run, its durations resolved to steps by `plan`."""
+    """Return the schedule of `section`, with durations converted to steps by `plan`."""
     if isinstance(section, sections.OneCycle):
         shape = OneCycle(max(1, plan.steps(section.peak_at)), plan.total_steps, section.start, section.final)
         return Curve(plan.peak_lr, WarmUp(0, 0.0), shape)
@@ -212,10 +212,10 @@ def build_schedule(section: ScheduleSection, plan: Plan) -> Schedule:
 
 
 def planned_lr(schedule: Schedule, total_steps: int) -> list[tuple[int, float]]:
-    """Return a fixed schedule as (step, learning rate) points to join by straight lines.
+    """Return a fixed schedule as (step, learning rate) points to join by straight lines; no points for `Plateau`.
 
-    An interval is halved while its middle is off the line by more than 0.2 % of the peak, so a jump lies between two
-    neighbouring steps, and the step with the peak is among them. A schedule that depends on evaluations has no points.
+    Intervals are halved until their midpoint is within 0.2 % of the peak of the line. The step with the peak is
+    included.
     """
     if not isinstance(schedule, Curve) or total_steps < 1:
         return []

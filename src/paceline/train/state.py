@@ -1,4 +1,4 @@
-"""What a run knows about its own progress, and what a checkpoint carries of it."""
+"""Training progress, and its representation in a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -10,27 +10,27 @@ from paceline.train.attempts import Spent
 
 @dataclass(frozen=True)
 class Correct:
-    """Of `images` of training batches, how many have their class first among the logits, and among the first five."""
+    """Correctly classified images (top-1, top-5) out of `images` training images."""
 
     images: int = 0
     top1: int = 0
     top5: int = 0
 
     def plus(self, other: "Correct") -> "Correct":
-        """Return both together."""
+        """Return the sum of both counts."""
         return Correct(self.images + other.images, self.top1 + other.top1, self.top5 + other.top5)
 
     @property
     def shares(self) -> tuple[float, float] | tuple[None, None]:
-        """Top-1 and top-5, from 0 to 1; None of no images."""
+        """Top-1 and top-5 accuracy from 0 to 1, or None without images."""
         return (self.top1 / self.images, self.top5 / self.images) if self.images else (None, None)
 
 
 @dataclass(frozen=True)
 class SinceEval:
-    """The training since the newest evaluation: its steps, and its seconds without checkpoints.
+    """Steps and seconds (without evaluations and checkpoints) of training since the latest evaluation.
 
-    `correct` is what was counted of their images, where `train.accuracy` is on.
+    `correct` counts training images if `train.accuracy` is on.
     """
 
     steps: int = 0
@@ -42,13 +42,14 @@ class SinceEval:
 class TrainState:
     """Progress after `step` optimizer steps: everything but weights, optimizer and schedule.
 
-    `skipped` of the steps moved nothing, the last `skips_in_row` among them. `bad_images` could not be read
-    (`train.bad_images`). `last` is the newest evaluation, `best` the best of the judged weights.
-    `hits` counts evaluations in a row that met the target; `trained_s` is the time since the first step of the
-    run, over all its processes, and `train_s` the same without evaluations and checkpoints; `target_s` is
-    `trained_s` when the target was reached. `loss_sum` is the sum of the mean losses of the `loss_steps` steps since
-    the last logged one, and `since_log` what was counted of their images. `spent` is what of `trained_s` were
-    no steps, by the clock.
+    `skipped` steps did not update the weights, the last `skips_in_row` of them in a row. `bad_images` could not be read
+    (see `train.bad_images`). `last` is the latest evaluation, `best` the best result of the evaluated weights. `hits`
+    counts consecutive evaluations that met the target.
+
+    Times are seconds over all processes of the run: `trained_s` since the first step, `train_s` the same without
+    evaluations and checkpoints, `target_s` is `trained_s` when the target was met, `spent` the part of `trained_s` that
+    was not steps. `loss_sum` is the sum of the mean losses of the `loss_steps` steps since the last log record,
+    `since_log` the image counts of that period.
     """
 
     step: int = 0
@@ -72,7 +73,7 @@ class TrainState:
 
     @property
     def updates(self) -> int:
-        """How many steps have moved the weights; the learning rate follows this number."""
+        """Number of steps that updated the weights. The learning rate follows this number."""
         return self.step - self.skipped
 
     def advance(self, images: int) -> None:
@@ -81,13 +82,13 @@ class TrainState:
         self.images_seen += images
 
     def evaluated(self, report: EvalReport) -> None:
-        """Keep the newest evaluation, and the best by top-1 of the judged weights."""
+        """Store the latest evaluation, and the best one by top-1 accuracy."""
         self.last, self.last_step = report, self.step
         if self.best is None or report.judged.top1 > self.best.top1:
             self.best, self.best_step = report.judged, self.step
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; the classes of the last evaluation are not among them."""
+        """Return plain values for JSON, without the per-class tables of the last evaluation."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         values |= {name: asdict(getattr(self, name)) for name in ("spent", "since_eval", "since_log")}
         for name in ("last", "best"):
@@ -96,7 +97,7 @@ class TrainState:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return the state that `to_dict` described; of before there was `train_s`, what the clock knows of it."""
+        """Return the state that `to_dict` described. Older states lack `train_s`, which is derived from the clock."""
         last, best, spent = values["last"], values["best"], Spent(**values.get("spent", {}))
         typed = {
             "train_s": values.get("train_s", values["trained_s"] - spent.eval_s - spent.checkpoint_s),

@@ -1,4 +1,4 @@
-"""One optimizer step: its passes and its update, each operation called in turn."""
+"""One optimizer step: forward, backward, update."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,23 +18,22 @@ from paceline.train.update import Update
 
 
 class Step(Protocol):
-    """Move the model once."""
+    """Run one optimizer step."""
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
-        """Move the model by one optimizer step; return the mean loss of this rank's images, a tensor [] on the device.
-
-        What the step draws has been seeded.
+        """Run a step; return the mean loss of this rank's images, a tensor [] on the device. Generators are already
+        seeded.
         """
         ...
 
     def settle(self) -> None:
-        """Make sure of all steps so far, before the weights are judged or saved."""
+        """Check all steps so far. The weights are about to be evaluated or saved."""
         ...
 
 
 @dataclass(frozen=True)
 class PlainStep:
-    """The step as it is written here. `replica` is what the model is called through (`Strategy.prepare`)."""
+    """An eager step. `replica` is the wrapped model of `Strategy.prepare`."""
 
     replica: nn.Module
     criterion: nn.Module
@@ -48,14 +47,14 @@ class PlainStep:
     accuracy: BatchAccuracy
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
-        """Return the mean loss."""
+        """Run a step; return the mean loss."""
         loss = self.passes(batch)
         with self.clock.stage("optimizer"):
             self.update(state, loss)
         return loss
 
     def passes(self, batch: Batch) -> Tensor:
-        """Add the gradients of `batch` up, micro-batch by micro-batch; return its mean loss, []."""
+        """Accumulate the gradients of `batch` over its micro-batches; return the mean loss []."""
         clock = self.clock
         losses = []
         for number, micro_batch in enumerate(batch.split(self.accumulate), start=1):
@@ -76,5 +75,5 @@ class PlainStep:
         return torch.stack(losses).sum()
 
     def settle(self) -> None:
-        """Make sure of all steps so far."""
+        """Check all steps so far."""
         self.update.settle()

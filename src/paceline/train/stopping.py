@@ -1,4 +1,4 @@
-"""When to stop before the end. Decided from numbers that are equal on all ranks, so all ranks decide alike."""
+"""Early stopping. The decision uses numbers that are equal on all ranks, so all ranks stop together."""
 
 from typing import Protocol
 
@@ -9,14 +9,14 @@ from paceline.train.state import TrainState
 
 
 class StopRule(Protocol):
-    """Say after each evaluation whether the run has what it wanted."""
+    """Decide after each evaluation whether to stop."""
 
     def judge(self, result: EvalResult, state: TrainState) -> None:
-        """Take note of an evaluation of the judged weights (`EvalReport.judged`) in `state`."""
+        """Update the counters in `state` with an evaluation (`EvalReport.judged`)."""
         ...
 
     def reached(self, state: TrainState) -> bool:
-        """Whether to stop."""
+        """Return whether to stop."""
         ...
 
 
@@ -24,7 +24,7 @@ class NeverStop:
     """Train to the end."""
 
     def judge(self, result: EvalResult, state: TrainState) -> None:
-        """Take no note."""
+        """Do nothing."""
 
     def reached(self, state: TrainState) -> bool:
         """Return False."""
@@ -32,22 +32,22 @@ class NeverStop:
 
 
 class TargetStop:
-    """Stop when a goal is met. What was met so far is in the state, which is saved, and not here."""
+    """Stop once the target accuracy is met. The counters live in `TrainState`, which checkpoints hold."""
 
     def __init__(self, goal: Goal) -> None:
         self._goal = goal
 
     def judge(self, result: EvalResult, state: TrainState) -> None:
-        """Count the evaluation, or start counting again."""
+        """Count an evaluation that met the target, or reset the count."""
         state.hits = self._goal.count(state.hits, result.top1)
         if self.reached(state) and state.target_s is None:
             state.target_s = state.trained_s
 
     def reached(self, state: TrainState) -> bool:
-        """Whether enough evaluations in a row have met the target."""
+        """Return whether enough consecutive evaluations met the target."""
         return self._goal.is_met(state.hits)
 
 
 def build_stop_rule(section: Stop | str) -> StopRule:
-    """Return the rule of `train.stop`."""
+    """Return the stop rule of `train.stop`."""
     return TargetStop(Goal(section.top1, section.patience)) if isinstance(section, Stop) else NeverStop()

@@ -1,7 +1,7 @@
-"""Another data set than a run's own, to judge its weights by: with the run's classes, and what it normalises by.
+"""Read another dataset to evaluate a run on, with the run's classes and normalization.
 
-Classes are matched by name: the set may lack some, and have them in another order. It is told from the run's own, which
-may have been moved, by its digest; of that only what was held out is judged, as in training.
+Classes are matched by name: the dataset may lack some, or list them in another order. Its digest tells whether it is
+the run's own dataset in another location; of that, only the held-out images are evaluated.
 """
 
 import unicodedata
@@ -29,7 +29,7 @@ _NUM_NAMED = 10
 
 @dataclass(frozen=True)
 class Relabelled:
-    """A source whose label n is label `numbers[n]` of another class list, that of `info`."""
+    """A source whose label n becomes `numbers[n]`, in the class list of `info`."""
 
     info: DatasetInfo
     source: Source
@@ -44,26 +44,26 @@ class Relabelled:
         return content, self.numbers[label]
 
     def name_of(self, index: int) -> str:
-        """Return what a user would call the sample."""
+        """Return the name of the sample."""
         return self.source.name_of(index)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A source whose image files are given as pixels, so that torch sizes them as it does pixels, and not Pillow."""
+    """A source that decodes image files to pixels, so that they are resized by torch as in training, not by Pillow."""
 
     source: Source
 
     @property
     def info(self) -> DatasetInfo:
-        """The facts of the source."""
+        """The source's dataset information."""
         return self.source.info
 
     def __len__(self) -> int:
         return len(self.source)
 
     def read(self, index: int) -> Sample:
-        """Return (uint8 pixels [H, W, C], label). Raise `DataError` as the source does, and for what is no image."""
+        """Return (uint8 pixels [H, W, C], label). Raise `DataError` as the source does, and for undecodable images."""
         content, label = self.source.read(index)
         if isinstance(content, bytes):
             channels: Literal[1, 3] = 3 if self.info.channels == 3 else 1
@@ -72,15 +72,15 @@ class Decoded:
         return content, label
 
     def name_of(self, index: int) -> str:
-        """Return what a user would call the sample."""
+        """Return the name of the sample."""
         return self.source.name_of(index)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What is judged, by which recipe, and a sentence for the user; nothing where it is the run's own set.
+    """The recipe and datasets of an evaluation, and a note for the user, empty for the run's own dataset.
 
-    Of another set both splits of `datasets` are what is judged; that of training has the facts of the run's.
+    For another dataset both splits hold the evaluated images; the training split has the run's dataset information.
     """
 
     recipe: Recipe
@@ -89,12 +89,13 @@ class Judged:
 
 
 def read_test_set(recipe: Recipe, own: Recipe, facts: Facts, digest: str, *, is_first: bool) -> Judged:
-    """Return what `recipe.data.source` names, to judge a run by that `own` trained on a set of `facts` and `digest`.
+    """Return the dataset of `recipe` to evaluate a run on, which was trained with recipe `own` on data of `facts` and
+    `digest`.
 
-    It is read where it lies, as each image is read once. Raise `DataError` for a set that cannot be read, has a class
-    that the run does not know, or has other channels, and for the run's own folder where it is split otherwise, as
-    images that it was trained on would be among those that are judged.
+    Raise `DataError` for an unreadable dataset, an unknown class or other channels, and for the run's own folder with
+    another split, which would evaluate training images.
     """
+    # The data is read in place, not staged: each image is read once.
     section = _asked_for(recipe.data.source, own.data.source)
     skip_bad = recipe.data.on_bad_image == "skip"
     try:
@@ -103,7 +104,7 @@ def read_test_set(recipe: Recipe, own: Recipe, facts: Facts, digest: str, *, is_
             return Judged(recipe, datasets)
         test = datasets.val
     except DataError:
-        if not isinstance(section, Folder):  # a folder need not have what can be trained on
+        if not isinstance(section, Folder):  # a folder to evaluate on needs no training images
             raise
     if isinstance(section, Folder):
         test = load_test_folder(section, skip_bad=skip_bad)
@@ -115,23 +116,23 @@ def read_test_set(recipe: Recipe, own: Recipe, facts: Facts, digest: str, *, is_
 
 
 def matched(names: Sequence[str], known: Sequence[str]) -> tuple[int, ...]:
-    """Return the number in `known` of each class of `names`, accents compared as they look.
+    """Return the index in `known` of each class of `names`, compared after Unicode normalization.
 
-    Raise `DataError` naming a class that is not known.
+    Raise `DataError` for an unknown class.
     """
     numbers = {unicodedata.normalize("NFC", name): number for number, name in enumerate(known)}
     for name in names:
         if unicodedata.normalize("NFC", name) not in numbers:
             some = ", ".join(known[:_NUM_NAMED]) + (", ..." if len(known) > _NUM_NAMED else "")
             raise DataError(
-                f"data.source: class '{name}' is none of the {len(known):,} that the run was trained on"
+                f"data.source: class '{name}' is not one of the {len(known):,} that the run was trained on"
                 f"{near_miss(name, known)}; rename it or leave it out (they are {some})"
             )
     return tuple(numbers[unicodedata.normalize("NFC", name)] for name in names)
 
 
 def _asked_for(section: SourceSection, own: SourceSection) -> SourceSection:
-    """Return `section` without the folders that a run was trained from, where it names another root."""
+    """Return `section` without the run's training folders, if it names another root."""
     if not (isinstance(section, Folder) and isinstance(own, Folder)) or section.root in ("auto", own.root):
         return section
     stale = [name for name in ("train_root", "val_root") if getattr(section, name) == getattr(own, name)]
@@ -141,17 +142,17 @@ def _asked_for(section: SourceSection, own: SourceSection) -> SourceSection:
 def _check_channels(test: DatasetInfo, own: DatasetInfo) -> None:
     if test.channels != own.channels:
         raise DataError(
-            f"data.source: {test.name} is read with {count(test.channels, 'channel')}, and the run's network reads "
-            f"{own.channels} (set data.source.channels={own.channels} where it has that, or name another set)"
+            f"data.source: {test.name} is read with {count(test.channels, 'channel')}, and the run's model expects "
+            f"{own.channels} (set data.source.channels={own.channels} if possible, or name another dataset)"
         )
 
 
 def _judging(recipe: Recipe, own: Recipe, facts: Facts, test: Source) -> Recipe:
-    """Return `recipe` for another set: no training images, whoever can read it, and sized as the run's own was."""
+    """Return `recipe` for another dataset: no training images, any loader, and the run's resizing."""
     data = recipe.data
     loader = "auto" if data.loader in ("native", "device") else data.loader
-    is_sized_alike = not facts.is_pixels or isinstance(test, ArraySource) or data.eval_resize != own.data.eval_resize
-    resize = data.eval_resize if is_sized_alike else "stretch"  # pixels are never cut
+    has_same_resize = not facts.is_pixels or isinstance(test, ArraySource) or data.eval_resize != own.data.eval_resize
+    resize = data.eval_resize if has_same_resize else "stretch"  # pixels are never cropped
     return recipe.model_copy(
         update={
             "data": data.model_copy(update={"loader": loader, "eval_resize": resize}),
@@ -162,12 +163,12 @@ def _judging(recipe: Recipe, own: Recipe, facts: Facts, test: Source) -> Recipe:
 
 def _as_of_run(test: Source, own: DatasetInfo) -> Datasets:
     numbers = matched(test.info.class_names, own.class_names)
-    judged = replace(own, name=test.info.name, split="val", num_images=len(test), notes=test.info.notes)
-    return Datasets(_relabelled(test, own, numbers), _relabelled(test, judged, numbers))
+    eval_info = replace(own, name=test.info.name, split="val", num_images=len(test), notes=test.info.notes)
+    return Datasets(_relabelled(test, own, numbers), _relabelled(test, eval_info, numbers))
 
 
 def _relabelled(test: Source, info: DatasetInfo, numbers: tuple[int, ...]) -> Source:
-    """Return `test` with the classes of `info`; pixels in memory stay that, which loaders make use of."""
+    """Return `test` with the classes of `info`. Pixels in memory stay in memory, which loaders use."""
     if isinstance(test, ArraySource):
         table: NDArray[np.int64] = np.array(numbers, dtype=np.int64)
         return ArraySource(info, test.images, table[test.labels])
@@ -175,18 +176,18 @@ def _relabelled(test: Source, info: DatasetInfo, numbers: tuple[int, ...]) -> So
 
 
 def _warning(section: SourceSection, own: SourceSection) -> str:
-    """Return what is to be known of the images' part in training.
+    """Return a sentence on whether the run was trained on these images.
 
-    Raise `DataError` where they are those of the run's own folder, from which it held some out and not only these.
+    Raise `DataError` for the run's own folder if its held-out images depend on a random split.
     """
     if not (isinstance(section, Folder) and isinstance(own, Folder) and is_trained_on(section, own)):
-        return "it tells of new images where the run was trained on none of these"
+        return "it measures generalization if the run was trained on none of these"
     if folder_roots(own)[1] is None:
         raise DataError(
-            "data.source: is the folder that the run was trained on, of which other images would be held out (leave "
-            "val_fraction and split_seed out, or name a folder of images that it was not trained on)"
+            "data.source: is the folder that the run was trained on, with another split (remove val_fraction and "
+            "split_seed, or name a folder of images that it was not trained on)"
         )
-    return "the run was trained on these, so it tells nothing of new ones"
+    return "the run was trained on these images, so it does not measure generalization"
 
 
 def _note(test: Source, own: DatasetInfo, warning: str) -> str:

@@ -1,6 +1,6 @@
-"""Make what step one needs, and try what is a user's own on nothing, for whoever wants to know before a run.
+"""Try a recipe's components without training: optimizer, loss, augmentation, initial weights.
 
-Their networks are tried by `models.trial`, their data when they are loaded, and sinks, which may call a server, not.
+`models.trial` tries the model. Sinks are not tried, since they may contact a server.
 """
 
 import torch
@@ -23,17 +23,16 @@ from paceline.train.optimizers.counters import build_counters
 
 
 def try_parts(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]:
-    """Return what a user should know of the optimizer and of the loss over the split `train`, in sentences.
+    """Return notes on the optimizer, and on the loss over the split `train`.
 
-    Raise `RecipeError` for weights to start from that are not there; for an optimizer that has no use for a setting on
-    this network, and for a loss that cannot weigh these classes; for an augmentation or optimizer of a user's own that
-    cannot be made, or does not fit; and for an optimizer that cannot make a step, or keeps what a checkpoint cannot
-    hold.
+    Raise `RecipeError` for missing initial weights, optimizer settings without effect on this model, class weights that
+    do not fit, the user's own augmentation or optimizer that cannot be built or used, and an optimizer whose state
+    cannot be saved.
     """
     try_changes(recipe.data.augment, plan.channels, plan.image_size)
-    is_own = isinstance(recipe.optim, OwnOptim)
-    # A user's own may look at values; for the others shapes are enough, and cost nothing.
-    device = torch.device("cpu" if is_own or is_own_model(recipe.model.name) else "meta")
+    is_plugin = isinstance(recipe.optim, OwnOptim)
+    # The user's own code may depend on values; for the others, meta tensors suffice.
+    device = torch.device("cpu" if is_plugin or is_own_model(recipe.model.name) else "meta")
     with torch.random.fork_rng(devices=[]):
         model = build_on(recipe.model, plan, device)
     checkpoint = checkpoint_to_start_from(recipe.model.weights)
@@ -41,15 +40,15 @@ def try_parts(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]:
         weights_file(recipe.model.weights)
     layers = layers_of(recipe.optim, model)
     optimizer = build_optimizer(_of_shapes(recipe.optim), model.named_parameters(), device.type, layers)
-    if is_own:
+    if is_plugin:
         with torch.random.fork_rng(devices=[]):
             _try_step(recipe.optim, optimizer, model)
-    _, weights = build_loss(recipe.train, train, torch.device("cpu"))
-    return tuple(filter(None, (layers_told(recipe.optim, optimizer, layers), weights)))
+    _, weights_note = build_loss(recipe.train, train, torch.device("cpu"))
+    return tuple(filter(None, (layers_told(recipe.optim, optimizer, layers), weights_note)))
 
 
 def _of_shapes(section: OptimSection) -> OptimSection:
-    """Return `section` without the kernels it asks for, which torch refuses to tensors that hold nothing."""
+    """Return `section` without fused or foreach kernels, which torch rejects for meta tensors."""
     if isinstance(section, Sgd | Adam):
         return section.model_copy(update={"implementation": "loop"})
     return section
@@ -62,5 +61,5 @@ def _try_step(section: OptimSection, optimizer: torch.optim.Optimizer, model: nn
     try:
         optimizer.step()
     except Exception as error:
-        raise RecipeError(f"optim.name: {section.name} raised {told(error)} in its first step (mend it)") from error
+        raise RecipeError(f"optim.name: {section.name} raised {told(error)} in its first step (fix it)") from error
     counters.values()

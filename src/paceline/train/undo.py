@@ -1,4 +1,4 @@
-"""What a skipped step takes back: the buffers that its forward pass has moved."""
+"""Restore BatchNorm buffers after a skipped step."""
 
 from typing import Protocol
 
@@ -9,29 +9,29 @@ from paceline.recipe.schema.train import Train
 
 
 class Undo(Protocol):
-    """Take back what a forward pass has left in a model's buffers, such as the running statistics of batch norm."""
+    """Restore buffers that a forward pass changed, such as BatchNorm's running statistics."""
 
     def keep(self) -> None:
-        """Remember the buffers after a good step."""
+        """Save the buffers after a good step."""
         ...
 
     def back(self) -> None:
-        """Put back what was remembered."""
+        """Restore the saved buffers."""
         ...
 
 
 class NothingToUndo:
-    """For guards that end the run: what the step has left is never used."""
+    """Do nothing: the run ends at a non-finite step."""
 
     def keep(self) -> None:
-        """Remember nothing."""
+        """Do nothing."""
 
     def back(self) -> None:
         """Do nothing."""
 
 
 class KeptBuffers:
-    """A copy of the buffers that hold numbers, renewed after each good step."""
+    """A copy of all non-empty buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self._buffers = [buffer for buffer in model.buffers() if buffer.numel()]
@@ -39,17 +39,17 @@ class KeptBuffers:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Copy the buffers."""
+        """Save the buffers."""
         if self._kept:
             torch._foreach_copy_(self._kept, self._buffers)
 
     @torch.no_grad()
     def back(self) -> None:
-        """Copy them back."""
+        """Restore the buffers."""
         if self._kept:
             torch._foreach_copy_(self._buffers, self._kept)
 
 
 def build_undo(section: Train, model: nn.Module) -> Undo:
-    """Return what undoes a skipped step, where steps are skipped for what their forward pass met."""
+    """Return the rollback that `train.on_nonfinite` needs."""
     return KeptBuffers(model) if section.on_nonfinite == "skip" else NothingToUndo()

@@ -1,4 +1,4 @@
-"""One move of the parameters: its learning rate, the gradient's length, whether it may move them, what follows."""
+"""Update the parameters: learning rate, clipping, non-finite check, optimizer step, weight average."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from paceline.train.undo import Undo
 
 @dataclass(frozen=True)
 class Update:
-    """Move `parameters` by their gradients once a step. `max_norm` is the longest gradient let through, or infinite.
+    """Update `parameters` once per step. `max_norm` is the clipping threshold, or infinite.
 
-    A step that the guard holds back is counted in `TrainState.skipped` and does not advance the schedule.
+    A step that the guard rejects counts as `TrainState.skipped` and does not advance the schedule.
     """
 
     parameters: Sequence[nn.Parameter]
@@ -36,7 +36,7 @@ class Update:
     max_norm: float
 
     def __call__(self, state: TrainState, loss: Tensor) -> None:
-        """End step `state.step` (from 0), whose mean loss on this rank is `loss`."""
+        """Finish step `state.step` (from 0) with mean loss `loss` on this rank."""
         lr = self.set_lr(state)
         norm = self.measure()
         if self.guard.passes(Step(state.step + 1, lr, loss, self.probe.take(), norm, state.skips_in_row)):
@@ -51,27 +51,27 @@ class Update:
         self.optimizer.zero_grad(set_to_none=True)
 
     def set_lr(self, state: TrainState) -> float:
-        """Give the optimizer the learning rate of the step that `state` is before; return it."""
+        """Set the learning rate of the next step, and return it."""
         lr = self.schedule.lr(state.updates)
         set_lr(self.optimizer.param_groups, lr)
         return lr
 
     def measure(self) -> Tensor:
-        """Bring the gradients to what the optimizer moves; return their norm, float32 [], and shorten them to it."""
+        """Unscale and clip the gradients; return their norm before clipping, float32 []."""
         self.precision.weights.collect()
         self.precision.scale.undo([each.grad for each in self.parameters if each.grad is not None])
         return self.strategy.clip(self.parameters, self.max_norm)
 
     def move(self) -> None:
-        """Move the parameters by their gradients, whatever these are."""
+        """Run the optimizer step unconditionally."""
         self.optimizer.step()
         self.precision.weights.spread()
 
     def look(self, step: Step) -> None:
-        """Look at a step that has moved the parameters already. Raise `NonFiniteLossError` as the guard does."""
-        may_stay = self.guard.passes(step)
-        assert may_stay, "a step that may be left out is looked at before it moves anything"
+        """Check a step after its update. Raise `NonFiniteLossError` as the guard does."""
+        is_accepted = self.guard.passes(step)
+        assert is_accepted, "a guard that skips steps must check them before the update"
 
     def settle(self) -> None:
-        """Make sure of all steps so far, before the weights are judged or saved."""
+        """Check all steps so far."""
         self.guard.settle()

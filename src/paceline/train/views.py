@@ -1,4 +1,4 @@
-"""How a model is shown an image in evaluation: as it is, or as it is and mirrored."""
+"""Views of an image in evaluation: the image alone, or with test-time augmentation."""
 
 from typing import Literal, Protocol
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class Views(Protocol):
-    """Turn images into logits."""
+    """Compute logits from images."""
 
     def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
         """Return float [N, num_classes] for normalised images [N, C, H, W]."""
@@ -16,39 +16,39 @@ class Views(Protocol):
 
 
 class AsIs:
-    """Show each image once."""
+    """Evaluate each image once."""
 
     def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the model's logits."""
+        """Return the model's logits, float [N, num_classes]."""
         logits: Tensor = model(images)
         return logits
 
 
 class Mirrored:
-    """Show each image and its mirror image (test-time augmentation); the logits are the mean of both."""
+    """Average the logits of each image and its horizontal flip."""
 
     def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the mean, float64, so that 16-bit logits are not rounded again."""
+        """Return the mean of both logits, float64 [N, num_classes], so that 16-bit logits are not rounded again."""
         both: Tensor = torch.stack([model(images), model(images.flip(3))])
         return both.double().mean(dim=0)
 
 
 class Shifted:
-    """Show each image and its mirror image, both also shifted by a pixel up-left and down-right.
+    """Average over each image, its flip, and both shifted by one pixel up-left and down-right.
 
-    Half of the weight is the unshifted pair's, a quarter each of the others', as in airbench (Jordan 2024, arXiv
-    2404.00498, section 3.6). What a shift moves in is mirrored at the edge.
+    The unshifted pair has weight 1/2, the others 1/4 each, as in airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
+    Borders are reflected.
     """
 
     def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the weighted mean, float64."""
+        """Return the weighted mean, float64 [N, num_classes]."""
         height, width = images.shape[-2:]
         padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
-        whole = Mirrored()
+        views = Mirrored()
         shifted = [
             padded[..., by : by + height, by : by + width].contiguous(memory_format=_format(images)) for by in (0, 2)
         ]
-        return 0.5 * whole(model, images) + 0.25 * sum(whole(model, each) for each in shifted)
+        return 0.5 * views(model, images) + 0.25 * sum(views(model, each) for each in shifted)
 
 
 def _format(images: Tensor) -> torch.memory_format:
@@ -57,7 +57,7 @@ def _format(images: Tensor) -> torch.memory_format:
 
 
 def build_views(number: Literal[1, 2, 6]) -> Views:
-    """Return the views that `data.eval_views` asks for."""
+    """Return the views of `data.eval_views`."""
     match number:
         case 1:
             return AsIs()

@@ -1,4 +1,4 @@
-"""Where the main thread of a rank is, for whoever watches over it."""
+"""Progress of this rank, read by the watchdog."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ from paceline.parallel.beats import Where, at_the_start
 
 @dataclass
 class Whereabouts:
-    """The step and the stage of this rank, and a count within a stage; a change of any of them is progress."""
+    """Report the step and stage of this rank, and a counter within a stage. Any change counts as progress."""
 
     where: Where = at_the_start
     batches: int = 0
 
     def waits(self) -> None:
-        """Note that this rank waits, and well, for one that does something for all."""
+        """Count as progress that this rank waits for another one."""
         self.batches += 1
 
     def __call__(self) -> tuple[int, str]:
-        """Return the steps done, and the stage in words."""
+        """Return the number of finished steps, and a description of the stage."""
         step, stage = self.where()
-        named = stage or "between stages"
-        counts = stage in ("start", "evaluate") or not stage  # a clock that is off names no stage
-        return step, f"{named}, {self.batches}" if counts and self.batches else named
+        name = stage or "between stages"
+        has_count = stage in ("start", "evaluate") or not stage  # a clock that is off names no stage
+        return step, f"{name}, {self.batches}" if has_count and self.batches else name

@@ -1,4 +1,4 @@
-"""Keep the worst misclassified images of a run as thumbnails, with `worst.json`, which says what they are."""
+"""Save thumbnails of the worst misclassified images, and describe them in `worst.json`."""
 
 import contextlib
 import json
@@ -20,40 +20,39 @@ from paceline.data.decode import decode
 
 LISTED: Final = "worst.json"
 SMALL: Final = 64
-"""Pixels of the longer side up to which an image is kept as it is: larger ones are photographs, and shrunk."""
+"""Longest side, in pixels, of an image that is saved unchanged. Larger images are downscaled."""
 _QUALITY: Final = 85
-"""Of JPEG: noise of 96 pixels squared, the worst there is, takes 8 KB at it."""
+"""JPEG quality: 96 x 96 pixels of noise, the worst case, take 8 KB."""
 
 
 def save_worst(folder: Path, mistakes: Sequence[Mistake], source: Source, size: int = 96) -> None:
-    """Write a thumbnail of each of the `mistakes` that can still be read, and `worst.json`, into a new `folder`.
+    """Write a thumbnail per readable image of `mistakes`, and `worst.json`, into a new `folder`.
 
-    Images of up to 64 pixels are PNG files as they are, others JPEG files of up to `size` pixels, upright; none has
-    16 KB. `worst.json` is a list of {index, name, true, predicted, confidence, loss, file}, in the order of
-    `mistakes`. A folder of before is replaced when the new one is whole; without mistakes there is none. Raise
-    `OSError` where the disk refuses.
+    Images up to 64 pixels are saved unchanged as PNG, others as JPEG of up to `size` pixels, below 16 KB each.
+    `worst.json` lists {index, name, true, predicted, confidence, loss, file} in the order of `mistakes`. An old folder
+    is replaced atomically, or removed if there are no mistakes. Raise `OSError` if the disk cannot be written.
     """
     if not mistakes:
         return shutil.rmtree(folder, ignore_errors=True)
-    beside, old = folder.with_name(f".{folder.name}.tmp"), folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(beside, ignore_errors=True)
+    new, old = folder.with_name(f".{folder.name}.tmp"), folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(new, ignore_errors=True)
     try:
-        beside.mkdir()
-        rows = [row for mistake in mistakes if (row := _saved(beside, mistake, source, size))]
-        write_new(beside / LISTED, json.dumps(rows, indent=2) + "\n")
+        new.mkdir()
+        rows = [row for mistake in mistakes if (row := _saved(new, mistake, source, size))]
+        write_new(new / LISTED, json.dumps(rows, indent=2) + "\n")
         shutil.rmtree(old, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):  # a folder that is not empty cannot be replaced at once
+        with contextlib.suppress(FileNotFoundError):  # a non-empty folder cannot be replaced by rename
             folder.rename(old)
-        beside.rename(folder)
+        new.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     except OSError:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
         raise
     return None
 
 
 def _saved(folder: Path, mistake: Mistake, source: Source, size: int) -> dict[str, Any] | None:
-    """Write the thumbnail and return its row; None for an image that cannot be read any more."""
+    """Write a thumbnail and return its row, or None for an unreadable image."""
     try:
         picture = _picture(source, mistake.index)
     except DataError:
@@ -74,17 +73,17 @@ def _saved(folder: Path, mistake: Mistake, source: Source, size: int) -> dict[st
 
 
 def _picture(source: Source, index: int) -> Image.Image:
-    """Return the image, upright, in mode L or RGB. Raise `DataError` where it cannot be read."""
+    """Return the image, upright, in mode L or RGB. Raise `DataError` if it cannot be read."""
     content, _ = source.read(index)
     is_grey = source.info.channels == 1
     if isinstance(content, bytes):
         content = np.asarray(decode(content, channels=1 if is_grey else 3, name=source.name_of(index)))
-    # From pixels alone: a comment or a colour profile of the file's would go along, and be any number of bytes.
+    # From pixels alone: metadata of the file, such as a color profile, could have any size.
     return Image.fromarray(content[..., 0] if content.ndim == 3 and is_grey else content)
 
 
 def _thumbnail(picture: Image.Image, size: int) -> tuple[bytes, str]:
-    """Return the bytes of a file, and the end of its name."""
+    """Return file content and suffix."""
     file = BytesIO()
     if max(picture.size) <= SMALL:
         picture.save(file, "PNG")

@@ -21,7 +21,7 @@ SIXTEEN_BITS = ["model.name=torchvision:resnet18", "model.width=1.0", "train.pre
     [
         (["data.stage=/dev/shm"], DataError, "data.stage: has no effect on digits"),
         (["data.loader=native"], RecipeError, "data.loader: native decodes image files"),
-        (["train.class_weights={zz: 2}"], RecipeError, "train.class_weights: 'zz' is no class of the data"),
+        (["train.class_weights={zz: 2}"], RecipeError, "train.class_weights: 'zz' is not a class of the dataset"),
         (["model.freeze=backbone", "optim.layer_decay=0.5"], RecipeError, "optim.layer_decay: 0.5 has no effect"),
         (SIXTEEN_BITS, RecipeError, "train.precision: bf16 on a CPU"),
         (["train.precision=fp16"], RecipeError, "train.precision: fp16 needs a GPU"),

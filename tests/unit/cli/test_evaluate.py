@@ -164,8 +164,8 @@ def test_a_folder_that_is_there_is_refused_before_anything_is_evaluated(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     for place, said in (
-        (tmp_path / "file", "is there already"),
-        (tmp_path / "file" / "a", "cannot be made: Not a dir"),
+        (tmp_path / "file", "exists already"),
+        (tmp_path / "file" / "a", "cannot be created: Not a dir"),
     ):
         with pytest.raises(RecipeError, match=rf"^--out: {place} {said}.* \(name another.*\)$"):
             evaluate(run, [], "1", "last", out=place, port=0, as_json=True, per_class=False)

@@ -59,5 +59,5 @@ def test_without_an_average_the_checkpoint_is_not_even_looked_at(tmp_path: Path)
 
 
 def test_an_average_that_is_not_kept_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"^train.ema: .* keeps no averaged weights \(set train.ema=off\)$"):
+    with pytest.raises(CheckpointError, match=r"^train.ema: .* has no averaged weights \(set train.ema=off\)$"):
         averaged(recipe("train.ema={decay: 0.5}"), nn.Linear(2, 2), FP32, saved(tmp_path))

@@ -270,7 +270,7 @@ def test_a_model_that_asks_for_a_number_trains_as_it_is_and_one_sentence_says_wh
     assert len(graphs.made) == 1
     (warning,) = [record["message"] for record in read_lines(rundir.warnings)]
     assert warning == (
-        "train.capture: the step cannot be recorded, so it runs as it is: RuntimeError: operation not permitted when "
+        "train.capture: the step cannot be captured, so steps run eagerly: RuntimeError: operation not permitted when "
         "stream is capturing (set train.capture=off)"
     )
     # The rate is in float32 on the device: the last bits of a step.
@@ -309,7 +309,7 @@ def test_the_warning_tells_what_the_work_raised_and_not_the_end_of_the_capture(
 def test_a_loss_that_is_no_number_ends_a_captured_run_as_it_ends_a_plain_one(tmp_path: Path, found) -> None:
     graphs = found(RecordedGraphs())
     words = ("optim.lr=1e30", "schedule.warmup_shape=constant", "schedule.warmup_start=1e-33")
-    with pytest.raises(NonFiniteLossError, match=r"^train: step 6: the loss is no number on rank 0 of 1, at lr"):
+    with pytest.raises(NonFiniteLossError, match=r"^train: step 6: the loss is NaN or infinite on rank 0 of 1, at lr"):
         trained(tmp_path / "run", *words)
     assert len(graphs.made) == 1
 
@@ -317,13 +317,16 @@ def test_a_loss_that_is_no_number_ends_a_captured_run_as_it_ends_a_plain_one(tmp
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("parallel.strategy=dataparallel",), "dataparallel copies the model anew in each"),
-        (("train.on_nonfinite=skip",), "train.on_nonfinite=skip has the host look at each before it moves anything"),
+        (("parallel.strategy=dataparallel",), "dataparallel copies the model anew in each step"),
+        (("train.on_nonfinite=skip",), "train.on_nonfinite=skip lets the host check each step before its update"),
         (("train.precision=fp64",), "the learning rate is on the device in float32, and the weights are fp64"),
-        (("train.precision=fp16_master",), "the scale of fp16_master follows what the host sees of each"),
+        (
+            ("train.precision=fp16_master",),
+            "the loss scale of fp16_master depends on what the host reads after each step",
+        ),
         (("train.precision=bf16_pure",), "bf16_pure keeps no weights in float32"),
-        (("optim.name=rmsprop",), "rmsprop asks the host for its learning rate"),
-        (("optim.implementation=foreach",), "sgd asks the host for its learning rate"),
+        (("optim.name=rmsprop",), "rmsprop reads its learning rate on the host"),
+        (("optim.implementation=foreach",), "sgd reads its learning rate on the host"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -331,7 +334,7 @@ def test_what_cannot_be_captured_is_noted_in_a_sentence(found, words: tuple[str,
     found(RecordedGraphs())
     recipe = recipe_of(*words)
     optimizer = build_optimizer(recipe.optim, nn.Linear(3, 2).named_parameters(), "cpu")
-    note = f"train.capture: a step runs as it is, since {reason} (set train.capture=off)"
+    note = f"train.capture: steps run eagerly, since {reason} (set train.capture=off)"
     assert choose_graphs(recipe, World.single(), CPU, optimizer) == (None, note)
 
 
@@ -339,7 +342,7 @@ def test_several_ranks_are_not_captured_and_off_is_not_asked(found) -> None:
     graphs, recipe = found(RecordedGraphs()), recipe_of()
     optimizer = build_optimizer(recipe.optim, nn.Linear(3, 2).named_parameters(), "cpu")
     chosen, note = choose_graphs(recipe, World(0, 2, 0, 2), CPU, optimizer)
-    assert chosen is None and "ranks wait for each other inside of it" in note
+    assert chosen is None and "ranks wait for each other inside a step" in note
     assert choose_graphs(recipe, World.single(), CPU, optimizer) == (graphs, "")
     assert choose_graphs(recipe_of("train.capture=off"), World.single(), CPU, optimizer) == (None, "")
 
@@ -348,7 +351,7 @@ def test_a_run_on_a_cpu_notes_that_it_is_not_captured(tmp_path: Path) -> None:
     assert build_graphs(CPU) is None
     rundir = trained(tmp_path / "run", "train.steps=1")
     notes = json.loads((rundir.path / "plan.json").read_text())["notes"]
-    assert "train.capture: a step runs as it is, since a CPU has no graphs to replay (set train.capture=off)" in notes
+    assert "train.capture: steps run eagerly, since a CPU has no graphs to replay (set train.capture=off)" in notes
 
 
 @pytest.mark.parametrize(("mode", "instead"), [("reduce-overhead", "default"), ("max-autotune", "max-autotune-no")])

@@ -74,8 +74,8 @@ def test_the_rarest_and_the_most_frequent_class_are_told() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"lynks": 2.0}, "'lynks' is no class of the data (did you mean 'lynx'?)"),
-        ({"cat": 2.0, "zebra": 2.0}, "'zebra' is no class of the data (name some of cat, dog, lynx)"),
+        ({"lynks": 2.0}, "'lynks' is not a class of the dataset (did you mean 'lynx'?)"),
+        ({"cat": 2.0, "zebra": 2.0}, "'zebra' is not a class of the dataset (name some of cat, dog, lynx)"),
     ],
 )
 def test_a_name_that_no_class_has_is_refused(asked, says) -> None:
@@ -88,7 +88,7 @@ def test_labels_that_come_with_their_images_only_cannot_be_counted() -> None:
     class Told:
         info = split().info
 
-    with pytest.raises(RecipeError, match=r"^train.class_weights: made tells labels with its images only.*\(set "):
+    with pytest.raises(RecipeError, match=r"^train.class_weights: made has no labels apart from its images.*\(set "):
         class_weights("balanced", Told())  # type: ignore[arg-type]
 
 

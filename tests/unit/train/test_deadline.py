@@ -173,4 +173,4 @@ def test_the_end_is_in_seconds_since_1970_and_seen_by_a_clock_that_nobody_sets()
     now_s[0] += 60.0
     deadline.step(461)
     assert asked == [REASON]
-    assert said == ["the job ends in 20.0 s: saving and leaving (queue it again, and it goes on)"]
+    assert said == ["the job ends in 20.0 s: saving and stopping (queue it again to resume)"]

@@ -191,7 +191,7 @@ def test_skipped_steps_are_counted_and_do_not_advance_the_schedule(tmp_path: Pat
     assert rates == pytest.approx([0.01 * (1 - update / 10) for update in (0, 1, 2, 3, 4, 5, 6, 7)])
     assert [record["step"] for record in records] == [1, 2, 5, 6, 7, 8, 9, 10]
     calls.clear()
-    with pytest.raises(NonFiniteLossError, match=r"step 3: the loss is no number on rank 0 of 1, at lr 0.008"):
+    with pytest.raises(NonFiniteLossError, match=r"step 3: the loss is NaN or infinite on rank 0 of 1, at lr 0.008"):
         trained(tmp_path, "other", *words)
     assert not list((tmp_path / "other" / "checkpoints").glob("*"))
 
@@ -227,7 +227,7 @@ def test_what_is_interrupted_ends_with_the_same_bits_and_report(tmp_path: Path, 
 def test_a_loss_that_is_no_number_ends_the_run_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         NonFiniteLossError,
-        match=r"^train: step \d+: the loss is no number on rank 0 of 1, at lr 1e\+20; last good checkpoint: none",
+        match=r"^train: step \d+: the loss is NaN or infinite on rank 0 of 1, at lr 1e\+20; last good checkpoint: none",
     ):
         trained(tmp_path, "run", "optim.lr=1e20", "model.norm=none")
 

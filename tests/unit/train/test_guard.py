@@ -42,13 +42,16 @@ def test_stopping_names_step_rank_rate_checkpoint_and_what_to_do() -> None:
     with pytest.raises(NonFiniteLossError) as caught:
         StopAtOnce(REPORTER).passes(step(loss=torch.nan, norm=torch.nan))
     assert str(caught.value) == (
-        "train: step 12: the loss is no number on rank 0 of 1, at lr 0.1; last good checkpoint: "
+        "train: step 12: the loss is NaN or infinite on rank 0 of 1, at lr 0.1; last good checkpoint: "
         "run/checkpoints/step-00000010 (lower optim.lr, or set train.on_nonfinite=skip)"
     )
 
 
 def test_a_gradient_that_is_no_number_while_the_loss_is_one_is_told_apart() -> None:
-    for gradient, words in ((0.0, "the gradient is no number on rank 0 of 1"), (1.0, "though the loss is on every")):
+    for gradient, words in (
+        (0.0, "the gradient is NaN or infinite on rank 0 of 1"),
+        (1.0, "though the loss is on every"),
+    ):
         with pytest.raises(NonFiniteLossError, match=words):
             StopAtOnce(REPORTER).passes(step(norm=torch.inf, gradient=gradient))
 
@@ -122,7 +125,7 @@ def test_an_overflow_lowers_the_scale_and_a_bad_loss_does_not() -> None:
     scale = DynamicScale()
     guard = Scaled(scale, REPORTER, StopAtOnce(REPORTER))
     assert not guard.passes(step(norm=torch.inf)) and scale.value == 2.0**15
-    with pytest.raises(NonFiniteLossError, match="the loss is no number"):
+    with pytest.raises(NonFiniteLossError, match="the loss is NaN or infinite"):
         guard.passes(step(loss=torch.nan, norm=torch.nan))
     assert scale.value == 2.0**15
     scale.value = 1.0

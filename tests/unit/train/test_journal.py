@@ -104,7 +104,7 @@ def test_a_loss_that_is_no_number_is_not_written_and_not_saved() -> None:
     book = journal(state, sink)
     go(book, state, [1.0, math.nan, 3.0, 5.0])
     assert sink.steps == []
-    with pytest.raises(NonFiniteLossError, match=r"^train: the loss is nan by step 4, at lr 4 \(lower optim.lr\)"):
+    with pytest.raises(NonFiniteLossError, match=r"^train: the loss is nan at step 4, at lr 4 \(lower optim.lr\)"):
         book.settle(state)
 
 

@@ -179,7 +179,7 @@ def test_a_rate_for_a_classifier_that_is_not_there_is_an_error() -> None:
 
 
 def test_muon_without_a_matrix_is_an_error() -> None:
-    with pytest.raises(RecipeError, match=r"^optim.name: muon finds no filters.*\(set optim.name=sgd\)"):
+    with pytest.raises(RecipeError, match=r"^optim.name: muon needs filters.*\(set optim.name=sgd\)"):
         build(Muon(), nn.Linear(3, 2))
 
 

@@ -61,7 +61,7 @@ def test_one_that_calls_the_network_itself_is_refused_before_the_first_step() ->
 
 @pytest.mark.parametrize("section", [OwnOptim(name="torch.optim:NAdam", lr=0.1), Sgd(decay_norm_and_bias=False)])
 def test_a_network_that_trains_nothing_is_refused(section) -> None:
-    with pytest.raises(RecipeError, match=r"^model.name: the network has no parameter that is trained \(give it one"):
+    with pytest.raises(RecipeError, match=r"^model.name: the model has no trainable parameter \(give it one"):
         build_optimizer(section, model().requires_grad_(False).named_parameters(), "cpu")
 
 

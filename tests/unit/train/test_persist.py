@@ -46,5 +46,5 @@ def test_one_rank_leaves_what_several_kept_and_says_so(persistent: Persistent, t
 @pytest.mark.parametrize("odd", [[1], {"steps": 3}, "x"])
 def test_what_no_run_has_kept_is_refused_in_one_line(persistent: Persistent, tmp_path: Path, odd: object) -> None:
     path = saved(persistent, tmp_path, compression=odd)
-    with pytest.raises(CheckpointError, match=r"is of another run or paceline: [^\n]+ \(train it again\)$"):
+    with pytest.raises(CheckpointError, match=r"another run or paceline version: [^\n]+ \(start a new run\)$"):
         persistent.recall(path)

@@ -114,7 +114,7 @@ def test_a_part_whose_file_has_changed_is_told(tmp_path: Path, monkeypatch) -> N
     checkpoint = Checkpoints(tmp_path, Keep(1)).save(1, 1, Snapshot({"model": {}, "optimizer": {}}, values))
     assert other_code(checkpoint, own) == []
     file.write_text("def net(num_classes, in_channels, deeper=True): pass\n")
-    assert other_code(checkpoint, own) == ["resumed with other code of changing_part:net: its file has changed"]
+    assert other_code(checkpoint, own) == ["resumed with changed code: the file of changing_part:net has changed"]
     for odd in ([], {"changing_part:net": "x"}):  # of somebody else's making
         damaged = Snapshot({"model": {}, "optimizer": {}}, {"own_parts": odd})
         assert other_code(Checkpoints(tmp_path, Keep(9)).save(2, 2, damaged), own) == []

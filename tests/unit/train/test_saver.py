@@ -46,7 +46,7 @@ def test_it_saves_what_persists_and_waits_for_it() -> None:
 
 def test_a_run_that_left_without_being_saved_says_so() -> None:
     state = TrainState(step=9)
-    with pytest.raises(CheckpointError, match=r"left at step 9, .* that of step 7"):
+    with pytest.raises(CheckpointError, match=r"stopped at step 9, .* that of step 7"):
         Saver(persistent(), {}, Kept(7, 1), Spent).finish(state, "preempted")
     Saver(persistent(), {}, Kept(-1, 0), Spent).finish(state, "preempted")  # checkpoint.every=off
 

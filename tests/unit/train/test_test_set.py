@@ -137,13 +137,15 @@ def test_an_image_that_was_added_does_not_make_the_others_new(tmp_path) -> None:
     run = made_run(tmp_path / "run", "folder", f"data.source.root={root}", "data.source.val_fraction=0.25", *FOLDER)
     root.rename(tmp_path / "second")
     Image.new("RGB", (14, 16)).save(tmp_path / "second/ant/new.png")
-    said = "17 images of 2 of the run's 2 classes; it tells of new images where the run was trained on none of these"
+    said = "17 images of 2 of the run's 2 classes; it measures generalization if the run was trained on none of these"
     judged(run, f"data.source.root={tmp_path}/second", says=said)
 
 
 def test_the_training_images_of_a_run_are_told_as_such(run, photos) -> None:
     judged(
-        run, f"data.source.root={photos}/train", says="the run was trained on these, so it tells nothing of new ones"
+        run,
+        f"data.source.root={photos}/train",
+        says="the run was trained on these images",
     )
 
 
@@ -203,7 +205,7 @@ def test_a_class_that_the_run_does_not_know_is_named(run, tmp_path) -> None:
     with pytest.raises(DataError) as caught:
         judged(run, f"data.source.root={other}")
     message = str(caught.value)
-    assert "class 'beee' is none of the 4 that the run was trained on (did you mean 'bee'?)" in message
+    assert "class 'beee' is not one of the 4 that the run was trained on (did you mean 'bee'?)" in message
     assert len(message.splitlines()) == 1
 
 
@@ -222,7 +224,7 @@ def test_a_folder_of_another_kind_of_set_is_normalised_and_sized_as_the_run_was(
     whole, part = counts(judged(run, says=False)), counts(judged(run, *words, "data.source.channels=1"))
     for name in whole:
         assert part[name] == (whole[name] if name in "935" else (0, 0))
-    with pytest.raises(DataError, match="3 channels, and the run's network reads 1"):
+    with pytest.raises(DataError, match="3 channels, and the run's model expects 1"):
         judged(run, *words)
 
 

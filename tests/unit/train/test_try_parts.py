@@ -55,7 +55,7 @@ class Odd(torch.optim.SGD):
         ("optim={name: muon, lr: 0.02}", ""),
         ("optim={name: sgd, lr: 0.1, implementation: fused}", ""),
         ("train.class_weights={'7': 2}", ""),
-        ("train.class_weights={'7': 2, cat: 3}", "train.class_weights: 'cat' is no class of the data (name some of 0"),
+        ("train.class_weights={'7': 2, cat: 3}", "train.class_weights: 'cat' is not a class of the dataset"),
         ("model={freeze: backbone}", ""),
         ("data.augment=[flip, 'own_parts:Change']", ""),
         ("data.augment=[{name: 'own_parts:Change', args: {how: floats}}]", "own_parts:Change gives torch.float32 [2"),

@@ -1,4 +1,4 @@
-"""Save and load the state of a run, so that it can be killed at any moment and goes on from where it was saved."""
+"""Save and load checkpoints. A run can be killed at any moment and resumes from the newest one."""
 
 from paceline.train.checkpoint.folder import Checkpoints, Keep
 from paceline.train.checkpoint.format import FORMAT_VERSION, Snapshot, damage_of, load_part, read_state, verify

@@ -1,8 +1,8 @@
-"""The files of a checkpoint: safetensors for tensors, JSON for the rest, and a manifest with a digest of each file.
+"""Checkpoint file format: safetensors for tensors, JSON for the rest, and a manifest with the SHA-256 of each file.
 
-Nothing is unpickled, so a checkpoint cannot run code. What is written is whole and plain, the same whichever strategy
-wrote it, on any number of ranks; only what ranks keep each for itself is a part of its own, with a row a rank. Where
-checkpoints lie, and which of them stay, `folder` knows.
+Nothing is unpickled, so a checkpoint cannot run code. Tensors are whole: the files are the same for every strategy and
+number of ranks, except for state that each rank keeps for itself, which has one row per rank. `folder` decides where
+checkpoints are and which are kept.
 """
 
 import errno
@@ -32,10 +32,10 @@ _PART = re.compile(r"[a-z_]+\.safetensors")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds: whole tensors by part and name, and plain values for JSON.
+    """Contents of a checkpoint: whole tensors by part and name, and plain values for JSON.
 
-    The parts `model` and `optimizer` are always there; others, such as `average`, where there is such a thing. `judged`
-    are the parts that evaluating needs.
+    The parts `model` and `optimizer` always exist, others, such as `average`, only if used. `judged` are the parts that
+    evaluation needs.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -43,23 +43,23 @@ class Snapshot:
     judged: frozenset[str] = frozenset({MODEL, AVERAGE})
 
     def weights_alone(self) -> "Snapshot":
-        """Return what evaluating needs, without what further steps need. Every version of paceline can read it."""
+        """Return the parts that evaluation needs, without those for further steps. Every version of paceline can read
+        it.
+        """
         tensors = {name: part for name, part in self.tensors.items() if name in self.judged}
         return Snapshot({OPTIMIZER: {}, **tensors}, {**self.values, "weights_alone": True}, self.judged)
 
     @property
     def num_bytes(self) -> int:
-        """How large the tensors are: all but some thousand bytes of a checkpoint."""
+        """Size of the tensors in bytes: all but some thousand bytes of a checkpoint."""
         return sum(tensor.nbytes for part in self.tensors.values() for tensor in part.values())
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:
-    """Write the files of a checkpoint into a new, empty `folder`; they are on the disk by then. Raise `OSError`.
-
-    The manifest comes last. Its form, and the place of `format_version`, are for good: by them any version of
-    paceline tells a checkpoint that is newer than itself from a damaged one.
-    """
+    """Write and sync the files of a checkpoint into a new, empty `folder`, the manifest last. Raise `OSError`."""
     assert {MODEL, OPTIMIZER} <= snapshot.tensors.keys(), "a checkpoint has a model and an optimizer"
+    # The form of the manifest and the place of `format_version` never change: any version of paceline can tell a newer
+    # checkpoint from a damaged one.
     digests = {}
     for name, tensors in snapshot.tensors.items():
         file = f"{name}{_SUFFIX}"
@@ -72,14 +72,14 @@ def write(folder: Path, snapshot: Snapshot) -> None:
 
 
 def verify(path: Path) -> None:
-    """Raise `CheckpointError` when a file of checkpoint `path` is missing or not what was written."""
+    """Raise `CheckpointError` if a file of checkpoint `path` is missing or damaged."""
     damage = damage_of(path)
     if damage:
         raise CheckpointError(f"{damage} (remove {path.name} to use the one before)")
 
 
 def damage_of(path: Path) -> str:
-    """Return which file of checkpoint `path` is damaged, and how, in one line; nothing where it is whole."""
+    """Return a one-line description of the damage of checkpoint `path`, or an empty string."""
     if path.is_symlink():
         return f"{path}: cannot be read: it is a link"
     try:
@@ -99,7 +99,7 @@ def damage_of(path: Path) -> str:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return `state.json` of checkpoint `path`. Raise `CheckpointError` when it cannot be used."""
+    """Return `state.json` of checkpoint `path`. Raise `CheckpointError` if it is damaged or of another format."""
     try:
         values = _read_json(path / _STATE)
     except (OSError, ValueError) as error:
@@ -120,17 +120,16 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def is_weights_alone(path: Path) -> bool:
-    """Whether checkpoint `path` has the weights of a run that has ended, and nothing that another step needs.
-
-    Raise `CheckpointError` as `read_state` does.
+    """Return whether checkpoint `path` only has the weights of a finished run. Raise `CheckpointError` as `read_state`
+    does.
     """
     return read_state(path).get("weights_alone") is True
 
 
 def load_part(path: Path, name: str) -> dict[str, Tensor]:
-    """Return the whole tensors of part `name`, on the CPU; none where checkpoint `path` has no such part.
+    """Return the tensors of part `name` on the CPU, empty if checkpoint `path` lacks it.
 
-    Does not look for damage, which `verify` and `load_model` do. Raise `CheckpointError` for a file of another kind.
+    Digests are not checked; see `verify`. Raise `CheckpointError` for an unreadable file.
     """
     file = path / f"{name}{_SUFFIX}"
     if not os.path.lexists(file):
@@ -143,12 +142,12 @@ def load_part(path: Path, name: str) -> dict[str, Tensor]:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in folder `path` onto the disk. Raise `OSError`, but not where folders cannot be synced."""
+    """Sync the directory entries of `path` to disk. Raise `OSError`, except on file systems without this feature."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):  # as PostgreSQL's fsync_fname: some file systems refuse
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # some file systems refuse; as PostgreSQL's fsync_fname
             raise
     finally:
         os.close(descriptor)
@@ -159,7 +158,7 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 
 def _read_json(path: Path) -> object:
-    """Return the values of a JSON file. Raise `OSError`, or `ValueError` for anything else that is wrong with it."""
+    """Return the contents of a JSON file. Raise `OSError` or `ValueError`."""
     with open_to_read(path, follow_links=False) as file:
         text = file.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
@@ -167,5 +166,5 @@ def _read_json(path: Path) -> object:
     try:
         values: object = parse_json(text)
     except ValueError as error:
-        raise ValueError(f"{path.name} is no JSON: {error}") from None
+        raise ValueError(f"{path.name} is not JSON: {error}") from None
     return values

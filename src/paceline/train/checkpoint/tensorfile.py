@@ -1,8 +1,7 @@
-"""Write a file with its SHA-256 in one pass, onto the disk; tensors become a safetensors file.
+"""Write and hash a file in one pass, and serialize tensors to the safetensors format.
 
-The library reads these files, but does not write them: as late as 0.5 its `save_file` holds the interpreter's lock from
-beginning to end, so that training stands still in its own thread too, and a digest would read every file once more.
-Measured by `benchmarks/checkpoint.py`, whose last lines say how long another thread has to wait for either.
+safetensors reads these files, but its `save_file` (as of 0.5) holds the GIL throughout, which stops training even in
+another thread, and hashing would need a second pass. Measured by `benchmarks/checkpoint.py`.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ from paceline.core.errors import CheckpointError
 from paceline.core.files import open_to_read, open_to_write
 
 CHUNK_BYTES = 1 << 20
-"""Hashed and written at a time, by calls that let other threads run."""
+"""Bytes that are hashed and written at a time; these calls release the GIL."""
 
 _DTYPES = {
     torch.float64: "F64",
@@ -35,10 +34,7 @@ _DTYPES = {
 
 
 def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """Write a new file and return its SHA-256 as hex digits; it is on the disk by then. Raise `OSError` as open does.
-
-    A file or link that is there already is never written to.
-    """
+    """Write and sync a new file, and return its SHA-256 in hex. Raise `OSError`, also if the file exists."""
     digest = hashlib.sha256()
     with open_to_write(path, "xb") as file:
         for piece in pieces:
@@ -50,10 +46,10 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
 
 
 def tensor_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file of `tensors`, which may be of any device and layout.
+    """Yield the bytes of a safetensors file of `tensors`, on any device and in any layout.
 
-    Eight bytes of length, a JSON header of types, shapes and offsets, and the numbers, row by row, little-endian; the
-    widest types come first, so that all are aligned (https://github.com/safetensors/safetensors#format).
+    Eight bytes of length, a JSON header of dtypes, shapes and offsets, and the row-major little-endian data; widest
+    dtypes first, for alignment (https://github.com/safetensors/safetensors#format).
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = {}, 0
@@ -70,13 +66,13 @@ def tensor_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Return the bytes of `tensor`, row by row; those of a contiguous one on the CPU are its own."""
-    whole = tensor.detach().to("cpu").contiguous()
-    return whole.reshape(-1).view(torch.uint8).numpy().data
+    """Return the row-major bytes of `tensor`, without a copy if it is contiguous and on the CPU."""
+    contiguous = tensor.detach().to("cpu").contiguous()
+    return contiguous.reshape(-1).view(torch.uint8).numpy().data
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a plain file as hex digits. Raise `OSError`, also for a link, a pipe or a device."""
+    """Return the SHA-256 of a regular file in hex. Raise `OSError`, also for links, pipes and devices."""
     with open_to_read(path, follow_links=False) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,7 +1,6 @@
-"""Save while training goes on: copy the state, write the copy in a thread, one at a time, and say what fails.
+"""Write checkpoints in a background thread, one at a time, and report failures.
 
-A checkpoint that cannot be written leaves the ones before as they are. What it means to the run is asked for: a
-warning, or its end.
+A failed checkpoint leaves earlier ones intact. Depending on the recipe it is a warning or ends the run.
 """
 
 import errno
@@ -25,33 +24,33 @@ from paceline.train.checkpoint.staging import HostCopy, InPlace, Staging
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 Last = Literal["", "ended", "preempted"]
-"""Whether a checkpoint is the last of a process, of a run that has ended or of one that is to be resumed."""
+"""Whether a checkpoint is the final one of its process, because the run has ended or was preempted; empty if not."""
 
 
 class _Worker(Protocol):
-    """Do one piece of work at a time."""
+    """Run one task at a time."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no work is under way."""
+        """Whether no task is running."""
         ...
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin `work`; none is under way."""
+        """Start `work`; no task may be running."""
         ...
 
     def wait(self) -> None:
-        """Wait for the last piece, and raise what it raised, once."""
+        """Wait for the last task, and raise its exception once."""
         ...
 
     def close(self) -> None:
-        """Wait, raise nothing, and end."""
+        """Wait without raising, and shut down."""
         ...
 
 
 @final
 class _AtOnce:
-    """Work in the caller's thread."""
+    """Run tasks in the calling thread."""
 
     is_idle = True
 
@@ -59,7 +58,7 @@ class _AtOnce:
         work()
 
     def wait(self) -> None:
-        """Do nothing: it has been done."""
+        """Do nothing."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -67,7 +66,7 @@ class _AtOnce:
 
 @final
 class _InThread:
-    """Work in a thread of its own, which the interpreter waits for when it ends."""
+    """Run tasks in a thread, which the interpreter joins at exit."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -78,7 +77,7 @@ class _InThread:
         return self._last.done()
 
     def start(self, work: Callable[[], None]) -> None:
-        assert self.is_idle, "two checkpoints would be written at a time, one of them from the other's memory"
+        assert self.is_idle, "two concurrent checkpoints would share buffers"
         self._last = self._pool.submit(work)
 
     def wait(self) -> None:
@@ -98,11 +97,10 @@ def _nothing() -> Future[None]:
 
 @final
 class Writer:
-    """Write the checkpoints of a run, on rank 0 alone.
+    """Write the checkpoints of a run, on rank 0 only.
 
-    `warn` is given one line for each cause that a checkpoint fails by, in the thread that writes, and one with the
-    count of those that failed likewise afterwards, once a save succeeds or the run ends. `saved_step` of the
-    constructor is the step that the run goes on from, whose checkpoint is on disk; -1 for a new run.
+    `warn` gets one line per cause of failure, from the writing thread, and one with the number of repeated failures
+    once a save succeeds or the run ends. The argument `saved_step` is the step that the run resumes from, or -1.
     """
 
     def __init__(
@@ -127,15 +125,14 @@ class Writer:
 
     @property
     def slowest_s(self) -> float:
-        """The longest that a save took until it was on disk, 0 before the first."""
+        """Longest time, in seconds, until a save was on disk; 0 before the first."""
         return self._written.slowest_s
 
     def save(self, step: int, best_step: int, snapshot: Snapshot, last: Last = "") -> None:
-        """Save `snapshot` as the checkpoint of `step`; it may change as soon as this returns.
+        """Save `snapshot` as the checkpoint of `step`; its tensors may change once this returns.
 
-        The `last` one of a process, of a run that has ended or is preempted, is given the room that it needs.
-        Waits for the one before to be on disk. Raise `CheckpointError` where a failure is to stop the run and there was
-        one: of the checkpoint before, or of this one where that is known already.
+        The `last` checkpoint of a process may remove older ones to fit. Waits for the previous save. Raise
+        `CheckpointError` if failures end the run and the previous save, or this one, failed.
         """
         with self._stall.turn():
             self._settle()
@@ -145,23 +142,23 @@ class Writer:
                 self._settle()
 
     def flush(self) -> None:
-        """Wait until all is on disk, or has failed. Raise `CheckpointError` where that is to stop the run."""
+        """Wait until all saves are on disk or have failed. Raise `CheckpointError` if failures end the run."""
         with self._stall.turn():
             self._settle()
 
     def close(self) -> None:
-        """Wait for what is being written, and end. Raises nothing: call `flush` before to know of a failure."""
+        """Wait and shut down without raising; call `flush` before to learn of failures."""
         self._worker.close()
         self._count_likewise()
 
     def result(self) -> CheckpointResult:
-        """Return what saving came to so far."""
+        """Return the statistics of all saves so far."""
         saved = self._written.turns
-        asked = saved + self._failed
+        attempted = saved + self._failed
         return CheckpointResult(
             saved=saved,
             failed=self._failed,
-            stall_s=self._stall.total_s / asked if asked else 0.0,
+            stall_s=self._stall.total_s / attempted if attempted else 0.0,
             write_s=self._written.total_s / saved if saved else 0.0,
             bytes=round(self._total_bytes / saved) if saved else 0,
         )
@@ -180,7 +177,7 @@ class Writer:
             self._failure = _line(self._checkpoints.path_of(step), error, snapshot.num_bytes)
             run = self._checkpoints.folder.parent
             if not run.is_dir():
-                self._failure, self._stops = removed(run), True  # whatever else is trained would be lost
+                self._failure, self._stops = removed(run), True  # further training would be lost
             elif error.errno == self._cause:
                 self._likewise.append(step)
             else:
@@ -196,7 +193,7 @@ class Writer:
             self.saved_step = step
 
     def _saved(self, step: int, best_step: int, snapshot: Snapshot, last: Last) -> Snapshot:
-        """Save `snapshot`, and return what of it is on disk: the weights alone where there is no room for more."""
+        """Save `snapshot`; return what was written, the weights alone if the disk has no room for more."""
         try:
             self._checkpoints.save(step, best_step, snapshot)
         except OSError as error:
@@ -206,28 +203,28 @@ class Writer:
             how = "older checkpoints were removed to make room for it"
             if is_weights_alone(path):
                 snapshot = snapshot.weights_alone()
-                how = f"its weights were saved alone, in {mib(snapshot.num_bytes)}, as there was no room for more"
+                how = f"only its weights were saved, in {mib(snapshot.num_bytes)}, as there was no room for more"
             self._warn(f"{path}: the disk is full: {how} (free some space)")
         return snapshot
 
     def _count_likewise(self) -> None:
-        """Warn of the saves that failed by the cause that was warned of before, in one line."""
+        """Warn of repeated failures with the same cause, in one line."""
         if self._likewise:
             first, last, cause = self._likewise[0], self._likewise[-1], os.strerror(self._cause or 0)
             steps = f"step {first}" if first == last else f"steps {first} to {last}"
             failed = count(len(self._likewise), "more checkpoint")
-            self._warn(f"{self._checkpoints.folder}: {failed}, of {steps}, failed likewise: {cause}")
+            self._warn(f"{self._checkpoints.folder}: {failed}, of {steps}, failed for the same reason: {cause}")
         self._cause, self._likewise = None, []
 
 
 def _line(path: Path, error: OSError, num_bytes: int) -> str:
-    """Return what happened to the checkpoint `path` of `num_bytes`, and what to do."""
+    """Return the error message for checkpoint `path` of `num_bytes`, with a fix."""
     what = f"{path}: was not saved: {error.strerror or error}"
     if error.errno in FULL_DISK:
         return f"{what}: needs {mib(num_bytes)}, has {_free(path.parent)} (free some space, or set checkpoint.keep=1)"
     if error.errno in _CLOSED:
         return f"{what} (make {path.parent} writable)"
-    return f"{what} (see that {path.parent} stays and its disk works)"
+    return f"{what} (check that {path.parent} exists and its disk works)"
 
 
 def _free(folder: Path) -> str:

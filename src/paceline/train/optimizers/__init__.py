@@ -1,1 +1,1 @@
-"""The optimizers that torch does not have, one a file."""
+"""Optimizers that torch lacks."""

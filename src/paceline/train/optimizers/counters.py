@@ -1,7 +1,6 @@
-"""What a user's own optimizer keeps beside the tensors of its parameters: numbers, and what moves in its groups.
+"""State of the user's own optimizers beside the tensors of parameters: numbers, and changed group options.
 
-Ours keep all they need in tensors of parameters, and their groups are what the recipe says. What an optimizer keeps
-elsewhere, as an attribute of its own, no checkpoint sees.
+Our optimizers keep all state in tensors of parameters. Attributes of an optimizer object are not saved.
 """
 
 import copy
@@ -19,34 +18,34 @@ from paceline.train.optimizers.groups import Group
 
 _SET_BY_US: Final = ("params", "lr", "lr_factor")
 OF_GROUPS: Final = "group."
-"""How the names of tensors begin that are of a group, and not of a parameter."""
+"""Prefix of tensors that belong to a group, not to a parameter."""
 
 
 class Counters(Protocol):
-    """Say what a checkpoint must hold beside the tensors of parameters, and take it over again."""
+    """State that a checkpoint needs beside the tensors of parameters."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors in the groups, by names that no parameter's state has."""
+        """Return the tensors in the groups, by names that do not collide with those of parameters."""
         ...
 
     def values(self) -> dict[str, Any]:
-        """Return the rest as values for JSON, nothing where there is none. Raise `RecipeError` for what is none."""
+        """Return the rest as JSON values, possibly empty. Raise `RecipeError` for other types."""
         ...
 
     def load(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over what both returned, after the state of parameters; `tensors` may have others among them."""
+        """Load what both returned, after the state of the parameters; `tensors` may contain others."""
         ...
 
 
 class NoCounters:
-    """For optimizers that keep everything in tensors of their parameters."""
+    """For optimizers that keep all state in tensors of parameters."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return nothing."""
+        """Return an empty dictionary."""
         return {}
 
     def values(self) -> dict[str, Any]:
-        """Return nothing."""
+        """Return an empty dictionary."""
         return {}
 
     def load(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -55,7 +54,7 @@ class NoCounters:
 
 @dataclass(frozen=True)
 class OwnCounters:
-    """Those of a user's `optimizer`, called `name`, whose groups were as `built` before its first step."""
+    """State of the user's `optimizer` called `name`; `built` holds the group options before the first step."""
 
     optimizer: torch.optim.Optimizer
     name: str
@@ -63,7 +62,7 @@ class OwnCounters:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, name: str) -> Self:
-        """Return those of an optimizer that has not moved yet."""
+        """Return the state of an optimizer before its first step."""
         built = ({key: _kept(value) for key, value in _options(group)} for group in optimizer.param_groups)
         return cls(optimizer, name, tuple(built))
 
@@ -77,19 +76,19 @@ class OwnCounters:
         }
 
     def values(self) -> dict[str, Any]:
-        """Return the numbers beside tensors, and what has moved in the groups, each with its type."""
+        """Return non-tensor state and changed group options, with their types."""
         state = {str(number): self._of_parameter(number, each) for number, each in self._state().items()}
         groups = [self._moved(group, built) for group, built in zip(self._groups(), self.built, strict=True)]
-        held: dict[str, Any] = {"state": {number: each for number, each in state.items() if each}, "groups": groups}
-        return {"optimizer": held} if held["state"] or any(groups) else {}
+        saved: dict[str, Any] = {"state": {number: each for number, each in state.items() if each}, "groups": groups}
+        return {"optimizer": saved} if saved["state"] or any(groups) else {}
 
     def load(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Put numbers and tensors back to where they were."""
-        held = values.get("optimizer", {"state": {}, "groups": []})
+        """Load numbers and tensors."""
+        saved = values.get("optimizer", {"state": {}, "groups": []})
         parameters = [parameter for group in self._groups() for parameter in group["params"]]
-        for number, each in held["state"].items():
+        for number, each in saved["state"].items():
             self.optimizer.state[parameters[int(number)]].update(_all(_decoded, each))
-        for group, each in zip(self._groups(), held["groups"], strict=False):
+        for group, each in zip(self._groups(), saved["groups"], strict=False):
             group.update(_all(_decoded, each))
         for name, tensor in tensors.items():
             if name.startswith(OF_GROUPS):
@@ -130,7 +129,7 @@ class OwnCounters:
 
 
 def build_counters(section: OptimSection, optimizer: torch.optim.Optimizer) -> Counters:
-    """Return what a checkpoint must hold of the new `optimizer` that `section` names, beside its tensors."""
+    """Return the extra state of the new `optimizer`."""
     return OwnCounters.of(optimizer, section.name) if isinstance(section, OwnOptim) else NoCounters()
 
 
@@ -142,20 +141,20 @@ def _options(group: Group) -> Iterator[tuple[str, Any]]:
 
 
 def _kept(value: Any) -> Any:
-    """Return what `value` is compared with later: a copy where it can be told whether it has changed."""
-    is_told = any("__eq__" in vars(kind) for kind in type(value).__mro__ if kind is not object)
-    return copy.deepcopy(value) if is_told and not isinstance(value, Tensor) else value
+    """Return a copy of `value` if equality can detect a change, else the value."""
+    has_equality = any("__eq__" in vars(kind) for kind in type(value).__mro__ if kind is not object)
+    return copy.deepcopy(value) if has_equality and not isinstance(value, Tensor) else value
 
 
 def _differs(value: Any, before: Any) -> bool:
     try:
         return type(value) is not type(before) or bool(value != before)
-    except Exception:  # an array has no one answer
+    except Exception:  # arrays compare elementwise
         return True
 
 
 def _device(group: Group, key: str) -> torch.device:
-    """Return where a tensor of a group belongs: where one is already, or with the parameters."""
+    """Return the device of a group's tensor, or of its parameters."""
     tensor: Tensor = group[key] if isinstance(group.get(key), Tensor) else group["params"][0]
     return tensor.device
 
@@ -165,7 +164,7 @@ def _all(change: Callable[[Any], Any], values: Mapping[str, Any]) -> dict[str, A
 
 
 def _encoded(value: Any) -> Any:
-    """Return `value` for JSON, which has no tuples and no infinite numbers. Raise `TypeError` for other objects."""
+    """Encode `value` for JSON, which lacks tuples and non-finite numbers. Raise `TypeError` for other objects."""
     kind = type(value)
     if kind in (bool, int, str, type(None)) or (kind is float and math.isfinite(value)):
         return value

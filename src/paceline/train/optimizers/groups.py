@@ -1,7 +1,7 @@
-"""Sort parameters into groups: which of them decay, at which learning rate, and which algorithm is theirs.
+"""Parameter groups: weight decay, learning rate and algorithm.
 
-Every group has a `weight_decay` and an `lr_factor`, what its learning rate is times the run's. Norms and biases are
-the parameters of fewer than two dimensions. With `layer_decay` every group is of one `layer`, too.
+Each group has a `weight_decay` and an `lr_factor`, its learning rate relative to the run's. Norms and biases are the
+parameters with fewer than two dimensions. With `layer_decay` each group belongs to one `layer`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ Group = dict[str, Any]
 
 
 def parameter_groups(section: schema.OptimSection, parameters: Sequence[nn.Parameter]) -> list[Group]:
-    """Return the group of weights and that of norms and biases, or one in the model's order where they agree.
+    """Return a group of weights and one of norms and biases, or a single group if their settings agree.
 
-    LARS and LAMB follow the size of a layer in the first only (`layerwise`). Raise `RecipeError` for a
-    `norm_and_bias_lr` without norms and biases.
+    LARS and LAMB scale by layer in the first only (`layerwise`). Raise `RecipeError` for `norm_and_bias_lr` without
+    norms and biases.
     """
     weights, norms_and_biases = _split(section, parameters)
     options: Group = {"weight_decay": section.weight_decay, "lr_factor": 1.0}
@@ -32,22 +32,23 @@ def parameter_groups(section: schema.OptimSection, parameters: Sequence[nn.Param
 
 
 def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> list[Group]:
-    """Return the groups of matrices, of the classifier (the last parameter of two dimensions), and of the rest.
+    """Return groups of matrices, the classifier (the last 2-D parameter), vectors, and norms and biases.
 
-    Only what flattens to more than one row and column is a matrix. `parameters` are all of the model's: the classifier
-    may be among those that are not trained, and then nothing else is taken for it.
-
-    Raise `RecipeError` when no matrix is left, and for a `classifier_lr` or `norm_and_bias_lr` of nothing.
+    Matrices are parameters that flatten to more than one row and column. `parameters` are all of the model's, since the
+    classifier may be frozen. Raise `RecipeError` without matrices, and for a `classifier_lr` or `norm_and_bias_lr`
+    without effect.
     """
     weights, norms_and_biases = _split(section, [parameter for parameter in parameters if parameter.requires_grad])
     last = [parameter for parameter in parameters if parameter.ndim == 2][-1:]
     classifier = [parameter for parameter in last if parameter.requires_grad]
     others = [weight for weight in weights if all(weight is not each for each in classifier)]
     matrices = [weight for weight in others if min(len(weight), weight.numel() // len(weight)) > 1]
-    # One row or column, such as a layer scale [C, 1, 1], has a length that orthogonalising would throw away.
+    # Orthogonalizing one row or column, such as a layer scale [C, 1, 1], would discard its length.
     rows = [weight for weight in others if all(weight is not each for each in matrices)]
     if not matrices:
-        raise RecipeError("optim.name: muon finds no filters or inner matrices to train (set optim.name=sgd)")
+        raise RecipeError(
+            "optim.name: muon needs filters or inner matrices to train, and there are none (set optim.name=sgd)"
+        )
     if not classifier and section.classifier_lr != 1.0:
         raise RecipeError(
             f"optim.classifier_lr: {section.classifier_lr:g} has no effect, as no weight of the model is a plain "
@@ -69,25 +70,25 @@ def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> lis
 
 
 def by_layer(groups: Sequence[Group], layers: Mapping[nn.Parameter, int], decay: float) -> list[Group]:
-    """Divide `groups` by the layer of their parameters, the first layer first, each learning at its own rate.
+    """Split `groups` by layer, first layer first, each with its own learning rate.
 
-    Layer l of L learns at `decay ** (L - 1 - l)` times what it would, so the last one, the classifier, as it would.
-    `layers` has those of parameters that are not trained, too: they count. Every group gets its number as `layer`.
+    The rate of layer l of L is multiplied by `decay ** (L - 1 - l)`. `layers` includes frozen parameters. Every group
+    gets its `layer`.
     """
     last = max(layers.values())
     divided: list[Group] = []
     for group in groups:
         for layer in sorted({layers[parameter] for parameter in group["params"]}):
-            own = [parameter for parameter in group["params"] if layers[parameter] == layer]
+            members = [parameter for parameter in group["params"] if layers[parameter] == layer]
             factor = group["lr_factor"] * decay ** (last - layer)
-            divided.append({**group, "params": own, "lr_factor": factor, "layer": layer})
+            divided.append({**group, "params": members, "lr_factor": factor, "layer": layer})
     return divided
 
 
 def _split(
     section: schema.OptimSection, parameters: Sequence[nn.Parameter]
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return weights, and norms and biases, each in the order of the model."""
+    """Return weights, and norms and biases, in model order."""
     weights = [parameter for parameter in parameters if parameter.ndim >= 2]
     norms_and_biases = [parameter for parameter in parameters if parameter.ndim < 2]
     if section.norm_and_bias_lr != 1.0 and not norms_and_biases:

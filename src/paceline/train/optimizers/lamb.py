@@ -1,14 +1,14 @@
-"""LAMB: Adam in which every layer's step follows the size of its weights.
+"""LAMB: Adam with each layer's step scaled by the norm of its weights.
 
 You et al. 2020, Large Batch Optimization for Deep Learning (arXiv 1904.00962), Algorithm 2, with phi the identity.
-With the bias-corrected mean m and square v of the gradient, a layer's weights w move by
+With the bias-corrected mean m and square v of the gradient, the weights w of a layer change by
 
     u = m / (sqrt(v) + eps) + d w;    w <- w - lr u |w| / |u|
 
 In groups that are not `layerwise` the ratio of the norms is 1, and so it is where a norm is 0. The paper scales all
-layers; NVIDIA's and timm's leave out those without decay, which are the biases and norms in their recipes, because a
-layer that starts at 0 hardly gets away from it. Here it depends on the dimensions alone, so that the decay can be
-changed without changing the size of a step. Gradients are not clipped; NVIDIA's does that inside.
+layers; NVIDIA's and timm's exclude those without decay (biases and norms in their recipes), because a layer that starts
+at 0 hardly leaves it. Here it depends on the dimensions alone, so that changing the decay does not change step sizes.
+Gradients are not clipped, unlike in NVIDIA's.
 """
 
 import math
@@ -22,14 +22,14 @@ from paceline.train.optimizers.layers import Tensors, add_scaled, moving_layers,
 
 
 class Lamb(torch.optim.Optimizer):
-    """Layer-wise adaptive moments. Groups carry `layerwise`; the first parameter of a group keeps its `updates`."""
+    """Layer-wise adaptive moments. Groups have `layerwise`; the first parameter of a group holds its `updates`."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "layerwise": True})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient; gradients stay as they are."""
+        """Update every parameter that has a gradient."""
         for group, layers in moving_layers(self):
             beta1, beta2 = group["betas"]
             means, squares = layers.buffers("mean"), layers.buffers("square")
@@ -38,8 +38,8 @@ class Lamb(torch.optim.Optimizer):
             torch._foreach_addcmul_(squares, layers.gradients, layers.gradients, 1 - beta2)
             updates = self._count(group)
             correction = _correction(beta1, updates)
-            # c1 (sqrt(v / c2) + eps), so that m is divided once; c1 and c2 are the bias corrections. What is added is a
-            # number of the host's: of a tensor [], `_foreach_add_` would ask the device for its number.
+            # c1 (sqrt(v / c2) + eps), so that m is divided once; c1 and c2 are the bias corrections. `eps`
+            # is added as a host number: for a tensor [], `_foreach_add_` would synchronize with the device.
             denominators = torch._foreach_sqrt(squares)
             torch._foreach_mul_(denominators, _correction(beta2, updates).rsqrt())
             torch._foreach_add_(denominators, group["eps"])
@@ -55,7 +55,7 @@ class Lamb(torch.optim.Optimizer):
                 add_scaled(layers.parameters, steps, -group["lr"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         super().load_state_dict(state_dict)
         restore_numbers(self, state_dict)
 
@@ -68,7 +68,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _add_by_layer(tensors: list[Tensor], steps: Tensors, ratios: Tensor, factor: float | Tensor) -> None:
-    """Add `factor` times each layer's ratio times its step to `tensors`, in place."""
+    """Add `factor` times ratio times step of each layer to `tensors`, in place."""
     if isinstance(factor, Tensor):
         torch._foreach_addcmul_(tensors, steps, (ratios * factor).unbind())
     else:
@@ -76,5 +76,5 @@ def _add_by_layer(tensors: list[Tensor], steps: Tensors, ratios: Tensor, factor:
 
 
 def _correction(beta: float, updates: Tensor) -> Tensor:
-    """Return 1 - beta^updates []; taken literally, float32 would leave three digits of 1 - 0.999."""
+    """Return 1 - beta^updates [], by expm1, as float32 would keep three digits of 1 - 0.999 only."""
     return -torch.expm1(updates * (math.log(beta) if beta else -math.inf))

@@ -1,11 +1,11 @@
-"""LARS: momentum SGD in which every layer's step follows the size of its weights.
+"""LARS: momentum SGD with each layer's step scaled by the norm of its weights.
 
 You, Gitman, Ginsburg 2017, Large Batch Training of Convolutional Networks (arXiv 1708.03888), Algorithm 1. With the
-learning rate lr, the trust coefficient t, the decay d and the momentum m, a layer's weights w move by
+learning rate lr, the trust coefficient t, the decay d and the momentum m, a layer's weights w change by
 
     u = g + d w;    r = t |w| / (|g| + d |w| + eps);    v <- m v + lr r u;    w <- w - v
 
-The learning rate is inside the momentum, as in the paper: a step keeps the size it was taken with. `nesterov`, which
+The learning rate is inside the momentum, as in the paper: later changes do not affect earlier steps. `nesterov`, which
 the paper does not have, looks ahead: w <- w - (m v + lr r u). In groups that are not `layerwise`, and where a norm is
 0, r = 1: biases start at 0 and would never leave it.
 """
@@ -29,7 +29,7 @@ class Lars(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient; gradients stay as they are."""
+        """Update every parameter that has a gradient."""
         for group, layers in moving_layers(self):
             lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
             updates = torch._foreach_add(layers.gradients, layers.parameters, alpha=decay)

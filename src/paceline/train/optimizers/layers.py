@@ -1,9 +1,7 @@
-"""What an optimizer sees of a parameter group: lists with one tensor a layer, for torch's foreach operations.
+"""Per-layer tensor lists of a parameter group, for torch's foreach operations.
 
-On a GPU such an operation takes a few kernels for all layers of a group where its lists agree in shapes and formats.
-Where one list has a number [] for each layer, as a ratio of norms or a denominator is, torch goes through the layers
-one by one, a kernel each. Nothing here asks for a tensor's value, so the host never waits for one. How the layers are
-moved is each optimizer's own affair.
+On a GPU such an operation takes a few kernels per group if shapes and dtypes agree; a list of scalars [] per layer
+takes one kernel per layer. Nothing here synchronizes with the device.
 """
 
 from collections.abc import Iterator
@@ -15,19 +13,19 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
-"""One tensor a layer, as torch's foreach operations take and return them."""
+"""One tensor per layer, as torch's foreach operations take and return them."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The parameters of a group that have a gradient, their gradients, and what the optimizer keeps for each."""
+    """Parameters of a group that have gradients, their gradients, and optimizer states."""
 
     parameters: list[Tensor]
     gradients: list[Tensor]
     states: list[dict[str, Tensor]]
 
     def buffers(self, name: str) -> list[Tensor]:
-        """Return the state called `name` of every layer, laid out like the parameter; it starts at zero."""
+        """Return the state `name` of every layer, in the parameter's layout, initially zero."""
         for parameter, state in zip(self.parameters, self.states, strict=True):
             if name not in state:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -35,7 +33,7 @@ class Layers:
 
 
 def moving_layers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], Layers]]:
-    """Yield every group in which something has a gradient, with its layers."""
+    """Yield every group that has gradients, with its layers."""
     for group in optimizer.param_groups:
         moving = [parameter for parameter in group["params"] if parameter.grad is not None]
         if moving:
@@ -43,18 +41,16 @@ def moving_layers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, 
 
 
 def norms(tensors: list[Tensor]) -> Tensor:
-    """Return the L2 norm of each of L tensors, [L] in float32 at least; of a sharded tensor, that of the whole."""
-    # Squares of 16-bit numbers overflow or are rounded away; shards do not know the argument for another format.
+    """Return the L2 norm of each of L tensors, [L] in at least float32; of sharded tensors, that of the whole."""
+    # Squares of 16-bit numbers overflow or underflow; DTensor does not support the `dtype` argument.
     wide = [tensor.float() if tensor.dtype.itemsize < 4 else tensor for tensor in tensors]
-    found = torch.stack(torch._foreach_norm(wide))
-    return found.full_tensor() if isinstance(found, DTensor) else found
+    stacked = torch.stack(torch._foreach_norm(wide))
+    return stacked.full_tensor() if isinstance(stacked, DTensor) else stacked
 
 
 def add_scaled(tensors: Tensors, others: Tensors, factor: float | Tensor) -> None:
-    """Add `factor` times `others` to `tensors` in place; a factor that is a tensor [] is read by the device alone.
-
-    Such a one takes a pass more, and rounds once more: torch's own `alpha` is a number that the host must know.
-    """
+    """Add `factor` times `others` to `tensors` in place; a tensor factor [] is not read by the host."""
+    # torch's `alpha` must be known to the host; a tensor factor takes one more pass and rounding.
     if isinstance(factor, Tensor):
         torch._foreach_add_(tensors, torch._foreach_mul(others, factor))
     else:
@@ -62,12 +58,12 @@ def add_scaled(tensors: Tensors, others: Tensors, factor: float | Tensor) -> Non
 
 
 def number(parameter: Tensor, value: float) -> Tensor:
-    """Return `value` as a tensor [] beside `parameter`, in float32 at least: a count in 16 bits ends at 256."""
+    """Return `value` as a tensor [] on the parameter's device, in at least float32: a 16-bit count ends at 256."""
     return torch.full((), value, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)
 
 
 def restore_numbers(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Give the tensors [] of a loaded `state_dict` their own format back: torch rounds them to the parameters'."""
+    """Restore the dtype of scalar tensors from `state_dict`, which torch casts to that of the parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, values in state_dict["state"].items():
         for name, value in values.items():

@@ -1,14 +1,14 @@
-"""Muon: SGD whose momentum is made orthogonal, for filters and inner matrices; plain SGD for the rest.
+"""Muon: SGD with orthogonalized momentum for filters and inner matrices, plain SGD for the rest.
 
 Jordan et al. 2024, Muon: An optimizer for hidden layers in neural networks (https://kellerjordan.github.io/posts/muon).
-In groups that are `is_matrix`, a filter bank w of `out` filters is one matrix [out, in k k] and moves by
+In groups that are `is_matrix`, a filter bank w of `out` filters is one matrix [out, in k k] and changes by
 
     v <- m v + g;    w <- (1 - lr d) w - lr sqrt(max(1, out / (in k k))) orthogonal(v, or g + m v with `nesterov`)
 
-The sum is not weighed by 1 - m as in torch.optim.Muon: what is made orthogonal has no length. With `rescale`, as in
+The sum is not weighted by 1 - m as in torch.optim.Muon: orthogonalization discards the length. With `rescale`, as in
 Jordan's CIFAR-10 speedruns (https://github.com/KellerJordan/cifar10-airbench), w is first scaled to the norm
-sqrt(out), and the factor sqrt(max(...)) is left out. The other groups move by SGD with the same sum, and their decay
-too is of the weights themselves: w <- (1 - lr d) w - lr (g + m v).
+sqrt(out), and the factor sqrt(max(...)) is left out. The other groups use SGD with the same sum, and decoupled decay
+too: w <- (1 - lr d) w - lr (g + m v).
 """
 
 import math
@@ -23,9 +23,9 @@ from paceline.train.optimizers.orthogonal import length_factor, orthogonalise
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum made orthogonal where a group `is_matrix`, SGD elsewhere. Groups carry momentum and nesterov, too.
+    """Orthogonalized momentum in groups with `is_matrix`, SGD elsewhere. Groups have momentum and nesterov too.
 
-    Matrices must be whole: shards have other singular vectors. `dtype` is the format of the iteration.
+    Matrices must be whole: shards have other singular vectors. `dtype` is that of the iteration.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient; gradients stay as they are."""
+        """Update every parameter that has a gradient."""
         for group, layers in moving_layers(self):
             lr, momentum = group["lr"], group["momentum"]
             directions = layers.buffers("momentum")
@@ -60,19 +60,19 @@ class Muon(torch.optim.Optimizer):
             add_scaled(layers.parameters, directions, -lr)
 
     def _turn(self, parameters: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
-        """Return the orthogonal updates of filter banks, after scaling the banks themselves where that is asked."""
+        """Return the orthogonal updates of filter banks; with `rescale`, also scale the filters."""
         matrices = [direction.flatten(1) for direction in directions]
-        turned = orthogonalise(matrices, steps=self._newton_schulz_steps, dtype=self._dtype)
+        updates = orthogonalise(matrices, steps=self._newton_schulz_steps, dtype=self._dtype)
         if self._rescale:
             _scale_to_filters(parameters)
         else:
-            torch._foreach_mul_(turned, [length_factor(matrix.shape) for matrix in matrices])
-        return [update.reshape(like.shape) for update, like in zip(turned, parameters, strict=True)]
+            torch._foreach_mul_(updates, [length_factor(matrix.shape) for matrix in matrices])
+        return [update.reshape(like.shape) for update, like in zip(updates, parameters, strict=True)]
 
 
 def _scale_to_filters(parameters: list[Tensor]) -> None:
-    """Scale each filter bank to the norm sqrt(filters), in place; one of zeros stays."""
+    """Scale each filter bank to norm sqrt(filters), in place, except for zeros."""
     lengths = norms(parameters)
     scales = torch.where(lengths > 0, lengths.reciprocal(), 1.0).unbind()
-    wanted = [math.sqrt(parameter.shape[0]) for parameter in parameters]
-    torch._foreach_mul_(parameters, torch._foreach_mul(scales, wanted))
+    targets = [math.sqrt(parameter.shape[0]) for parameter in parameters]
+    torch._foreach_mul_(parameters, torch._foreach_mul(scales, targets))

@@ -1,12 +1,12 @@
-"""NovoGrad: Adam's normalisation, by one number a layer.
+"""NovoGrad: Adam's normalization with one number per layer.
 
-Ginsburg et al. 2019, Stochastic Gradient Methods with Layer-wise Adaptive Moments (arXiv 1905.11286), Algorithm 1.
-With the decay d, a layer's weights w move by
+Ginsburg et al. 2019, Stochastic Gradient Methods with Layer-wise Adaptive Moments (arXiv 1905.11286), Algorithm 1. With
+decay d, the weights w of a layer change by
 
     v <- b2 v + (1 - b2) |g|^2, at first |g|^2;    m <- b1 m + s (g / (sqrt(v) + eps) + d w);    w <- w - lr m
 
-where s is 1, or 1 - b1 with `grad_averaging`, from the first step on. A v of 0 counts as none, as in timm's: after a
-first gradient of 0, the paper would divide the second by sqrt(1 - b2) times its norm.
+where s is 1, or 1 - b1 with `grad_averaging`, from the first step on. v = 0 counts as uninitialized, as in timm: after
+a first gradient of 0, the paper would divide the second by sqrt(1 - b2) times its norm.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from paceline.train.optimizers.layers import Layers, add_scaled, moving_layers, 
 
 
 class NovoGrad(torch.optim.Optimizer):
-    """Stochastic gradients normalised by layer."""
+    """Stochastic gradients normalized by layer."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class NovoGrad(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient; gradients stay as they are."""
+        """Update every parameter that has a gradient."""
         for group, layers in moving_layers(self):
             beta1, beta2 = group["betas"]
             share = 1 - beta1 if group["grad_averaging"] else 1.0
@@ -49,21 +49,21 @@ class NovoGrad(torch.optim.Optimizer):
             add_scaled(layers.parameters, means, -group["lr"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         super().load_state_dict(state_dict)
         restore_numbers(self, state_dict)
 
 
 def _mean_squares(layers: Layers, beta: float) -> list[Tensor]:
-    """Return the running mean of each layer's squared gradient norm, [] each, with the new gradients in it."""
+    """Return the running mean of each layer's squared gradient norm, [] each, including the new gradients."""
     squares = norms(layers.gradients).square().unbind()
-    kept = []
+    means = []
     for state, square in zip(layers.states, squares, strict=True):
         if "square" not in state:
             state["square"] = square.clone()
-        kept.append(state["square"])
-    # A first gradient of 0, as behind a branch that starts at zero, says nothing of the size of the next.
-    firsts = [torch.where(square == 0, new, square) for square, new in zip(kept, squares, strict=True)]
-    torch._foreach_copy_(kept, firsts)
-    torch._foreach_lerp_(kept, squares, 1 - beta)
-    return kept
+        means.append(state["square"])
+    # A first gradient of 0, as behind a zero-initialized branch, does not predict the size of the next.
+    firsts = [torch.where(square == 0, new, square) for square, new in zip(means, squares, strict=True)]
+    torch._foreach_copy_(means, firsts)
+    torch._foreach_lerp_(means, squares, 1 - beta)
+    return means

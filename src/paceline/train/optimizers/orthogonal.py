@@ -1,8 +1,8 @@
-"""Make matrices orthogonal, roughly and fast: all singular values near 1, the singular vectors as they were.
+"""Orthogonalize matrices approximately: all singular values near 1, singular vectors unchanged.
 
 The Newton-Schulz iteration of Jordan et al. 2024, Muon: An optimizer for hidden layers in neural networks
-(https://kellerjordan.github.io/posts/muon). Its quintic lifts small singular values fast, and in exchange does not
-converge: after five steps they lie between about 0.7 and 1.2.
+(https://kellerjordan.github.io/posts/muon). Its quintic raises small singular values fast but does not converge: after
+five steps they are between about 0.7 and 1.2.
 """
 
 import math
@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
-"""Coefficients of the iteration, from the same source: the steepest at 0 that stays bounded on [0, 1]."""
+"""Coefficients of the iteration, from the same source: steepest at 0 while bounded on [0, 1]."""
 _EPS = 1e-7
-"""Least norm that is divided by."""
+"""Smallest divisor."""
 
 
 def orthogonalise(matrices: list[Tensor], *, steps: int, dtype: torch.dtype) -> list[Tensor]:
-    """Return `matrices` [M, N] made orthogonal, in their own format; the iteration computes in `dtype`.
+    """Return `matrices` [M, N] orthogonalized, in their own dtype; the iteration computes in `dtype`.
 
-    Those of one shape, either way up, go through it as one batch. Measured on ResNet-50's filters on a CPU with
-    bfloat16 instructions (benchmarks/optimizers.py), batches save a fifth of the time, and bfloat16 half of it.
+    Matrices of one shape or its transpose are batched. Measured for ResNet-50 on a CPU with bfloat16 instructions
+    (benchmarks/optimizers.py): batching saves a fifth of the time, bfloat16 half of it.
     """
-    places: dict[tuple[int, ...], list[int]] = {}
-    for place, matrix in enumerate(matrices):
-        places.setdefault(tuple(sorted(matrix.shape)), []).append(place)
-    found: dict[int, Tensor] = {}
-    for same in places.values():
-        batch = torch.stack([_wide(matrices[place]) for place in same])
-        done = _newton_schulz(batch, steps, dtype)
-        found.update(zip(same, done.unbind(), strict=True))
-    return [_upright(found[place], matrix) for place, matrix in enumerate(matrices)]
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        by_shape.setdefault(tuple(sorted(matrix.shape)), []).append(index)
+    orthogonal: dict[int, Tensor] = {}
+    for indices in by_shape.values():
+        batch = torch.stack([_wide(matrices[index]) for index in indices])
+        result = _newton_schulz(batch, steps, dtype)
+        orthogonal.update(zip(indices, result.unbind(), strict=True))
+    return [_upright(orthogonal[index], matrix) for index, matrix in enumerate(matrices)]
 
 
 def _newton_schulz(batch: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
@@ -58,6 +58,6 @@ def _is_tall(matrix: Tensor) -> bool:
 
 
 def length_factor(shape: torch.Size) -> float:
-    """Return sqrt(max(1, rows / columns)), which makes a tall update as long as its outputs need (same source)."""
+    """Return sqrt(max(1, rows / columns)), the scale of a tall update (same source)."""
     rows, columns = shape
     return math.sqrt(max(1.0, rows / columns))

@@ -1,13 +1,12 @@
-"""Schedule-free SGD: an average of all iterates in place of a falling learning rate.
+"""Schedule-free SGD: an average of all iterates instead of a decaying learning rate.
 
 Defazio et al. 2024, The Road Less Scheduled (arXiv 2405.15682), Algorithm 1 with the warm-up of section 4.3. The
-weights z take SGD's steps, x is their average, and gradients are computed between them, at y, which is what the
-parameters hold:
+weights z take SGD's steps, x is their average, and gradients are computed between them, at y, the model's parameters:
 
     y = (1 - b) z + b x;    z <- z - lr (g(y) + d y);    x <- (1 - c) x + c z;    c = m^2 / (sum of m^2 so far)
 
-where m is the largest learning rate so far. x is not stored; it follows from y and z. What is evaluated must be x, and
-running statistics of batch norms, which were gathered at y, fit it only roughly.
+where m is the largest learning rate so far. x is not stored, as it follows from y and z. Evaluation must use x;
+BatchNorm statistics, computed at y, match it only approximately.
 """
 
 from collections.abc import Iterable
@@ -22,8 +21,8 @@ from paceline.train.optimizers.layers import Layers, add_scaled, moving_layers, 
 class ScheduleFree(torch.optim.Optimizer):
     """SGD with iterate averaging and interpolation.
 
-    The first parameter of a group keeps the group's two numbers: `lr_max`, and `iterates`, 1 / c, which is how many
-    iterates of the newest one's weight are in the average. Counted so, it is exact where a sum of squares is not.
+    The first parameter of a group holds two numbers: `lr_max`, and `iterates` = 1 / c, the average's number of iterates
+    in units of the newest one's weight. This is exact, unlike a sum of squares.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], *, lr: float, momentum: float) -> None:
@@ -31,7 +30,7 @@ class ScheduleFree(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient; gradients stay as they are."""
+        """Update every parameter that has a gradient."""
         for group, layers in moving_layers(self):
             lr, parameters = group["lr"], layers.parameters
             share = self._share(group)
@@ -40,39 +39,39 @@ class ScheduleFree(torch.optim.Optimizer):
             # y <- (1 - c) (y - lr (1 - b) u) + c (z - lr u) is the formula above without x.
             add_scaled(iterates, steps, -lr)
             add_scaled(parameters, steps, -lr * (1 - group["momentum"]))
-            ways = torch._foreach_sub(iterates, parameters)
-            torch._foreach_mul_(ways, share)
-            torch._foreach_add_(parameters, ways)
+            differences = torch._foreach_sub(iterates, parameters)
+            torch._foreach_mul_(differences, share)
+            torch._foreach_add_(parameters, differences)
 
     @torch.no_grad()
     def average_of(self, parameter: Tensor) -> Tensor:
-        """Return the average x of the iterates of `parameter`, a new tensor like it; before any step, a copy."""
+        """Return the average x of `parameter` as a new tensor; before any step, a copy."""
         iterate = self.state[parameter].get("iterate") if parameter in self.state else None
         if iterate is None:
             return parameter.detach().clone()
         return torch.lerp(parameter.detach(), iterate, 1 - 1 / self.defaults["momentum"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         super().load_state_dict(state_dict)
         restore_numbers(self, state_dict)
 
     def _share(self, group: dict[str, Any]) -> Tensor:
-        """Return c [], the newest iterate's share in the average. Iterates at learning rate 0 weigh nothing."""
+        """Return c [], the newest iterate's weight in the average. Iterates at learning rate 0 have weight 0."""
         first = group["params"][0]
         state: dict[str, Tensor] = self.state[first]
         if "lr_max" not in state:
             state["lr_max"], state["iterates"] = number(first, 0), number(first, 0)
-        # In place: a captured step finds its state where it was.
+        # In place, so that captured steps find their state.
         lr_max, before = state["lr_max"], state["lr_max"].clone()
         lr_max.clamp_(min=group["lr"])
-        kept = torch.where(before > 0, before / lr_max, 0.0)
-        iterates = state["iterates"].mul_(kept.square()).add_(1)
+        decay = torch.where(before > 0, before / lr_max, 0.0)
+        iterates = state["iterates"].mul_(decay.square()).add_(1)
         return iterates.reciprocal()
 
 
 def _iterates(layers: Layers) -> list[Tensor]:
-    """Return z of every layer; it starts where the parameter does."""
+    """Return z of every layer, initially the parameter."""
     for parameter, state in zip(layers.parameters, layers.states, strict=True):
         if "iterate" not in state:
             state["iterate"] = parameter.detach().clone(memory_format=torch.preserve_format)

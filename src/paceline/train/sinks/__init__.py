@@ -1,1 +1,1 @@
-"""Where the numbers of a run go, each to one place: files, TensorBoard, and trackers of experiments."""
+"""Log sinks: files, TensorBoard, and experiment trackers."""

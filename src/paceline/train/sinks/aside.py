@@ -1,4 +1,4 @@
-"""Somebody else's code that talks to a network or a disk: in a thread of its own, where it can fail or hang alone."""
+"""Run third-party loggers in a background thread, so that a failure or hang does not affect training."""
 
 import queue
 import threading
@@ -14,17 +14,17 @@ from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
 
 FLUSH_S: Final = 10.0
-"""What all trackers of a run together have to send what they hold at its end. Chosen, not measured: a run that is asked
-to leave has `checkpoint.grace` (60 s), and is saved before this begins."""
+"""Time for all trackers together to flush at the end of a run, in seconds. Chosen, not measured: a preempted run has
+`checkpoint.grace` (60 s), and is saved before."""
 MAKE_S: Final = 10.0
-"""What all trackers of a run together have to be made before the first step. Chosen: on two busy cores W&B, MLflow
-and trackio took 5 s to import, measured."""
+"""Time for all trackers together to start before the first step, in seconds. Chosen: importing W&B, MLflow and trackio
+took 5 s on two busy cores, measured."""
 MAX_WAITING: Final = 10_000
-"""Records that wait for one tracker; more are not kept. Some 10 MB."""
+"""Most queued records per tracker, about 10 MB; more are dropped."""
 
 
 class Patience:
-    """Seconds that several have together, from when the first of them asks."""
+    """A time budget, in seconds, that several sinks share from the first use on."""
 
     def __init__(self, whole_s: float = FLUSH_S, now: Callable[[], float] = now_s) -> None:
         self.whole_s = whole_s
@@ -32,21 +32,19 @@ class Patience:
         self._began_s: float | None = None
 
     def left_s(self) -> float:
-        """Return the seconds that are left, at least 0."""
+        """Return the seconds left, at least 0."""
         now_s = self._now()
         self._began_s = now_s if self._began_s is None else self._began_s
         return max(0.0, self.whole_s - (now_s - self._began_s))
 
 
 class Aside:
-    """Have `make` return a sink, and pass everything to it, in another thread and in order.
+    """Create a sink by `make` in another thread, and forward all calls to it in order.
 
-    No call waits, `close` no longer than `patience`, and this one until there is a sink, no longer than `beginning`:
-    so what a package imports is there before processes are forked, which a half-done import can hang, and takes no time
-    from the first steps.
+    No call blocks, except `close` for at most `patience`, and the constructor for at most `beginning`.
 
-    Whatever the sink raises is one warning by `warn`, the first time. What comes after it is tried, unless there is no
-    sink, or it was `started` that failed: then nothing is passed on any more. `name` is what warnings call it.
+    The first exception of the sink becomes a warning; later calls are still tried, unless the sink could not be created
+    or `started` failed. `name` appears in warnings.
     """
 
     def __init__(
@@ -68,55 +66,58 @@ class Aside:
         self._is_made = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"sink {name}", daemon=True)
         self._thread.start()
+        # Wait for the package's imports: a fork during an import can hang, and imports would slow the first steps.
         self._is_made.wait(beginning.left_s())
 
     def started(self, plan: Plan, step: int) -> None:
-        """Pass the plan on."""
+        """Forward the plan."""
 
         def start(sink: LogSink) -> None:
-            self._is_given_up = True  # unless it comes back
+            self._is_given_up = True  # until `started` returns
             sink.started(plan, step)
             self._is_given_up = False
 
         self._put(start)
 
     def step(self, record: StepRecord) -> None:
-        """Pass a logged step on."""
+        """Forward a logged step."""
         self._put(lambda sink: sink.step(record))
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Pass an evaluation on."""
+        """Forward an evaluation."""
         self._put(lambda sink: sink.evaluated(record))
 
     def warned(self, message: str) -> None:
-        """Pass a warning on."""
+        """Forward a warning."""
         self._put(lambda sink: sink.warned(message))
 
     def finished(self, result: RunResult) -> None:
-        """Pass the result on, however much waits, and end: all may do so at once before the first is waited for."""
+        """Forward the result regardless of the queue's length, and request closing, so that all sinks close
+        concurrently.
+        """
         self._calls.put(lambda sink: sink.finished(result))
         self.end()
 
     def end(self) -> None:
-        """Have the sink end when it has taken what waits, and do not wait for that."""
+        """Request closing after the queued calls, without waiting."""
         if not self._is_ending:
             self._is_ending = True
             self._calls.put(lambda sink: sink.close())
             self._calls.put(None)
 
     def close(self) -> None:
-        """Have the sink end, and wait for it as long as there is patience; then it is left behind."""
+        """Request closing and wait within the time budget; then abandon the thread."""
         self.end()
         self._thread.join(self._patience.left_s())
         if self._thread.is_alive():
-            self._tell(f"has not taken everything within {seconds(self._patience.whole_s)}, and the rest is left")
-        self._is_quiet = True  # nobody reads what comes now
+            self._tell(f"did not finish within {seconds(self._patience.whole_s)}; the remaining records are dropped")
+        self._is_quiet = True  # nobody reads later warnings
 
     def _put(self, call: Callable[[LogSink], None]) -> None:
         if self._calls.qsize() < MAX_WAITING:
             self._calls.put(call)
         else:
-            self._tell(f"takes nothing any more, and {MAX_WAITING:,} records wait")
+            self._tell(f"does not respond, and {MAX_WAITING:,} records are queued")
 
     def _work(self) -> None:
         made: list[LogSink] = []
@@ -129,13 +130,13 @@ class Aside:
     def _try(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except PacelineError as error:  # which names the field itself
+        except PacelineError as error:  # names the field itself
             self._tell(str(error), is_whole=True)
-        except BaseException as error:  # somebody else's code may raise anything, SystemExit too
+        except BaseException as error:  # third-party code may raise anything, even SystemExit
             self._tell(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
     def _tell(self, what: str, *, is_whole: bool = False) -> None:
         if not self._is_quiet:
             self._is_quiet = True
-            told = what if is_whole else f"{self._name}: {what}"
-            self._warn(f"{told} (training goes on; the run directory has every record)")
+            message = what if is_whole else f"{self._name}: {what}"
+            self._warn(f"{message} (training continues; the run directory has every record)")

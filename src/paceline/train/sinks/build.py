@@ -1,4 +1,4 @@
-"""From a recipe to the places that its numbers go to. What is not asked for is not imported."""
+"""Build the log sinks of a recipe. Only configured packages are imported."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ from paceline.train.sinks.unfailing import Unfailing
 def build_sinks(
     rundir: RunDir, recipe: Recipe, resume_step: int, extra: Sequence[LogSink], *, last_eval: int | None = None
 ) -> Sinks:
-    """Return rank 0's sinks: files, TensorBoard and trackers as asked, and `extra` ones such as a terminal's.
+    """Return rank 0's sinks: files, TensorBoard, trackers, and `extra` ones such as the terminal's.
 
-    A disk or a console that is lost ends no run: the one warns through the other.
+    A lost disk or console does not end the run: each warns through the other.
     """
-    heard: list[LogSink] = []
-    files = Unfailing(FileSink(rundir, resume_step, eval_columns(recipe), last_eval=last_eval), Sinks(heard))
-    heard.extend(Unfailing(each, files, "console") for each in extra)
+    consoles: list[LogSink] = []
+    files = Unfailing(FileSink(rundir, resume_step, eval_columns(recipe), last_eval=last_eval), Sinks(consoles))
+    consoles.extend(Unfailing(each, files, "console") for each in extra)
     report_lost_consoles(files.warned)
-    asides = _Asides(Sinks([files, *heard]).warned, Patience(FLUSH_S), Patience(MAKE_S))
+    asides = _Asides(Sinks([files, *consoles]).warned, Patience(FLUSH_S), Patience(MAKE_S))
     trackers = []
     if recipe.log.tensorboard != "off" and _is_installed("tensorboard"):
         trackers.append(asides.of("log.tensorboard", partial(TensorBoardSink, rundir, recipe, resume_step)))
@@ -40,11 +40,13 @@ def build_sinks(
         path = f"log.sinks[{position}]"
         make = partial(_build_once, section, path, rundir, recipe)
         trackers.append(asides.of(f"{path}: {section.name}", make))
-    return Sinks([files, *trackers, *heard], [tracker.end for tracker in trackers])
+    return Sinks([files, *trackers, *consoles], [tracker.end for tracker in trackers])
 
 
 def require_sinks(log: Log) -> None:
-    """Raise `RecipeError` for what is asked for and not installed; parts of a user's own are for `recipe.own`."""
+    """Raise `RecipeError` for configured packages that are not installed. The user's own sinks are checked by
+    `recipe.own`.
+    """
     if log.tensorboard == "on" and not _is_installed("tensorboard"):
         raise RecipeError("log.tensorboard: on, but it is not installed (pip install 'paceline[tensorboard]')")
     for position, section in enumerate(log.sinks):
@@ -54,7 +56,7 @@ def require_sinks(log: Log) -> None:
 
 
 def build_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe, note: Note) -> LogSink:
-    """Return the tracker of `section`, at `path` of the recipe, which imports its package."""
+    """Import the package of `section` (at `path` of the recipe), and return its sink."""
     match section:
         case Wandb():
             from paceline.train.sinks.wandb import WandbSink
@@ -69,19 +71,19 @@ def build_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recip
 
             return TrackioSink(section, recipe, note)
         case OwnSink():
-            own: LogSink = Own(path, section.name, section.args, SINK).make(run_dir=rundir.path)
-            return own
+            sink: LogSink = Own(path, section.name, section.args, SINK).make(run_dir=rundir.path)
+            return sink
 
 
 def _build_once(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe) -> LogSink:
-    """Return a tracker that is told nothing twice."""
+    """Return a tracker that receives no record twice."""
     note = Note(rundir, section.name)
     return Once(build_tracker(section, path, rundir, recipe, note), note, partial(history, rundir))
 
 
 @dataclass(frozen=True)
 class _Asides:
-    """What all that can neither end the run nor hold it up have in common."""
+    """Common arguments of all sinks that run in a thread."""
 
     warn: Callable[[str], None]
     patience: Patience
@@ -92,6 +94,6 @@ class _Asides:
 
 
 def _is_installed(package: str) -> bool:
-    """Whether `package` can be imported. It is not, and a mere folder of that name is none."""
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None
+    """Return whether `package` can be imported, without importing it. A bare folder of that name does not count."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None

@@ -1,4 +1,4 @@
-"""The files of a run's numbers in its run directory."""
+"""Log files of a run directory."""
 
 import csv
 import io
@@ -14,11 +14,11 @@ from paceline.train.sinks.lines import add, reopened
 
 
 class FileSink:
-    """`steps.jsonl`, `evals.jsonl`, `warnings.jsonl`, `metrics.csv`, and `classes.csv` and `confusion.csv` of the last
-    evaluation.
+    """Write `steps.jsonl`, `evals.jsonl`, `warnings.jsonl`, `metrics.csv`, and `classes.csv` and `confusion.csv` of the
+    last evaluation.
 
-    Rows after `resume_step` are dropped, and evaluations after `last_eval`: they will come again. Warnings stay, with
-    the time of `now` (seconds since 1970), and their file appears with the first. `columns` are those of `metrics.csv`.
+    Rows after step `resume_step` are dropped, and evaluations after `last_eval`: these steps will run again. Warnings
+    are kept, with the time of `now` (seconds since 1970). `columns` are those of `metrics.csv`.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class FileSink:
         self._steps = reopened(rundir.steps, resume_step)
         self._evals = reopened(rundir.evals, resume_step if last_eval is None else last_eval)
         table = io.StringIO(newline="")
-        rows = csv.DictWriter(table, columns, extrasaction="ignore")  # a file may have been changed by hand
+        rows = csv.DictWriter(table, columns, extrasaction="ignore")  # the file may have been edited
         rows.writeheader()
         rows.writerows(read_lines(rundir.evals))
         write_atomic(rundir.metrics, table.getvalue())
@@ -50,7 +50,7 @@ class FileSink:
         add(self._steps, step_row(record))
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Append a line to `evals.jsonl` and a row to `metrics.csv`, and renew the tables of the classes."""
+        """Append to `evals.jsonl` and `metrics.csv`, and rewrite the per-class tables."""
         row = eval_row(record)
         add(self._evals, row)
         self._rows.writerow(row)

@@ -1,4 +1,4 @@
-"""What a run has told so far, read back from its own files, for a tracker that has not heard all of it."""
+"""Read the records of a run back from its files."""
 
 import heapq
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from paceline.train.logsink import EvalRecord, StepRecord, eval_record
 
 
 def history(rundir: RunDir, last_step: int) -> Iterator[StepRecord | EvalRecord]:
-    """Yield the logged steps and evaluations up to `last_step`, in the order in which they were told.
+    """Yield the logged steps and evaluations up to `last_step` in order.
 
-    The files may grow meanwhile. Raise `PacelineError` for a line that is no record.
+    The files may grow meanwhile. Raise `PacelineError` for an invalid line.
     """
     steps: Iterator[StepRecord | EvalRecord] = (StepRecord(**row) for row in _rows(rundir.steps, last_step))
     evaluations: Iterator[StepRecord | EvalRecord] = (eval_record(row) for row in _rows(rundir.evals, last_step))

@@ -1,4 +1,4 @@
-"""JSON-lines files that a run goes on with: what comes again is dropped, and each record is written at once."""
+"""JSON-lines files that a resumed run continues. Each record is flushed at once."""
 
 import json
 from pathlib import Path
@@ -9,18 +9,18 @@ from paceline.core.rundir import read_lines, write_atomic
 
 
 def reopened(path: Path, last_step: int) -> IO[str]:
-    """Open a JSON-lines file to append to, with the records up to `last_step` that it already has."""
+    """Open a JSON-lines file for appending, after dropping the records past `last_step`."""
     cut(path, last_step)
     return open_text_to_write(path, "a")
 
 
 def cut(path: Path, last_step: int) -> None:
-    """Drop the records after `last_step` from a JSON-lines file; one that is not there is made."""
+    """Drop the records after `last_step` from a JSON-lines file, which is created if it is missing."""
     kept = [record for record in read_lines(path, of_steps=True) if record["step"] <= last_step]
     write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def add(file: IO[str], record: dict[str, Any]) -> None:
-    """Append `record` to a file that `reopened` returned."""
+    """Append `record` and flush."""
     file.write(json.dumps(record) + "\n")
     file.flush()

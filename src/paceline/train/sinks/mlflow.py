@@ -1,7 +1,7 @@
-"""MLflow: one of its runs for a run, over all processes of it, through its client and none of its global state.
+"""MLflow: one tracker run for all processes of a run, through the client API without global state.
 
-Where MLFLOW_TRACKING_URI names nothing, it writes files to `mlruns` in the run directory. For those, MLflow is told to
-allow them, which it asks for since they are no longer developed, and not to report its use over the network.
+Without MLFLOW_TRACKING_URI it writes to `mlruns` in the run directory. MLflow requires consent for such file stores,
+and its telemetry is disabled then.
 """
 
 import importlib
@@ -20,14 +20,14 @@ from paceline.train.sinks.note import Note
 from paceline.train.sinks.values import config, eval_values, flat, result_numbers, step_values
 
 _MAX_PARAMS: Final = 100
-"""Of a batch; MLflow refuses more (https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch)."""
+"""Most parameters per request that MLflow accepts (https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch)."""
 _FOR_FILES: Final = ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY")
 
 
 class MlflowSink:
-    """A run of MLflow, which `note` names, in the section's experiment.
+    """An MLflow run in the section's experiment.
 
-    The recipe is its parameters, which cannot change: they are those that the run began with.
+    Its parameters are the recipe at the first start; MLflow does not allow changes.
     """
 
     def __init__(self, section: Mlflow, rundir: RunDir, recipe: Recipe, note: Note) -> None:
@@ -41,7 +41,7 @@ class MlflowSink:
         self._status = "FAILED"
 
     def started(self, plan: Plan, step: int) -> None:
-        """Begin a run, or go on with that which `note` names."""
+        """Start a run, or resume the one of `note`."""
         self._client = _client(self._mlflow, self._rundir)
         if not self._note.is_new:
             self._client.update_run(self._note.run, status="RUNNING")
@@ -61,10 +61,10 @@ class MlflowSink:
         self._log(eval_values(record), record.step)
 
     def warned(self, message: str) -> None:
-        """Do nothing: a warning is no number."""
+        """Do nothing."""
 
     def finished(self, result: RunResult) -> None:
-        """Add `result.json` to its artifacts, and its numbers where the run has ended as it was meant to."""
+        """Add `result.json` as an artifact, and its numbers unless the run was preempted."""
         self._client.log_dict(self._note.run, result.model_dump(mode="json"), "result.json")
         if result.status == "preempted":
             self._status = "KILLED"
@@ -73,13 +73,13 @@ class MlflowSink:
         self._log(result_numbers(result), result.steps)
 
     def close(self) -> None:
-        """Say how the run has ended."""
+        """Set the final status."""
         self._client.set_terminated(self._note.run, status=self._status)
 
     def _experiment(self) -> str:
         name = self._section.experiment
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
     def _log(self, values: Mapping[str, float], step: int) -> None:
         now_ms = int(unix_s() * 1000)
@@ -88,13 +88,13 @@ class MlflowSink:
 
 
 def _client(mlflow: Any, rundir: RunDir) -> Any:
-    """Return the client of the store that the user's environment names, or of files in the run directory."""
+    """Return a client for the configured store, or for files in the run directory."""
     if mlflow.is_tracking_uri_set():
         return mlflow.MlflowClient()
     variables = vars(importlib.import_module("mlflow.environment_variables"))
     for name in _FOR_FILES:
-        if name in variables:  # older releases allow files anyway, or report nothing
+        if name in variables:  # older releases need neither
             variables[name].set(True)
     if _FOR_FILES[1] in variables:
-        importlib.import_module("mlflow.telemetry").set_telemetry_client()  # which is none from now on
+        importlib.import_module("mlflow.telemetry").set_telemetry_client()  # disables it
     return mlflow.MlflowClient(tracking_uri=(rundir.path.resolve() / "mlruns").as_uri())

@@ -1,4 +1,4 @@
-"""What a run remembers of a tracker from one process to the next: which of its runs it is, and how far it was told."""
+"""State of a tracker that persists across processes of a run."""
 
 import contextlib
 import json
@@ -11,16 +11,14 @@ from paceline.core.json_file import read_json
 from paceline.core.rundir import RunDir
 
 _ID_BYTES: Final = 4
-"""As many as in the ids that W&B makes: 8 letters or digits."""
+"""As in W&B's own IDs: 8 characters."""
 
 
 class Note:
-    """`tracking.NAME.json` in the run directory. A note that is lost or damaged is a tracker that was told nothing.
+    """`tracking.NAME.json` in the run directory. If it is lost or damaged, the tracker starts over.
 
-    `run` is the tracker's name for the run (empty: none yet), `place` is where its records are (empty: all in one), and
-    `step` and `evaluation` are the last that it was told of. Each change is on disk at once, though not flushed to it:
-    that outlives the process, which is what matters here. It is a small file that is written and renamed for each
-    logged step, in the tracker's thread: 0.2 ms (median) on a local disk, measured.
+    `run` is the tracker's run ID (empty: none yet), `place` the location of its records (empty: only one), `step` and
+    `evaluation` are the last ones it received.
     """
 
     def __init__(self, rundir: RunDir, name: str) -> None:
@@ -34,30 +32,31 @@ class Note:
         return not self.run
 
     def name_run(self, run: str = "") -> str:
-        """Keep the tracker's name for the run, or make one where it lets us; return it."""
+        """Store the tracker's run ID, or generate one; return it."""
         self.run = run or secrets.token_hex(_ID_BYTES)
         self._write()
         return self.run
 
     def goes_to(self, place: str) -> None:
-        """Note where its records are from now on: another place than before has been told nothing."""
+        """Set the location of the records. A new location has received nothing."""
         if place != self.place:
             self.place, self.step, self.evaluation = place, 0, 0
             self._write()
 
     def told_step(self, step: int) -> None:
-        """Note that the tracker has the logged step `step`."""
+        """Record that the tracker has the logged step `step`."""
         self.step = step
         self._write()
 
     def told_evaluation(self, step: int) -> None:
-        """Note that the tracker has the evaluation after `step`."""
+        """Record that the tracker has the evaluation after `step`."""
         self.evaluation = step
         self._write()
 
     def _write(self) -> None:
         values = {"run": self.run, "place": self.place, "step": self.step, "evaluation": self.evaluation}
-        # A full disk costs a curve told twice after a restart, and not the run.
+        # Not synced: a process that dies does not lose it. 0.2 ms (median) per logged step on a local disk, measured.
+        # A full disk only causes duplicate records after a restart.
         with contextlib.suppress(OSError), replacing(self._path, sync=False) as file:
             file.write(json.dumps(values).encode() + b"\n")
 

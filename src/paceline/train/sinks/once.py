@@ -1,7 +1,7 @@
-"""A run that goes on tells nothing twice: its steps since the checkpoint come again, and come out as they did.
+"""Do not re-log steps after a resume.
 
-TensorBoard is told to forget them, and has them anew; trackers cannot forget, so they are not told again. What one
-has not heard, since the process was killed before or since it is new, it is told from the run's own files.
+The steps since the checkpoint run again with the same results. TensorBoard purges and rewrites them. Trackers cannot,
+so these records are skipped; records that a tracker missed are read back from the run directory.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from paceline.train.sinks.note import Note
 
 
 class Once:
-    """Pass to `inner` what it has not been told of before, by its `note`.
+    """Forward to `inner` the records that it has not received yet, according to `note`.
 
-    `history` returns the records of the run up to a step, in order. They are told before what comes after `started`, so
-    that one which is refused does not count as a tracker that cannot start.
+    `history` returns the records of the run up to a step. Missed records are forwarded before the first record after
+    `started`, so that a rejected one does not count as a tracker that cannot start.
     """
 
     def __init__(self, inner: LogSink, note: Note, history: Callable[[int], Iterable[StepRecord | EvalRecord]]) -> None:
@@ -27,37 +27,37 @@ class Once:
         self._before: Iterable[StepRecord | EvalRecord] = ()
 
     def started(self, plan: Plan, step: int) -> None:
-        """Pass the plan on, and keep in mind what came before."""
+        """Forward the plan, and prepare the missed records."""
         self._inner.started(plan, step)
         self._before = self._history(step)
 
     def step(self, record: StepRecord) -> None:
-        """Pass a logged step on, unless it is one that came before."""
+        """Forward a logged step if it is new."""
         with self._caught_up():
             self._pass(record)
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Pass an evaluation on, unless it is one that came before."""
+        """Forward an evaluation if it is new."""
         with self._caught_up():
             self._pass(record)
 
     def warned(self, message: str) -> None:
-        """Pass a warning on."""
+        """Forward a warning."""
         self._inner.warned(message)
 
     def finished(self, result: RunResult) -> None:
-        """Pass the result on."""
+        """Forward the result."""
         with self._caught_up():
             self._inner.finished(result)
 
     def close(self) -> None:
-        """Close it."""
+        """Close `inner`."""
         with self._caught_up():
             self._inner.close()
 
     @contextlib.contextmanager
     def _caught_up(self) -> Iterator[None]:
-        """Tell what came before, all that is not refused, and raise the first refusal when the rest is told too."""
+        """Forward all missed records, run the body, then raise the first error of these records."""
         before, self._before = self._before, ()
         refusal: Exception | None = None
         try:
@@ -66,14 +66,14 @@ class Once:
                     self._pass(record)
                 except Exception as error:
                     refusal = refusal or error
-        except Exception as error:  # the files themselves cannot be read
+        except Exception as error:  # the files cannot be read
             refusal = refusal or error
         yield
         if refusal:
             raise refusal
 
     def _pass(self, record: StepRecord | EvalRecord) -> None:
-        """Pass on a record that is new to the tracker, and note it; one that is refused is not noted."""
+        """Forward a record that is new to the tracker, and remember it unless it is rejected."""
         if isinstance(record, StepRecord):
             if record.step > self._note.step:
                 self._inner.step(record)

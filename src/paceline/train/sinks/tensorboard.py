@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, which shows a step that comes again after a resume once."""
+"""TensorBoard event files. TensorBoard shows repeated steps once after a resume."""
 
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
@@ -19,16 +19,16 @@ class TensorBoardSink:
         self._writer = SummaryWriter(str(rundir.tensorboard), purge_step=resume_step + 1)
 
     def started(self, plan: Plan, step: int) -> None:
-        """Write the configuration as text, which is Markdown: code there is indented."""
+        """Write the configuration as an indented Markdown code block."""
         text = write_text(config(self._recipe, plan))
         self._writer.add_text("recipe", "".join(f"    {line}" for line in text.splitlines(keepends=True)), step)
 
     def step(self, record: StepRecord) -> None:
-        """Write loss, learning rate, images/s and, where it is measured, accuracy on the training batches."""
+        """Write loss, learning rate, images/s and, if measured, training accuracy."""
         self._scalars(step_curves(record), record.step)
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Write what came out: of the weights as they are, averaged, and on training images."""
+        """Write the metrics of the raw and averaged weights, and on training images."""
         report = record.report
         for tag, result in (("val", report.val), ("ema", report.ema)):
             if result is not None:
@@ -39,10 +39,10 @@ class TensorBoardSink:
             self._scalars(scalars, record.step)
 
     def warned(self, message: str) -> None:
-        """Do nothing: a warning is no curve."""
+        """Do nothing."""
 
     def finished(self, result: RunResult) -> None:
-        """Do nothing: the result is no curve."""
+        """Do nothing."""
 
     def close(self) -> None:
         """Flush and close."""

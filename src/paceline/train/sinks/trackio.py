@@ -1,8 +1,4 @@
-"""trackio: one of its runs for a run, over all processes of it. It keeps SQLite databases where TRACKIO_DIR says.
-
-It prints what it does, which standard output is not for: what it says goes to standard error. Only its own modules are
-told so, since `sys.stdout` is everybody's, and other threads write to it meanwhile.
-"""
+"""trackio: one tracker run for all processes of a run, stored in SQLite databases in TRACKIO_DIR."""
 
 import importlib
 import sys
@@ -19,7 +15,7 @@ from paceline.train.sinks.values import config, eval_values, result_numbers, ste
 
 
 class TrackioSink:
-    """A run of trackio, which `note` names; runs are told apart by name alone there, so it ends in an id."""
+    """A trackio run. trackio identifies runs by name, so the name ends with an ID."""
 
     def __init__(self, section: Trackio, recipe: Recipe, note: Note) -> None:
         self._trackio = importlib.import_module("trackio")
@@ -29,7 +25,7 @@ class TrackioSink:
         self._run: Any = None
 
     def started(self, plan: Plan, step: int) -> None:
-        """Begin a run, or go on with that which `note` names."""
+        """Start a run, or resume the one of `note`."""
         name = f"{self._note.title}-{self._note.run or self._note.name_run()}"
         _print_to_stderr()
         self._run = self._trackio.init(
@@ -51,21 +47,22 @@ class TrackioSink:
         self._run.log(eval_values(record), step=record.step)
 
     def warned(self, message: str) -> None:
-        """Do nothing: a warning is no number."""
+        """Do nothing."""
 
     def finished(self, result: RunResult) -> None:
-        """Add the numbers of the result as a row, where the run has ended as it was meant to."""
+        """Add the numbers of the result as a row, unless the run was preempted."""
         if result.status != "preempted":
             self._run.log(result_numbers(result), step=result.steps)
 
     def close(self) -> None:
-        """Have it write what it holds."""
-        _print_to_stderr()  # it may have imported more of itself
+        """Flush and finish."""
+        _print_to_stderr()  # it may have imported further modules
         self._run.finish()
 
 
 def _print_to_stderr() -> None:
-    """Have what trackio's modules call `print` write to standard error."""
+    """Redirect `print` in trackio's modules to stderr."""
+    # trackio prints progress to stdout, which carries paceline's output. `sys.stdout` itself is shared by all threads.
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "trackio":
             vars(module)["print"] = partial(print, file=sys.stderr)

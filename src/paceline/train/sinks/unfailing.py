@@ -1,4 +1,4 @@
-"""A disk or console that refuses a record does not end a run."""
+"""Keep training if a disk or console refuses a record."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from paceline.train.logsink import EvalRecord, LogSink, StepRecord
 
 
 class Unfailing:
-    """Pass everything to `inner`; a disk that refuses it is a warning to `others`, and not the end of the run.
+    """Forward to `inner`; if it fails to write, warn `others` and continue.
 
-    `name` is what the warning calls it. One warning stands for all refusals in a row. What was refused stays in the
-    buffers of its files, is tried again with the next record, and is lost when it comes to more than they hold.
+    `name` appears in the warning. Consecutive failures give one warning. Failed records stay in the file buffers and
+    are retried with the next record, until the buffers overflow.
     """
 
     def __init__(self, inner: LogSink, others: LogSink, name: str = "log") -> None:
@@ -21,38 +21,41 @@ class Unfailing:
         self._has_failed = False
 
     def started(self, plan: Plan, step: int) -> None:
-        """Pass the plan on."""
+        """Forward the plan."""
         self._try(lambda: self._inner.started(plan, step))
 
     def step(self, record: StepRecord) -> None:
-        """Pass a logged step on."""
+        """Forward a logged step."""
         self._try(lambda: self._inner.step(record))
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Pass an evaluation on."""
+        """Forward an evaluation."""
         self._try(lambda: self._inner.evaluated(record))
 
     def warned(self, message: str) -> None:
-        """Pass a warning on."""
+        """Forward a warning."""
         self._try(lambda: self._inner.warned(message))
 
     def finished(self, result: RunResult) -> None:
-        """Pass the result on."""
+        """Forward the result."""
         self._try(lambda: self._inner.finished(result))
 
     def close(self) -> None:
-        """Close it."""
+        """Close `inner`."""
         self._try(self._inner.close)
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
             write()
         except (OSError, UnicodeError) as error:
-            is_news, self._has_failed = not self._has_failed, True  # before the others are told, who may fail too
+            is_news, self._has_failed = (
+                not self._has_failed,
+                True,
+            )  # before the others are warned, since they may fail too
             if is_news:
                 what = getattr(error, "strerror", None) or str(error)
                 self._others.warned(
-                    f"{self._name}: a record cannot be written: {what} (training goes on; mend it to have more)"
+                    f"{self._name}: a record cannot be written: {what} (training continues; fix the cause)"
                 )
         else:
             self._has_failed = False

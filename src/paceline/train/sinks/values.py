@@ -1,4 +1,4 @@
-"""A run in the names that trackers of experiments show: curves with a slash, settings and results with dots."""
+"""Metrics in the names that experiment trackers use: slashes for curves, dots for settings and results."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ Plain = str | int | float | bool | None
 
 
 def step_values(record: StepRecord) -> dict[str, float]:
-    """Return what a logged step has, by the names of its curves; what was not measured is left out."""
+    """Return the metrics of a logged step, without unmeasured ones."""
     return step_curves(record) | {
         "train/epoch": record.epoch,
         "train/images_seen": record.images_seen,
@@ -22,14 +22,14 @@ def step_values(record: StepRecord) -> dict[str, float]:
 
 
 def step_curves(record: StepRecord) -> dict[str, float]:
-    """Return the curves of logged steps that are in TensorBoard too."""
+    """Return the metrics of a logged step that TensorBoard gets too."""
     curves = {"train/loss": record.loss, "train/lr": record.lr, "images_per_s": record.images_per_s}
     measured = {"train/top1": record.top1, "train/top5": record.top5}
     return curves | {name: value for name, value in measured.items() if value is not None}
 
 
 def eval_values(record: EvalRecord) -> dict[str, float]:
-    """Return all that an evaluation has, by the names of its curves; what was not measured is left out."""
+    """Return the metrics of an evaluation, without unmeasured ones."""
     report = record.report
     values: dict[str, float | None] = {
         "eval/epoch": record.epoch,
@@ -50,24 +50,24 @@ def eval_values(record: EvalRecord) -> dict[str, float]:
 
 
 def config(recipe: Recipe, plan: Plan) -> dict[str, Any]:
-    """Return the recipe as nested plain values, with its hash and how many ranks there are."""
+    """Return the recipe as nested plain values, with its hash and the world size."""
     return {**recipe.to_dict(), "recipe_hash": recipe.hash, "world_size": plan.world_size}
 
 
 def result_values(result: RunResult) -> dict[str, Plain]:
-    """Return the result as flat plain values, `throughput.images_per_s` and so on; lists are JSON text."""
+    """Return the result as flat plain values, `throughput.images_per_s` and so on. Lists become JSON text."""
     return dict(flat(result.model_dump(mode="json")))
 
 
 def result_numbers(result: RunResult) -> dict[str, float]:
-    """Return the numbers of a result as curves of one point, `result/throughput.images_per_s` and so on."""
+    """Return the numbers of a result as metrics, `result/throughput.images_per_s` and so on."""
     values = result_values(result).items()
     numbers = {name: value for name, value in values if isinstance(value, int | float) and not isinstance(value, bool)}
     return {f"result/{name}": float(value) for name, value in numbers.items()}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Plain]]:
-    """Yield (dotted path, value) of each value in nested sections; a list is one value, as JSON."""
+    """Yield (dotted path, value) of each value in nested sections. A list is one value, as JSON."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

@@ -1,12 +1,11 @@
-"""Weights & Biases: one of its runs for a run, over all processes of it.
+"""Weights & Biases: one tracker run for all processes of a run.
 
-It is told to keep its hands off the terminal, to give up on uploading in time, and to leave alone what the run does not
-tell it: the code's repository with what is not committed in it, the code, and how busy the machine is, which
-`measure.telemetry` sees. Its own process (`wandb-core`) is spoken to through a Unix socket; offline, that writes files
-below the run directory and asks nobody for anything.
+W&B is configured to print nothing, to limit upload time, and not to collect code, git state or system metrics (see
+`measure.telemetry`). It talks to its own process (`wandb-core`) through a Unix socket; offline, that process writes
+below the run directory without network access.
 
-Offline, each process of a run has a folder of its own, which W&B sends as the whole run: of two, the last that is sent
-replaces what the other has told (https://github.com/wandb/wandb/issues/3841). So each is told everything.
+Offline, each process of a run has its own folder, which W&B syncs as the whole run: the last one synced replaces the
+others (https://github.com/wandb/wandb/issues/3841). Each process therefore logs the complete run.
 """
 
 import importlib
@@ -23,11 +22,11 @@ from paceline.train.sinks.note import Note
 from paceline.train.sinks.values import config, eval_values, result_values, step_values
 
 _INIT_S: Final = 30.0
-"""For the first answer of a server, in seconds. Training does not wait for it. Chosen; W&B's own is 90."""
+"""Timeout of the server's first response, in seconds; training does not wait for it. Chosen; W&B's default is 90."""
 
 
 class WandbSink:
-    """A run of W&B, which `note` names; steps are W&B's own. Ended as meant, its exit code is 0, and 1 otherwise."""
+    """A W&B run with W&B's own steps. The exit code is 0 for a finished run, else 1."""
 
     def __init__(self, section: Wandb, rundir: RunDir, recipe: Recipe, note: Note) -> None:
         self._wandb = importlib.import_module("wandb")
@@ -39,7 +38,7 @@ class WandbSink:
         self._exit_code = 1
 
     def started(self, plan: Plan, step: int) -> None:
-        """Begin a run, or go on with that which `note` names."""
+        """Start a run, or resume the one of `note`."""
         section = self._section
         settings = self._wandb.Settings(
             console="off",
@@ -51,7 +50,7 @@ class WandbSink:
             x_disable_stats=True,
         )
         mode = wandb_mode(self._wandb, settings, section.mode)
-        if mode == "offline":  # for all of W&B in this process, which would report how it is used, over the network
+        if mode == "offline":  # for the whole process: W&B would send telemetry otherwise
             self._wandb.setup(settings=self._wandb.Settings(mode=mode))
         run_id = self._note.run or self._note.name_run()
         self._run = self._wandb.init(
@@ -63,43 +62,43 @@ class WandbSink:
             dir=str(self._rundir.path),
             config=config(self._recipe, plan),
             mode=mode,
-            reinit="create_new",  # a run that somebody else has in this process is not ours to end
+            reinit="create_new",  # do not end a run that other code has in this process
             settings=settings,
         )
         self._note.goes_to(str(self._run.dir) if mode == "offline" else mode)
 
     def step(self, record: StepRecord) -> None:
-        """Add a row to its history."""
+        """Add a row to the history."""
         self._run.log(step_values(record), step=record.step)
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Add to the row of the step, or a row."""
+        """Add to the row of the step, or a new row."""
         self._run.log(eval_values(record), step=record.step)
 
     def warned(self, message: str) -> None:
-        """Do nothing: a warning is no number."""
+        """Do nothing."""
 
     def finished(self, result: RunResult) -> None:
-        """Put the result into its summary."""
+        """Write the result to the summary."""
         self._run.summary.update({f"result/{name}": value for name, value in result_values(result).items()})
         self._exit_code = 0 if result.status in ("completed", "target_reached") else 1
         if result.status == "preempted":
             self._run.mark_preempting()
 
     def close(self) -> None:
-        """Have it write and send what it holds."""
+        """Flush and finish."""
         self._run.finish(exit_code=self._exit_code)
 
 
 def wandb_mode(wandb: Any, settings: Any, asked: str) -> str:
-    """Return the mode of W&B that `asked` comes to.
+    """Return the W&B mode for the recipe's mode `asked`.
 
-    `auto` is what W&B's own settings say (WANDB_MODE, `wandb offline`) unless that is its default, online: then it is
-    online where W&B finds credentials (WANDB_API_KEY, settings, netrc), which it looks for without asking anybody.
+    `auto` is the mode of W&B's settings (WANDB_MODE, `wandb offline`). If that is the default, online, it requires
+    credentials (WANDB_API_KEY, settings, netrc), and is offline without them.
     """
     if asked != "auto":
         return asked
-    own: str = wandb.setup(settings=settings).settings.mode
-    if own != "online":
-        return own
+    configured: str = wandb.setup(settings=settings).settings.mode
+    if configured != "online":
+        return configured
     return "online" if wandb.login(prompt=False, verify=False) else "offline"

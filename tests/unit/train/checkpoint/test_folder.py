@@ -83,7 +83,7 @@ def test_a_truncated_checkpoint_is_stepped_over_with_one_warning(tmp_path: Path,
     warnings: list[str] = []
     assert Checkpoints(tmp_path, Keep(1)).newest_whole(warnings.append) == tmp_path / "step-00000001"
     (warning,) = warnings
-    assert str(newest) in warning and name in warning and "stepped over" in warning and "\n" not in warning
+    assert str(newest) in warning and name in warning and "skipped" in warning and "\n" not in warning
 
 
 def test_several_damaged_ones_are_a_warning_each_from_the_newest(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_where_all_are_damaged_no_run_starts_over_by_itself(tmp_path: Path) -> N
     for step in (1, 2):
         break_(save(tmp_path, step))
     warnings: list[str] = []
-    with pytest.raises(CheckpointError, match=r"none of its checkpoints is whole \(remove the folder") as caught:
+    with pytest.raises(CheckpointError, match=r"none of its checkpoints is intact \(remove the folder") as caught:
         Checkpoints(tmp_path, Keep(1)).newest_whole(warnings.append)
     assert caught.value.exit_code == 4 and str(tmp_path) in str(caught.value) and len(warnings) == 2
 

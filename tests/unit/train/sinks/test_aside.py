@@ -58,7 +58,7 @@ def test_failures_are_told_once_and_what_comes_after_them_is_tried(told, plan, s
     tell(inner, warnings, plan, step, evaluation, result)
     assert inner.calls == ALL
     assert warnings == [
-        "wandb: ConnectionError: step: no network (training goes on; the run directory has every record)"
+        "wandb: ConnectionError: step: no network (training continues; the run directory has every record)"
     ]
 
 
@@ -81,7 +81,7 @@ def test_one_that_cannot_be_made_is_one_warning(plan, step, result) -> None:
     sink.finished(result("completed"))
     sink.close()
     assert warnings == [
-        "log.sinks[0].name: a:B raised OSError (mend it) (training goes on; the run directory has every record)"
+        "log.sinks[0].name: a:B raised OSError (mend it) (training continues; the run directory has every record)"
     ]
 
 
@@ -103,7 +103,7 @@ def test_one_that_is_never_made_is_waited_for_no_longer_than_it_may_take(step) -
     sink = Aside(make, "wandb", warnings.append, Patience(0.0), Patience(0.0))
     sink.step(step(2))
     sink.close()
-    left = "has not taken everything within 0 s, and the rest is left"
+    left = "did not finish within 0 s; the remaining records are dropped"
     assert [warning.split(" (training")[0] for warning in warnings] == [f"wandb: {left}"]
     let_go.set()
     sink._thread.join(WAIT_S)
@@ -156,7 +156,7 @@ def test_a_sink_that_hangs_holds_nothing_up_and_is_left_behind(step) -> None:
     assert inner.hangs.wait(WAIT_S)
     sink.step(step(4))
     sink.close()
-    left = "has not taken everything within 0 s, and the rest is left"
+    left = "did not finish within 0 s; the remaining records are dropped"
     assert [warning.split(" (training")[0] for warning in warnings] == [f"wandb: {left}"]
     inner.let_go.set()
     sink._thread.join(WAIT_S)
@@ -177,7 +177,7 @@ def test_what_waits_is_bounded(step, result, monkeypatch: pytest.MonkeyPatch) ->
     sink.finished(result("completed"))
     assert sink._calls.qsize() == 3 + 3  # a result is taken all the same, and that the sink is to end
     assert [warning.split(" (training")[0] for warning in warnings] == [
-        "wandb: takes nothing any more, and 3 records wait"
+        "wandb: does not respond, and 3 records are queued"
     ]
     inner.let_go.set()
     sink.close()

@@ -47,7 +47,7 @@ def test_a_package_that_breaks_when_it_is_imported_is_a_warning(tmp_path, recipe
     rundir = RunDir(tmp_path)
     sinks = build_sinks(rundir, recipe("log.sinks=[mlflow]"), 0, [told])
     sinks.close()
-    message = "log.sinks[0]: mlflow: OSError: no home (training goes on; the run directory has every record)"
+    message = "log.sinks[0]: mlflow: OSError: no home (training continues; the run directory has every record)"
     assert told.calls == [("warned", message), "close"]
     assert [line["message"] for line in read_lines(rundir.warnings)] == [message]
 
@@ -63,7 +63,7 @@ def test_a_tensorboard_that_breaks_when_it_is_imported_is_a_warning(tmp_path, re
     sinks = build_sinks(RunDir(tmp_path), recipe("log.tensorboard=auto"), 0, [told])
     sinks.close()
     what = "log.tensorboard: TypeError: Descriptors cannot be created directly"
-    assert told.calls == [("warned", f"{what} (training goes on; the run directory has every record)"), "close"]
+    assert told.calls == [("warned", f"{what} (training continues; the run directory has every record)"), "close"]
 
 
 OWN = """
@@ -119,7 +119,7 @@ def test_a_sink_of_ones_own_that_leaves_when_it_is_made_is_a_warning(tmp_path, r
     sinks = build_sinks(RunDir(tmp_path), recipe('log.sinks=["own_sinks:Deaf"]'), 0, [told])
     sinks.close()
     what = "log.sinks[0]: own_sinks:Deaf: SystemExit: no server"
-    assert told.calls == [("warned", f"{what} (training goes on; the run directory has every record)"), "close"]
+    assert told.calls == [("warned", f"{what} (training continues; the run directory has every record)"), "close"]
 
 
 def test_a_sink_of_ones_own_needs_the_methods_that_are_called(recipe) -> None:

@@ -296,5 +296,5 @@ def test_a_tracker_that_cannot_start_is_one_warning(
         return sinks[-1]
 
     attempts(build)
-    said = f"log.sinks[0]: {name}: ConnectionError: no network (training goes on; the run directory has every record)"
+    said = f"log.sinks[0]: {name}: ConnectionError: no network (training continues; the run directory has every record)"
     assert [call for call in told.calls if call[0] == "warned"] == [("warned", said)] * 2  # one for each process

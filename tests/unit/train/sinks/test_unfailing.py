@@ -55,9 +55,7 @@ def test_records_that_a_full_disk_refuses_are_told_once_and_come_when_there_is_r
     sinks.step(StepRecord(4, 0.1, 8, 1.0, 0.1, 1.0, 1.0))
     sinks.close()
     assert [line["step"] for line in read_lines(rundir.steps)] == [1, 2, 3, 4]
-    assert heard.warnings == [
-        "log: a record cannot be written: File too large (training goes on; mend it to have more)"
-    ]
+    assert heard.warnings == ["log: a record cannot be written: File too large (training continues; fix the cause)"]
 
 
 def test_only_what_the_disk_refuses_is_forgiven() -> None:
