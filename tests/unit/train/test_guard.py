@@ -50,7 +50,7 @@ def test_stopping_names_step_rank_rate_checkpoint_and_what_to_do() -> None:
 def test_a_gradient_that_is_no_number_while_the_loss_is_one_is_told_apart() -> None:
     for gradient, words in (
         (0.0, "the gradient is NaN or infinite on rank 0 of 1"),
-        (1.0, "though the loss is on every"),
+        (1.0, "though the loss is finite on every"),
     ):
         with pytest.raises(NonFiniteLossError, match=words):
             StopAtOnce(REPORTER).passes(step(norm=torch.inf, gradient=gradient))

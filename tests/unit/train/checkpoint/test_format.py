@@ -269,10 +269,10 @@ def test_a_pickle_that_the_manifest_vouches_for_is_refused_and_not_run(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (b"\xff\xfe", "no JSON"),
-        (b"[" * 1_000_000, "no JSON: it is nested too deeply"),
-        (b'{"format_version": 2', "no JSON"),
-        (b"", "no JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 1_000_000, "not JSON: it is nested too deeply"),
+        (b'{"format_version": 2', "not JSON"),
+        (b"", "not JSON"),
     ],
     ids=["no utf-8", "deep", "cut", "empty"],
 )
