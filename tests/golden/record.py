@@ -69,7 +69,7 @@ def record_in(work: Path, asked: argparse.Namespace) -> bool:
         (work / name).mkdir(parents=True)
     os.environ["HOME"] = os.environ["XDG_CACHE_HOME"] = str(work / "home")
     checkout = asked.checkout.resolve()
-    record = Record({str(work): "WORK", str(checkout): "CHECKOUT", sys.executable: "PYTHON", sys.prefix: "PREFIX"})
+    record = Record({sys.executable: "PYTHON", sys.prefix: "PREFIX", str(work): "WORK", str(checkout): "CHECKOUT"})
     names = json.loads(asked.names.read_text())["values"] if asked.names else {}
     cases.record_all(record, work, checkout, asked.only, public_names=[*names])
     commit = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()

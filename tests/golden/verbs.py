@@ -100,7 +100,7 @@ def data_cases(record: Record, work: Path) -> Iterator[Case]:
         ("lmdb", ("photos", "photos.lmdb", "--format", "lmdb")),
         ("resized", ("photos", "small.pack", "--resize", "24", "--quality", "80")),
     ):
-        yield _json(record, f"data pack {name}", ("data", "pack", *words, "--workers", "1", "--json"))
+        yield _packed(record, name, ("data", "pack", *words, "--workers", "1", "--json"))
 
 
 def interface_cases(record: Record, work: Path, checkout: Path, public_names: Iterable[str]) -> Iterator[Case]:
@@ -147,6 +147,13 @@ def _put_json(record: Record, name: str, ended: Ended, codes: tuple[int, ...] = 
         return False
     record.put_json(f"json/{name}", ended.out)
     return True
+
+
+def _packed(record: Record, name: str, words: tuple[str, ...]) -> Case:
+    ended = yield Job(words)
+    if ended.codes != [0]:
+        record.fail(f"data pack {name}: ended with {ended.codes[0]}: {ended.err.strip()[-400:]}")
+    record.put_json(f"sets/{name}", ended.out)
 
 
 def _experiment(record: Record, work: Path, name: str, words: tuple[str, ...]) -> Case:
@@ -196,7 +203,7 @@ def _run_and_readers(record: Record, work: Path) -> Case:
         record.put_tensors(f"run/full/{path.parent.name}/{path.name}", path)
     yield from _json(record, "train dry run", (*FULL, "--run-dir", "runs/never", "--dry-run", "--json"))
     second = yield Job((*FULL, "seed=1", "--run-dir", "runs/other"))
-    record.put("codes/train full with seed", second.codes[0])
+    record.put("verbs/train full with seed", second.codes[0])
     yield from _json(record, "eval", ("eval", "runs/full", "--classes", "--out", "evaluated", "--json"))
     record.put_run("files/eval --out", work / "evaluated")
     yield from _json(record, "eval best", ("eval", "runs/full", "--checkpoint", "best", "--json"))
@@ -219,7 +226,7 @@ def _run_and_readers(record: Record, work: Path) -> Case:
         record.put_json(f"export/{path.name}", path.read_text(), exact=True)
     for form in ("json", "md", "html"):
         ended = yield Job(("report", "runs/full", "--format", form, *(["--out", "r.html"] if form == "html" else [])))
-        record.put(f"codes/report {form}", ended.codes[0])
+        record.put(f"verbs/report {form}", ended.codes[0])
         if form == "json":
             record.put_json("json/report", ended.out)
     yield from _json(record, "report --json", ("report", "runs/full", "--json"))
@@ -235,7 +242,7 @@ def _run_and_readers(record: Record, work: Path) -> Case:
 
 
 def _put_prediction(record: Record, form: str, ended: Ended) -> None:
-    record.put(f"codes/predict {form}", ended.codes[0])
+    record.put(f"verbs/predict {form}", ended.codes[0])
     lines = ended.out.splitlines()
     record.put(f"predict/{form} lines", len(lines))
     if form == "csv":
@@ -304,12 +311,13 @@ def _submit(record: Record, work: Path) -> Case:
     ):
         nodes = () if "ladder" in words else ("--nodes", "2", "--ranks-per-node", "1")
         ended = yield Job(("submit", *words, *nodes, "--dry-run", "--json"))
-        record.put(f"codes/submit {name}", ended.codes[0])
+        record.put(f"verbs/submit {name}", ended.codes[0])
         if ended.codes[0]:
-            record.put_error(f"codes/submit {name}", ended.err)
+            record.put_error(f"verbs/submit {name}", ended.err)
             continue
         record.put_json(f"json/submit {name}", ended.out)
         for path, script in json.loads(ended.out).get("scripts", {}).items():
+            script = re.sub(r"\s*\\\n\s*", " ", script)  # where a line is broken depends on the length of paths
             lines = [line for line in script.splitlines() if line and not re.match(r"\s*#(?!SBATCH)", line)]
             for number, line in enumerate(lines):
                 record.put(f"script/{name} {path} line {number}", line)
